@@ -1,4 +1,4 @@
-"""Background tasks that have an owner: their failures are logged, and they end with the owner."""
+"""Background tasks of an owner: their errors are logged, and the owner cancels them when it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, object]) -> asyncio.Task[None]:
-        """Run `work` as a task. The boundary: its errors are logged and end nothing else."""
+        """Run `work` as a task. Its errors are logged, and have no other effect."""
         task = asyncio.get_running_loop().create_task(_run(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -1,9 +1,9 @@
-"""Messages and requests between this node and others. Messages to one node within one turn of the event loop share
-frames.
+"""Messages and requests between this node and others. The messages to one node within one iteration of the event loop
+share frames.
 
-Invariants: a request ends at its deadline, or when the other process has ended; nothing here waits for a peer. An
-answer that arrives after its caller gave up is passed to the `late` callback of the request, also if the caller was
-cancelled but has not noticed yet. If an answer is lost on the way, its sender is told (`unconfirmed_grants`).
+Invariants: a request ends at its deadline, or when the other process has ended; sending never waits for a peer. An
+answer that arrives after its caller gave up is passed to the `late` callback of the request, even if the caller was
+cancelled but has not run since. If an answer is lost on the way, its sender is told (`unconfirmed_grants`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Late = Callable[[bytes], None]
 """Called with the answer to a request whose caller gave up."""
 
 _NOT_LEADER = NotLeader.__name__
-_MAX_ABANDONED = 1 << 16  # questions whose answers may still come
+_MAX_ABANDONED = 1 << 16  # the most abandoned requests whose answers are still recognised
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +66,8 @@ class Channel:
     # Sending
 
     def say(self, node: str, item: m.Item) -> None:
-        """Send a message to another node, together with its other messages of this turn. It may be lost."""
+        """Send a message to another node, in one frame with other messages to it of this iteration of the event loop.
+        The message may be lost."""
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.setdefault(node, []).append(m.encode_item(item))
@@ -83,7 +84,7 @@ class Channel:
                 log.debug("nothing reaches node %s: %s", node, error)
 
     def _post(self, node: str, address: str, items: list[bytes]) -> None:
-        """Send in as few frames as their size permits."""
+        """Send the items in as few frames as the maximum size of a frame permits."""
         size, first = 0, 0
         for at, item in enumerate(items):
             if size + len(item) > m.FRAME_BYTES and at > first:
@@ -100,8 +101,8 @@ class Channel:
         late: Late | None = None,
     ) -> Any:
         """Send a request, `make(number)`, to another node. Returns its answer: a result, or the incarnation of a
-        replica. Raises the error that it answers, or PeerUnavailable; then the request may have been executed. `late`
-        is called with a result that arrives after a timeout or a cancellation."""
+        replica. Raises the error with which the node answers, or PeerUnavailable, after which the request may have been
+        executed. `late` is called with a result that arrives after a timeout or a cancellation."""
         if node in self._ended:
             raise PeerUnavailable(f"node {node} has ended")
         number = next(self._numbers)
@@ -155,7 +156,7 @@ class Channel:
     def receive(self, frame: m.Frame) -> None:
         """Handle the messages of a frame that has arrived."""
         if frame.to != self._me:
-            return  # an earlier process listened here
+            return  # the frame is for an earlier process of this node
         node = frame.node
         if self._lives.get(node) != frame.life:
             self._lives[node] = frame.life
@@ -192,8 +193,8 @@ class Channel:
         return self._questions.pop(number)
 
     def _confirm(self, node: str, numbers: tuple[int, ...]) -> None:
-        """Handle a node's message that it has answered these requests: those without an answer here fail, and the node
-        is told which. Answers arrive in order, so an answer that is missing now is lost."""
+        """Handle a node's message that it has answered these requests. Answers arrive in order, so an answer that has
+        not arrived before this message is lost: its request fails, and the node is told its number."""
         missing = tuple(number for number in numbers if number in self._questions)
         for number in missing:
             question = self._forget(number)
@@ -227,5 +228,5 @@ class Channel:
         self._ended -= self._known.keys()
 
     async def aclose(self) -> None:
-        """Send nothing more. The sockets belong to others."""
+        """Send nothing more. The sockets belong to `peers`, and are not closed."""
         self._flush()

@@ -1,8 +1,8 @@
-"""Removes, from the partitions led here, the clients of nodes that have ended. Their rows are delivered to others at
-once, not when their leases expire.
+"""Removes the clients of ended nodes from the partitions that this node leads. The rows that were leased to them are
+delivered to others at once, rather than when the leases expire.
 
-A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. A node's process has
-ended when the node is gone, or was seen with another incarnation since.
+A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. The process of an
+incarnation counts as ended when the node is gone, or when the node was seen with a later incarnation.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
 _ASK_S = 5.0
-_REMEMBERED = 4096  # ended incarnations that are remembered
+_REMEMBERED = 4096  # the most ended incarnations that are remembered
 
 REPLACED_S = 60.0
-"""Seconds for which a node must be a member until an incarnation of it that was never seen here counts as ended. Such
-incarnations are in durable partitions from before all nodes went down. A newer incarnation that this node has not seen
-yet would appear within that time."""
+"""A durable partition may have clients of an incarnation that this node never saw, since all nodes were restarted in
+between. Such an incarnation counts as ended once its node has been a member with another one for these seconds: if it
+were a newer one, this node would have seen it within that time."""
 
 
 @runtime_checkable
@@ -66,7 +66,7 @@ class ClientDepartures:
                 self._over(node, before)
 
     def _process_ended(self, node: str, before_s: float) -> None:
-        """Note the end of a node's process, also of a durable node that will return: its clients do not."""
+        """Note the end of a node's process. A node with a data directory may return, but its clients do not."""
         life = self._lives.get(node)
         if life is not None:
             self._over(node, life)

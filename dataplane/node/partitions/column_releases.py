@@ -1,10 +1,13 @@
-"""Releases and loses the columns of rows, as the leader of their partition decides. The stores of nodes have them.
+"""Tells nodes which columns no row needs any more, and marks columns of nodes that are gone as lost. The leader of a
+partition decides both; the columns themselves are in the stores of nodes.
 
-When a node is gone, the leader of each partition with columns there commits a command that marks the rows whose columns
-it alone had as lost; so `lost()` survives the node and the leader. When the node is a member again, another command
-allows columns there again. Nodes are told which columns no row needs any more: the outbox for each node is part of the
-state of the partition, so a new leader repeats entries that may not have arrived. Entries are numbered, so a node
-recognises repeated ones. The node of the leader is told at once, others soon.
+When a node is gone, the leader of each partition with columns on it commits a command that marks the rows of which only
+that node had columns as lost, so `lost()` reports them even after the leader has ended. When the node is a member
+again, another command permits columns on it again.
+
+The messages to a node about columns that no row needs are entries of the node's outbox. Outboxes are part of the state
+of the partition, so a new leader sends entries again that may not have arrived. Entries are numbered, so a node
+recognises repeated ones. The leader's own node gets new entries at once, other nodes within `_LOOK_S`.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.2  # between looks at outboxes: entries of that time are sent together
+_LOOK_S = 0.2  # the interval of checks of the outboxes: entries of one interval are sent together
 _ASK_S = 5.0
 _ENTRIES = 1024
 
@@ -39,14 +42,14 @@ class HasColumns(Protocol):
         """The nodes that hold columns of its rows."""
 
     def losing(self, node: str) -> bytes:
-        """The request that marks the columns that this node alone had as lost. May be repeated."""
+        """The request that marks the columns that only this node had as lost. May be repeated."""
 
     @property
     def lost_nodes(self) -> LostNodes:
         """The lost nodes."""
 
     def returning(self, node: str, first: int) -> bytes:
-        """The request that readmits a lost node, for its shards from number `first` on."""
+        """The request that permits columns on a returned node again, in its shards from number `first` on."""
 
     def waiting(self) -> Iterable[str]:
         """The nodes whose outboxes are not empty."""
@@ -94,20 +97,20 @@ class ColumnReleases:
         members.watch(self.look)
 
     async def run(self) -> None:
-        """Tell nodes and mark columns as lost, until cancelled."""
+        """Send outboxes, and mark columns as lost, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """Begin due commands and messages, in the background."""
+        """Start the commands and messages that are due, in the background."""
         for hosted in self._replicas:
             self._look_at(hosted)
         for partition in [each for each in {**self._told, **self._seen} if self._replicas.find(each) is None]:
             self.forget(partition)
 
     def forget(self, partition: str) -> None:
-        """Forget a partition that is gone or no longer here."""
+        """Forget a partition that no longer exists, or of which this node has no replica any more."""
         self._told.pop(partition, None)
         self._seen.pop(partition, None)
 
@@ -137,7 +140,7 @@ class ColumnReleases:
         if self._me in machine.waiting():
             self._tell_here(hosted, machine)
         epoch = hosted.configuration.epoch
-        if self._seen.get(hosted.partition) != epoch:  # a new leader must not deliver lost rows: look at once
+        if self._seen.get(hosted.partition) != epoch:  # a new leader must not deliver lost rows: check at once
             self._seen[hosted.partition] = epoch
             asyncio.get_running_loop().call_soon(self._look_at, hosted)
 
@@ -181,7 +184,7 @@ class ColumnReleases:
             self._telling.discard((hosted.partition, node))
 
     def _settle(self, node: str, told: m.Settle) -> None:
-        """Settle the entries that a leader sends to this node, and answer."""
+        """Release the columns of the entries that a leader sends to this node, and confirm the entries."""
         try:
             self._settled(told.partition, told.last, told.entries)
         except DataplaneError as error:

@@ -1,9 +1,10 @@
 """Creates, opens and drops the streams (or tables) of a cluster, for one node. Each has one partition.
 
-The partition is created on the node with the highest rendezvous hash of the name. Only then the record names it, so a
-named partition can be asked. When every replica has died, the first node to notice writes that into the record, and
-the next node that needs the stream creates another. The leader of a partition that no record names deletes it after a
-while. `records` says how records change.
+The record of a stream at the coordinator names its partition. The partition is created on the node with the highest
+rendezvous hash of the stream's name, and the record is written only after that, so a partition that a record names
+answers requests. When every replica has died, the first node that notices it marks the partition as lost in the record,
+and the next node that needs the stream creates another partition. A partition that no record names is deleted by its
+leader after a while. `records` describes how records change.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ from dataplane.replication.configuration import decode
 log = logging.getLogger(__name__)
 
 MAX_RECORDS = 4096
-"""Streams, and tables, that have a partition."""
+"""The most streams that have a partition, and the most tables."""
 
 CARE_S = 2.0
-"""Interval of the checks for lost and nameless partitions."""
+"""Interval of the checks for lost partitions, and for partitions that no record names."""
 
-_OPEN_S = 10.0  # for a new partition to be opened
+_OPEN_S = 10.0  # timeout for the first request to a new partition
 _FORGOTTEN_S, _NOWHERE_S = 60.0, 5.0
-"""Seconds until a partition that the coordinator has forgotten counts as lost if no replica reports it; and the same if
-no node has a replica that could."""
+"""If the coordinator has forgotten a partition: the seconds after which it counts as lost if no replica has written its
+configuration again; and the seconds after which it does if no node has a replica that could do so."""
 
 
 class Directory:
-    """See the module. `run` works until cancelled. `opening(record)` is the first request to a new partition; `kind`
-    is that of its partitions. A node has one directory of each kind."""
+    """See the module. `run` works until cancelled. `opening(record)` is the first request to a new partition. `kind`:
+    the kind of all partitions of this directory. A node has one directory of each kind."""
 
     def __init__(
         self,
@@ -68,11 +69,11 @@ class Directory:
         self._me = members.me
         self._untold: dict[tuple[str, str], tuple[LostPartition, ...]] = {}
         """By name and generation: lost partitions whose report may have failed, to be reported again."""
-        self._prepared: set[str] = set()  # partitions that get a name later
+        self._prepared: set[str] = set()  # partitions that a record will name later
         self._unnamed: dict[str, float] = {}  # partitions led here that no record names -> since this time
         self._forgotten: dict[str, float] = {}  # partitions that the coordinator has forgotten -> since this time
         self._nodes: set[str] = set()  # all members so far
-        self._gone: set[tuple[str, bool]] = set()  # the nodes that were gone at the last look
+        self._gone: set[tuple[str, bool]] = set()  # the nodes that were gone at the last check
         self._background = BackgroundTasks()
         self.records = Records(coordinator, self._background, router.forget, prefix)
         self._wanted, replicas.recruiting.wanted = (
@@ -96,7 +97,7 @@ class Directory:
                 await self.records.read(key.removeprefix(self.records.prefix))
 
     def names(self, partition: str) -> bool:
-        """Whether a record known here names the partition, or will."""
+        """Whether a record known here names the partition, or will name it."""
         if kind_of(partition) != self._kind:
             return self._named(partition)
         record = self.records.find(name_of(partition))
@@ -105,9 +106,9 @@ class Directory:
     # Creating
 
     async def open(self, name: str, settings: bytes | None, *, followers: int = 1, durable: bool = False) -> Record:
-        """The record of a stream; with settings it is created if there is none. Raises Misuse if there is none, if
-        it has other settings, or if it has to be durable and this node has no data directory; LimitExceeded,
-        Unavailable, OutcomeUnknown."""
+        """The record of a stream. If there is none, it is created with `settings`. Raises Misuse if there is none and
+        no settings were given, if the stream has other settings, or if it has to be durable and this node has no data
+        directory; LimitExceeded, Unavailable, OutcomeUnknown."""
         record = await self.records.read(name)
         if record is None:
             if settings is None:
@@ -130,7 +131,7 @@ class Directory:
         return Record(0, name, self._kind + secrets.token_hex(4), settings, followers, durable)
 
     def _fit(self, durable: bool) -> list[str]:
-        """The members that can have partitions."""
+        """The members that can have partitions that are `durable` or not."""
         return [node for node in self._members.current if not durable or self._members.keeps(node)]
 
     async def placed(self, record: Record, before: Record | None) -> Record:
@@ -140,7 +141,7 @@ class Directory:
             wanted = record.made_by(self._me)
             await self._make(wanted)
             found = await self.records.swap(before, wanted)
-            if found != wanted:  # another node was first
+            if found != wanted:  # another node has changed the record first
                 await self._delete(wanted)
             if found is None or (before is not None and found.generation != record.generation):
                 raise Misuse(f"{self._what} {record.name!r} was dropped")
@@ -167,8 +168,9 @@ class Directory:
             await self._router.ask(key, opening, Deadline.after(_OPEN_S))
 
     async def prepare(self, name: str, settings: bytes, *, followers: int = 1, durable: bool = False) -> Record:
-        """The record of a stream with a partition, unknown to others until it is published. Raises Misuse if there
-        is a stream with this name; LimitExceeded, Unavailable, OutcomeUnknown, PeerUnavailable."""
+        """Create the partition of a stream. Returns the stream's record, which is not at the coordinator until
+        `publish`. Raises Misuse if there is a stream with this name; LimitExceeded, Unavailable, OutcomeUnknown,
+        PeerUnavailable."""
         if await self.records.read(name) is not None:
             raise Misuse(f"there is a {self._what} {name!r} already")
         record = self._new(name, settings, followers, durable=durable).made_by(self._me)
@@ -218,8 +220,9 @@ class Directory:
             await self._replicas.delete(record.key)
 
     async def lost(self, name: str, key: str) -> bool:
-        """If the partition with this key is lost, write that into the record: every replica has died, or the
-        coordinator has forgotten it and no replica reports it. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """If the partition with this key is lost, mark it as lost in the record, and return True. It is lost if every
+        replica has died, or if the coordinator has forgotten it and no replica writes its configuration again. Raises
+        Unavailable, OutcomeUnknown, Corrupt."""
         record = await self.records.read(name)
         if record is None or record.key != key or not await self._died(key):
             return False
@@ -229,7 +232,7 @@ class Directory:
         return True
 
     def losing(self, record: Record, rows: list[tuple[str, int]]) -> Record:
-        """The record without its partition, of which every replica has died."""
+        """The record after the loss of its partition."""
         return record.losing(rows)
 
     async def _died(self, partition: str) -> bool:
@@ -242,7 +245,7 @@ class Directory:
             )
             if for_s < _FORGOTTEN_S and not soon:
                 return False
-            value = await self._coordinator.swap(key, None, DELETED)  # from here on no replica can report it
+            value = await self._coordinator.swap(key, None, DELETED)  # from here on no replica can restore it
             self._background.spawn(forget(self._coordinator, key))
             return value == DELETED
         self._forgotten.pop(partition, None)
@@ -283,12 +286,14 @@ class Directory:
                 log.info("records of %ss are looked after later: %s", self._what, error)
 
     async def care(self) -> None:
-        """Mark lost partitions and delete nameless ones. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Mark lost partitions, and delete those that no record names. Raises Unavailable, OutcomeUnknown,
+        Corrupt."""
         await self._look_for_lost()
         await self._sweep()
 
     async def _look_for_lost(self) -> None:
-        """Mark partitions lost whose nodes are gone. Nodes that were gone at the last look are not checked again."""
+        """Mark partitions as lost whose nodes are gone. They are checked when any node has gone since the last check;
+        those that the coordinator has forgotten are checked each time."""
         gone = {
             (node, durable)
             for node in self._nodes
@@ -304,8 +309,8 @@ class Directory:
             del self._forgotten[partition]
 
     async def _sweep(self) -> None:
-        """Delete partitions led here that no record has named for `lost_s`: their creator ended before it could name
-        them."""
+        """Delete partitions led here that no record has named for `lost_s`: their creator ended before it wrote the
+        record."""
         now = monotonic()
         unnamed = {hosted.partition for hosted in self._replicas if hosted.replica.serves(now) and self._orphan(hosted)}
         self._unnamed = {key: self._unnamed.get(key, now) for key in unnamed}
@@ -316,7 +321,7 @@ class Directory:
                 await self._replicas.delete(key)
 
     def _orphan(self, hosted: Hosted) -> bool:
-        """Whether no record known here names the partition, and no member may still name it."""
+        """Whether no record known here names the partition, and no member may still write such a record."""
         key = hosted.partition
         if kind_of(key) != self._kind or self.names(key):
             return False
@@ -324,7 +329,7 @@ class Directory:
         return maker == self._me or self._members.away(maker)
 
     async def _is_named(self, key: str) -> bool:
-        """Whether the record at the coordinator names the partition, or may have been forgotten."""
+        """Whether the record at the coordinator names the partition, or the coordinator may have lost the record."""
         value = await self._coordinator.read(self.records.key(name_of(key)))
         if not value:
             return value is None and (self.records.find(name_of(key)) is not None or is_durable(key))

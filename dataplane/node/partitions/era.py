@@ -1,9 +1,10 @@
-"""The era of a coordinator: a random value that each data directory notes.
+"""The era of a coordinator: a random value at the coordinator, of which each data directory has a copy.
 
-A coordinator that lost its values knows no partition; a node that believed it would free everything in its directory.
-So the first node that finds no era creates one, and every node with a directory notes it. Nodes that are running when
-the values are lost write the partitions that they lead to the coordinator again, and note the new era. A node that is
-started on a directory of another era refuses to run, and leaves the directory unchanged.
+A coordinator that has lost its values has no partitions. A node that relied on it then would free everything in its
+directory. Therefore the first node that finds no era creates one, and every node with a data directory writes the era
+into it. Nodes that are running when the values are lost write the partitions that they lead to the coordinator again,
+and the new era into their directories. A node that is started with a directory of another era refuses to run, and
+leaves the directory unchanged.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ _AGAIN_S = 0.5
 
 
 class Era:
-    """The era that one data directory notes. `run` works until cancelled."""
+    """The era in one data directory. `run` works until cancelled."""
 
     def __init__(self, coordinator: Coordinator, notes: Notes, path: str) -> None:
-        """`path`: the directory, for errors. Raises Corrupt if the note was changed."""
+        """`path`: the directory, for messages of errors. Raises Corrupt if the stored era was changed."""
         self._coordinator = coordinator
         self._notes = notes
         self._path = path
         self._noted = notes.load().get(KEY, b"")
         self.known = asyncio.Event()
-        """Set once the coordinator is known to be that of the directory."""
+        """Set once the era of the coordinator is known to be that of the directory."""
 
     async def run(self) -> None:
         """Compare the era of the coordinator with that of the directory, then keep both equal until cancelled.

@@ -1,8 +1,9 @@
 """One replica on this node: feeds it events and carries out its effects in order.
 
 Operations of a durable log are saved in batches: those that arrive during one save are the next batch (group commit).
-While the disk is full, requests are refused. A compare-and-set is tried once, after a read; the replica asks for it
-again when due. Without the read, a host that can send but not receive would make itself the only replica.
+While the disk is full, requests are refused. A compare-and-set at the coordinator is attempted once; if it fails, the
+replica requests it again when it is due. It is sent only after a read was answered: otherwise a host that can send but
+not receive would make itself the only replica.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.01  # the shortest interval between ticks of a state machine
 EARLY_S = 0.1
-"""The most seconds by which a replica is ticked before it is due, together with others."""
+"""The most seconds before its deadline at which a replica is ticked, together with others that are due."""
 
 
 @runtime_checkable
@@ -47,7 +48,7 @@ class DurableLog(Protocol):
         """The error for requests while the disk is full, else None."""
 
     def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
-        """Write operations after those before. Returns once they are on disk."""
+        """Write operations after the earlier ones. The future is done once they are on disk."""
 
     def remove(self) -> None:
         """Delete the log."""
@@ -59,8 +60,8 @@ class Hosted:
     def __init__(
         self, owner: Replicas, partition: str, storage: Storage, machine: StateMachine, new: ReplicaId
     ) -> None:
-        """`new`: the replica for which the log was created just now, if it was. Raises Corrupt for a log that cannot
-        be read."""
+        """`new`: the identifier of the replica if its log was just created. Raises Corrupt for a log that cannot be
+        read."""
         self.me, stored = storage.load()
         self.partition = partition
         self.machine = machine
@@ -107,7 +108,8 @@ class Hosted:
         self._perform(self.replica.configured(configuration, monotonic()))
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Handle a message of another replica. A log that cannot belong to this partition ends the replica."""
+        """Handle a message of another replica. If it shows that this replica's log is not one of the partition, the
+        replica ends."""
         now = self.heard_s = monotonic()
         try:
             effects = self.replica.receive(sender, message, now)
@@ -129,8 +131,8 @@ class Hosted:
         self._perform(self.replica.request(number, request, monotonic()))
 
     def wait(self, waiting: WaitingRequest, *, first: bool = False) -> None:
-        """Decide a request. If it cannot be served now, it waits in its queue until its deadline. A request that may
-        not wait gets the Backpressure error, which names the limit."""
+        """Decide a request. If it cannot be served now, it waits in its queue until its deadline. If its deadline has
+        passed, it is answered with the Backpressure that names the limit, or with NOTHING if no limit refused it."""
 
         def decided(outcome: bytes | DataplaneError) -> None:
             now, refused = monotonic(), outcome
@@ -214,7 +216,7 @@ class Hosted:
             before = None if swap.expected is None else encode(swap.expected)
             value = await self._owner.coordinator.read(
                 key
-            )  # a host that cannot receive must change nothing, though it can send
+            )  # a host that can send but not receive must change nothing
             if value == before:
                 value = await self._owner.coordinator.swap(key, before, encode(swap.wanted))
         except (Unavailable, OutcomeUnknown) as error:

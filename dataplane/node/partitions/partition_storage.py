@@ -1,4 +1,4 @@
-"""The logs and notes of a node's partitions in its data directory."""
+"""The logs of a node's partitions, and small values about them (`Notes`), in the data directory of the node."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataplane.store.persistence import Persistence
 
 
 class PartitionStorage:
-    """The data directory of one store. `me`: the node."""
+    """The data directory of one node. `me`: the node."""
 
     def __init__(self, persistence: Persistence) -> None:
         self.persistence = persistence

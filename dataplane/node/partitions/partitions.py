@@ -1,4 +1,4 @@
-"""All parts of `node.partitions` for one node, started and stopped together."""
+"""Assembles the parts of `node.partitions` for one node, and starts and stops them together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dataplane.wire.peer import Peers
 
 class Partitions:
     """The partitions of one node. `peers`: its control channel, which passes frames to `receive`. `opening(record)`:
-    the first request to a new partition of a stream. The membership, the coordinator and the sockets belong to the
-    caller. `alone`: there is no other node."""
+    the first request to a new partition of a stream. The creator closes the membership, the coordinator and the
+    sockets. `alone`: there is no other node."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class Partitions:
             self._background.spawn(work())
 
     def configurations(self) -> dict[str, Configuration]:
-        """The leader and the followers of each partition, as last seen here."""
+        """The leader and the followers of each partition that this node knows, as last seen."""
         hosted = {hosted.partition: hosted.configuration for hosted in self.replicas}
         return {**self.router.configurations, **hosted}
 
     async def aclose(self) -> None:
-        """Stop without a message to others. Idempotent."""
+        """Stop, without a message to other nodes. Idempotent."""
         await self._background.aclose()
         await self.columns.aclose()
         await self.departed.aclose()

@@ -1,7 +1,7 @@
 """The record of a stream or a table at the coordinator: its settings, and its partition.
 
-A stream has one partition, and so has a table. When every replica has died, another partition takes its place with a
-higher number, so the key of a partition is never reused.
+Each stream or table has one partition. When every replica of it has died, another partition with a higher number
+replaces it, so the key of a partition is never reused.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ STREAMS, TABLES = "s", "t"
 """The kind of a partition: the first letter of its generation."""
 
 EPOCHS = 1 << 18
-"""Epochs of one partition. The next partition of a stream begins above them, so that grants stay unique."""
+"""The number of epochs that are reserved for one partition. Those of the next partition of the stream are above them,
+so that grants stay unique."""
 
 DURABLE = ".durable"
-"""Suffix of the keys of durable partitions: a node that is asked for a replica knows only the key."""
+"""Suffix of the keys of durable partitions. It is in the key because a node that is asked for a replica knows only
+that."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, array_like=True):
@@ -49,7 +51,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     lost: tuple[LostPartition, ...] = ()
     """The lost partitions that were not reported yet."""
     teller: str = ""
-    """A random token of the call that took the last reports, by which it recognises its own change."""
+    """A random token of the call that last took `lost` to report it. By the token, that call recognises its own
+    change."""
 
     @property
     def key(self) -> str | None:
@@ -64,7 +67,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, version=self.version + 1, number=self.next, maker=node, next=self.next + 1)
 
     def without(self, settings: bytes | None = None) -> Record:
-        """The record without its partition; with other settings, if given."""
+        """The record without its partition, and with other settings if those are given."""
         settings = self.settings if settings is None else settings
         return msgspec.structs.replace(self, version=self.version + 1, number=-1, maker="", settings=settings)
 
@@ -99,7 +102,7 @@ def name_of(partition: str) -> str:
 
 @lru_cache(maxsize=1024)
 def owner_of(partition: str) -> str:
-    """The stream or table of the partition, as `Store.holders` says it; empty for an invalid key."""
+    """The stream or table of the partition, named as in `Store.holders`; empty for an invalid key."""
     kind = {STREAMS: "stream", TABLES: "table"}.get(kind_of(partition))
     return "" if kind is None else f"{kind} {name_of(partition)}"
 

@@ -1,8 +1,8 @@
-"""The records of streams (or of tables) as one node knows them, and how it changes them.
+"""One node's copies of the records of streams (or of tables), and its changes of them at the coordinator.
 
-Invariants: a record changes by compare-and-set only, and the loser repeats its change on the newer record; of two
-records of one stream the newer one is kept, and a dropped one is never seen again. A record is watched while it
-exists.
+Invariants: a record is changed only by compare-and-set, and a node whose compare-and-set fails repeats its change on
+the newer record; of two versions of a record the newer one is kept; a dropped stream is not found again. A record is
+watched while it exists.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataplane.node.partitions.record import Record, decode, encode
 log = logging.getLogger(__name__)
 
 MAX_DROPPED = 4096
-"""Generations of dropped streams that are remembered, to recognise late answers."""
+"""The most generations of dropped streams that are remembered, so that late answers about them are recognised."""
 
-_SHORT_S, _LONG_S = 0.005, 0.1  # between tries to change a record, at most
-_AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
+_SHORT_S, _LONG_S = 0.005, 0.1  # the first and the longest pause between attempts to change a record
+_AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # the first and the longest pause between attempts to watch a record
 
 
 class Records:
@@ -61,7 +61,7 @@ class Records:
         return self._records.get(name)
 
     async def read(self, name: str) -> Record | None:
-        """The record as it is now, watched from here on. Raises Unavailable, Corrupt."""
+        """Read the record at the coordinator, and watch it from then on. Raises Unavailable, Corrupt."""
         known = self._records.get(name)
         value = await self._coordinator.read(self.key(name))
         if value is None and name in self._records:
@@ -73,12 +73,12 @@ class Records:
         return self._saw(decode(value))
 
     async def _restore(self, name: str) -> Record | None:
-        """Write a record that the coordinator has forgotten again."""
+        """Write a record again that the coordinator has lost."""
         log.warning("the coordinator has forgotten %r; this node says what it knows", name)
         return await self.swap(None, self._records[name])
 
     def forget(self, name: str, generation: str) -> None:
-        """Forget the record of this generation: its stream was dropped."""
+        """Forget the record of this generation, since its stream was dropped."""
         self._dropped[generation] = None
         if len(self._dropped) > MAX_DROPPED:
             del self._dropped[next(iter(self._dropped))]
@@ -90,12 +90,14 @@ class Records:
             self.dropped(record)
 
     def gone(self, name: str, record: Record | None) -> None:
-        """Forget a record that the coordinator has deleted. `record`: as known here when the coordinator was asked."""
+        """Forget a record that was deleted at the coordinator. `record`: the copy here when the coordinator was
+        asked."""
         if record is not None:
             self.forget(record.name, record.generation)
 
     async def swap(self, expected: Record | None, wanted: Record) -> Record | None:
-        """Compare-and-set a record. Returns the record afterwards. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Compare-and-set a record. Returns the record that the coordinator has afterwards. Raises Unavailable,
+        OutcomeUnknown, Corrupt."""
         before = None if expected is None else encode(expected)
         key = self.key(wanted.name)
         value = await self._coordinator.swap(key, before, encode(wanted))
@@ -119,8 +121,8 @@ class Records:
         return self._records[record.name]
 
     async def change(self, record: Record, make: Callable[[Record], Record]) -> Record:
-        """Apply `make` to the newest record; repeat if another change came first. Raises Unavailable, OutcomeUnknown,
-        Corrupt."""
+        """Replace the newest version of a record by `make` of it; repeat this if another change came first. Raises
+        Unavailable, OutcomeUnknown, Corrupt."""
         pause_s = _SHORT_S
         while (wanted := make(record)) is not record:
             found = await self.swap(record, wanted)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ASK_S = 2.0  # for a replica
-_FORGET_S = 60.0  # after which a silent replica outside of the configuration is dropped
+_ASK_S = 2.0  # timeout of the request to create a replica
+_FORGET_S = 60.0  # the time after which a replica that is in no configuration, and hears no leader, is deleted
 
 
 class Recruiter:
@@ -48,12 +48,13 @@ class Recruiter:
                 self._replicas.end(hosted, forget=True)
 
     def _unneeded(self, hosted: Hosted) -> bool:
-        """Whether no configuration names the replica; of a durable one, only if that was seen."""
+        """Whether no configuration names the replica. A durable replica counts as unneeded only if such a configuration
+        was seen."""
         configuration = hosted.configuration
         return not configuration.holds(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
 
     def _candidates(self, hosted: Hosted, now: float) -> list[str]:
-        """The nodes to ask: other hosts first, and none that was asked just now."""
+        """The nodes to ask for a replica, on other hosts if there are any. None that was asked recently."""
         configuration, members = hosted.configuration, self._members.current
         wanted = self.wanted(hosted.partition)
         if len(configuration.followers) >= wanted:
@@ -73,7 +74,7 @@ class Recruiter:
         return [name for name, _ in chosen if name not in hosted.recruited]
 
     def others(self, partition: str, leader: str, wanted: int) -> list[str]:
-        """The followers of a new partition: nodes of other hosts first."""
+        """The followers of a new partition: nodes on other hosts if there are any."""
         members = self._members.current
         host = members[leader].host if leader in members else ""
         free = [name for name in members if name != leader and not self._members.away(name)]
@@ -90,13 +91,14 @@ class Recruiter:
         return incarnation
 
     async def nowhere(self, partition: str) -> bool:
-        """Whether all nodes that may be alive answer that they have no replica that could report the partition."""
+        """Whether all nodes that may be alive answer that they have no replica that could restore the partition's
+        configuration at the coordinator."""
         if self._members.missing or self._replicas.incarnation(partition):
             return False
         others = [node for node in self._members.current if node != self._members.me]
         asks = [self._channel.ask(node, lambda number: m.FindReplica(number, partition), _ASK_S) for node in others]
         found = await asyncio.gather(*asks, return_exceptions=True)
-        return not any(found)  # an error is not a "no" either
+        return not any(found)  # an error counts as a replica
 
     async def _recruit(self, hosted: Hosted, node: str) -> None:
         try:

@@ -1,7 +1,7 @@
 """All replicas of this node: their messages, timers, disks, and requests to the coordinator.
 
-One timer of the node ticks all replicas that are due or nearly due, so that their heartbeats are sent in one turn of
-the event loop and in one frame to each peer. Each replica has one task, which watches its configuration.
+One timer of the node ticks all replicas that are due or nearly due, so that their heartbeats are sent in one iteration
+of the event loop and in one frame to each peer. Each replica has one task, which watches its configuration.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from dataplane.wire import partition_messages as m
 log = logging.getLogger(__name__)
 
 SETTINGS = Settings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.0)
-"""A silent leader is replaced within 5 s: `grace_s`, a heartbeat, and the answer of the coordinator. A node with a
-ninth of a core still sends a heartbeat every second. A process that is known to have ended is replaced at once."""
+"""A silent leader is replaced within 5 s: `grace_s`, a heartbeat, and the answer of the coordinator. These times are
+long enough for a node that gets a ninth of a core, which still sends a heartbeat every second. A leader whose process
+is known to have ended is replaced at once."""
 
-_LEAST_S = 0.02  # between ticks
-_AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # between tries to watch
+_LEAST_S = 0.02  # the shortest interval between ticks
+_AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # the first and the longest pause between attempts to watch a configuration
 _DELETED_S = 60.0
 _COUNT_S = 2.0
-_INCARNATIONS = 48  # bits
+_INCARNATIONS = 48  # bits of the random number that identifies an incarnation
 
 Machines = Callable[[str], StateMachine]
 Logs = Callable[[str, ReplicaId], Storage]
@@ -84,7 +85,7 @@ class Replicas:
         self.retained: Callable[[str], int] = lambda partition: 0
         """Returns the number of rows of a partition that producers here appended and whose columns are retained."""
         self.hosting: Callable[[str], None] = lambda partition: None
-        """Called when this node begins to have a replica of a partition."""
+        """Called when a replica of a partition was created on this node."""
         self._members = members
         self._channel = channel
         self._machines = machines
@@ -113,12 +114,12 @@ class Replicas:
     # The replicas
 
     def incarnation(self, partition: str) -> int:
-        """The incarnation of the replica here; 0 if there is none, or one in memory that is `mute`."""
+        """The incarnation of the replica here; 0 if there is none, or only a `mute` one that is not durable."""
         hosted = self._hosted.get(partition)
         return 0 if hosted is None or (hosted.replica.mute and not hosted.durable) else hosted.me[1]
 
     def host(self, partition: str) -> Hosted:
-        """The replica of a partition here; created empty if there is none. Raises Corrupt."""
+        """The replica of a partition on this node, which is created empty if there is none. Raises Corrupt."""
         hosted = self._hosted.get(partition)
         if hosted is None:
             new = (self.me, secrets.randbits(_INCARNATIONS))
@@ -129,8 +130,9 @@ class Replicas:
         return hosted
 
     async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
-        """Create a partition, led by `node` and followed by `followers` others, or fewer if some do not answer. An
-        existing one is left as it is. `epoch`: its first. Raises Unavailable, OutcomeUnknown, PeerUnavailable."""
+        """Create a partition, led by `node` and followed by `followers` other nodes, or fewer if some do not answer. A
+        partition that exists is not changed. `epoch`: the first epoch of the partition. Raises Unavailable,
+        OutcomeUnknown, PeerUnavailable."""
         others = self.recruiting.others(partition, node, followers)
         there = await asyncio.gather(*(self._follower(partition, each) for each in others))
         first = Configuration(
@@ -152,15 +154,15 @@ class Replicas:
             return None
 
     async def delete(self, partition: str) -> None:
-        """Delete a partition, wherever it is led. Raises Unavailable, OutcomeUnknown."""
+        """Delete a partition, which any node may lead. Raises Unavailable, OutcomeUnknown."""
         key = self.key(partition)
         while (value := await self.coordinator.read(key)) not in (None, DELETED):
             await self.coordinator.swap(key, value, DELETED)
         self.background.spawn(forget(self.coordinator, key))
 
     def end(self, hosted: Hosted, *, forget: bool = False) -> None:
-        """End this replica. `forget`: delete its log. A later replica of the partition here is a new one; with a
-        durable log that was not deleted, the same."""
+        """End this replica. `forget`: delete its log. If this node gets a replica of the partition again, it is the
+        same one if the durable log was not deleted, else a new one."""
         if self._hosted.get(hosted.partition) is hosted:
             del self._hosted[hosted.partition]
         if not hosted.closed:
@@ -169,8 +171,8 @@ class Replicas:
                 hosted.remove()
 
     async def _watch(self, hosted: Hosted) -> None:
-        """Watch the configuration. It is first read after the replica was created."""
-        missing, pause_s = True, _AGAIN_S  # it is created soon
+        """Watch the configuration. Its first read begins after the replica was created."""
+        missing, pause_s = True, _AGAIN_S  # at first it may be missing, since it is written after the replica is made
         while not hosted.closed:
             try:
                 async for value in self.coordinator.watch(self.key(hosted.partition)):
@@ -188,7 +190,7 @@ class Replicas:
     # Requests
 
     def ask(self, partition: str, request: bytes, done: Done, waiting: WaitingRequest | None = None) -> Hosted | None:
-        """Send a request to the leader, if that is here."""
+        """Pass a request to the replica of this node. Returns the replica; None if there is none."""
         hosted = self._hosted.get(partition)
         if hosted is None:
             done(NotLeader(f"node {self.me} has no replica of {partition}"))
@@ -207,7 +209,7 @@ class Replicas:
         wait_s: float = 0.0,
         late: Late | None = None,
     ) -> bytes:
-        """As `Channel.ask`, for a leader on this node."""
+        """As `Channel.ask`, for a request to the replica of this node."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         returned = False
 
@@ -306,8 +308,8 @@ class Replicas:
         self._channel.say(node, item)
 
     async def retained_rows(self, partition: str) -> list[tuple[str, int]]:
-        """For each node that answers, the number of rows of a partition that its producers appended and whose columns
-        it retains."""
+        """By node that answers: the number of rows of a partition that its producers appended and whose columns it
+        retains."""
 
         async def one(node: str) -> tuple[str, int]:
             if node == self.me:
@@ -355,7 +357,7 @@ class Replicas:
             self.recruiting.look(now)
 
     async def aclose(self) -> None:
-        """End all replicas without a message. Idempotent."""
+        """End all replicas, without a message to other nodes. Idempotent."""
         self._unconfirmed.close()
         if self._timer is not None:
             self._timer.cancel()
@@ -365,7 +367,7 @@ class Replicas:
 
 
 async def forget(coordinator: Coordinator, key: str) -> None:
-    """Remove a deleted key after all watchers had time to see that."""
+    """Remove a deleted key from the coordinator, after all watchers had time to see the deletion."""
     await asyncio.sleep(_DELETED_S)
     with suppress(Unavailable, OutcomeUnknown):
         await coordinator.swap(key, DELETED, None)

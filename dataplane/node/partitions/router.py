@@ -1,8 +1,9 @@
 """Sends requests to the leader of a partition, and repeats them until there is an answer.
 
-Invariants: a request may be sent several times and to several leaders, so it has a producer sequence
-(`replication.sessions`) or no lasting effect. By its deadline it ends with the answer or the error of the partition;
-else with `OutcomeUnknown` if it may have been executed, or with the reason why it was not.
+Invariants: a request may be sent several times and to several leaders, so each has a producer sequence number
+(`replication.sessions`) or no lasting effect. By its deadline a request ends with the answer or the error of the
+partition. If there was none, it ends with `OutcomeUnknown` if it may have been executed, else with the reason why it
+was not.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
 
 TRY_S = 1.0
-"""Seconds to wait for one leader, beyond the time that a request may wait there."""
+"""Seconds to wait for the answer of one leader, in addition to the time that the request may wait at the leader."""
 
-_SHORT_S, _LONG_S = 0.01, 0.5  # between tries
+_SHORT_S, _LONG_S = 0.01, 0.5  # the first and the longest pause between attempts
 
 
 class Router:
-    """One node's way to all partitions."""
+    """Sends the requests of one node to partitions."""
 
     def __init__(self, replicas: Replicas, members: Membership, channel: Channel, coordinator: Coordinator) -> None:
         self._replicas = replicas
@@ -111,8 +112,8 @@ class Router:
         return result
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
-        """The node to ask: the known leader or, if that did not answer just now, another replica, which may know the
-        leader or lead by now. Raises Unavailable, Lost."""
+        """The node to ask. It is the known leader or, if that is in `silent`, another replica, which may know the
+        leader or may lead by now. Raises Unavailable, Lost."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.replica.leads:
             return self._replicas.me
@@ -132,7 +133,8 @@ class Router:
         return leader
 
     async def _read(self, partition: str) -> Configuration:
-        """The configuration; the last known one while the coordinator is away. Raises Unavailable, Lost."""
+        """The configuration at the coordinator; while the coordinator does not answer, the last known one. Raises
+        Unavailable, Lost."""
         try:
             value = await self._coordinator.read(self._replicas.key(partition))
         except Unavailable:

@@ -1,11 +1,12 @@
-"""Grants of leaders here to requesters on other nodes, until the answers are known to have arrived.
+"""The grants that leaders on this node have sent to requesters on other nodes, until the answers are known to have
+arrived.
 
-An answer may be lost with its connection; its rows would stay leased until the lease expires. So the node of the
-requester is asked which answers have arrived, those of a second in one message, and missing grants are given back. A
-node behind a cut link is asked once it is heard again.
+An answer may be lost with its connection; its rows would stay leased until the lease expires. Therefore this node asks
+the node of the requester, once per second, which answers have arrived, and gives back the grants of the missing ones. A
+node that cannot be reached is asked once it is heard again.
 
-Invariant: while this node leads, a grant is known to its requester, given back, or listed here. Grants to a process
-that has ended are not listed: its leases end with it.
+Invariant: while this node leads, a grant has arrived at its requester, was given back, or is listed here. Grants to a
+process that has ended are not listed, since its leases end with it.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from dataplane.wire import partition_messages as m
 CONFIRM_S = 1.0
 """The delay after which a node is asked which answers have arrived."""
 
-_AT_ONCE = 1024  # answers that one message asks for
+_AT_ONCE = 1024  # the most answers that one message asks about
 
 
 class _Delivery(NamedTuple):
-    """An answer under way: its replica, and the request that returns the grant; empty if the requester asks again."""
+    """An answer that was sent: its replica, and the request that gives the grant back. That request is empty if the
+    requester will ask for the grant again."""
 
     hosted: Hosted
     undoing: bytes
@@ -35,7 +37,7 @@ class UnconfirmedGrants:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._given: dict[str, dict[int, _Delivery]] = {}  # -> by the number of the question
+        self._given: dict[str, dict[int, _Delivery]] = {}  # by node and number of the request
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
     def __len__(self) -> int:
@@ -43,7 +45,8 @@ class UnconfirmedGrants:
         return sum(map(len, self._given.values()))
 
     def gave(self, node: str, number: int, hosted: Hosted, undoing: bytes) -> None:
-        """Note a grant that answers the node's request with this number. `undoing`: the request that gives it back."""
+        """Note a grant that answers the node's request with this number. `undoing`: the request that gives the grant
+        back."""
         self._given.setdefault(node, {})[number] = _Delivery(hosted, undoing)
         if node not in self._timers:
             self._schedule(node)
@@ -59,7 +62,7 @@ class UnconfirmedGrants:
             self.gone(node)
             return
         self._channel.say(node, m.Given(tuple(given)[:_AT_ONCE]))
-        self._schedule(node)  # the question may be lost too
+        self._schedule(node)  # again, since this message may be lost too
 
     def received(self, node: str, said: m.Received) -> None:
         """Handle the node's reply: give back grants that did not arrive."""
@@ -72,7 +75,7 @@ class UnconfirmedGrants:
                 lost.hosted.request(lost.undoing, lambda outcome: None)
 
     def gone(self, node: str) -> None:
-        """Forget the grants to a node: its process has ended, or no grant is open."""
+        """Forget the grants to a node, since its process has ended or none is unconfirmed."""
         self._given.pop(node, None)
         timer = self._timers.pop(node, None)
         if timer is not None:

@@ -1,8 +1,9 @@
-"""Requests that wait: at the leader of a partition, or at a stream of one node.
+"""Requests that wait at the leader of a partition, or at a stream of a node outside a cluster.
 
 Equal requests (of one task, for the same columns) wait in one queue, first come first served. When the first request of
-a queue may be served, it is decided again, then the next until one is not served. So a commit costs as many decisions
-as it serves requests, and wakes no others. Among queues, the one whose first request came first is served first.
+a queue may be served, it is decided again, then the next one, until a request is not served. So after a commit about as
+many requests are decided as are served, and no others are woken. Among queues, the one whose first request arrived
+first is served first.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from dataplane.errors import Backpressure, DataplaneError
 Done = Callable[[bytes | DataplaneError], None]
 
 MAX_WAITING = 1 << 16
-"""Requests that wait at one leader."""
+"""The most requests that wait at one leader."""
 
 NOTHING = b""
-"""The result of a request that cannot be served now."""
+"""The result of a request that was not served by its deadline."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,8 +74,8 @@ class Waiters:
         return queue in self._queues
 
     def add(self, waiting: WaitingRequest, now: float, *, first: bool = False) -> None:
-        """Add a request, which is answered with NOTHING at its deadline. `first`: at the head of its queue, since it
-        waited before. Raises Backpressure if too many wait."""
+        """Add a request. If it is still waiting at its deadline, it is answered with NOTHING. `first`: add it at the
+        head of its queue, since it was there before. Raises Backpressure if too many requests wait."""
         if self._count >= MAX_WAITING:
             raise Backpressure("too many requests wait at this partition's leader")
         queue = self._queues.setdefault(waiting.queue, deque())
@@ -88,7 +89,7 @@ class Waiters:
             waiting.timer = asyncio.get_running_loop().call_later(waiting.until_s - now, self.withdraw, waiting)
 
     def withdraw(self, waiting: WaitingRequest) -> None:
-        """Answer the request with NOTHING, unless it was decided."""
+        """Remove the request and answer it with NOTHING, unless it waits no longer."""
         waiting.withdrawn = True
         queue = self._queues.get(waiting.queue)
         if queue is not None and waiting in queue:
@@ -104,8 +105,8 @@ class Waiters:
             del self._queues[waiting.queue]
 
     def served(self) -> Iterator[WaitingRequest]:
-        """Remove and yield the requests that may be served, one by one: each must be decided before the next is
-        taken. If one is added again, no later one of its queue is served."""
+        """Remove and yield the requests that may be served, one by one. The caller decides each before it takes the
+        next. If a request is added again, no later one of its queue is yielded."""
         heads = [(queue[0].number, name) for name, queue in self._queues.items()]
         heapq.heapify(heads)
         while heads:
@@ -126,7 +127,7 @@ class Waiters:
             self.withdraw(waiting)
 
     def drain(self) -> list[WaitingRequest]:
-        """Remove and return all waiting requests: another node leads."""
+        """Remove and return all waiting requests, since another node leads."""
         found = [*self]
         self._queues.clear()
         for waiting in found:
