@@ -1,11 +1,11 @@
 """The replicas of a partition, as the coordinator stores them (PacificA, section 2.2).
 
 A configuration changes only by compare-and-set at the coordinator, and each change increments the epoch. So an epoch
-has exactly one configuration and at most one leader, and a replica may pass a configuration on without proof. For the
-same reason the compare-and-set can compare the value itself: no value ever returns.
+has exactly one configuration and at most one leader, and a replica may trust a configuration that another replica sends
+it. For the same reason the compare-and-set can compare the value itself: no value ever recurs.
 
-A replica is one incarnation of a log. A node that has lost its log returns with another incarnation, as another
-replica; the entry of the first in the configuration does not apply to the second.
+A replica is identified by its node and the incarnation of its log. A node that has lost its log returns with another
+incarnation, as another replica. If the configuration contains the former replica, that does not apply to the new one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ ReplicaId = tuple[str, int]
 """(node, incarnation of the node's log)."""
 
 GENERATION = 1 << 16
-"""Epochs by which a partition skips ahead at a coordinator that has lost it: more than it ever uses before."""
+"""Epochs per generation. A partition whose configuration the coordinator has lost continues in the next generation; it
+never uses so many epochs in one."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,8 @@
 """Effects: the actions that a replica requests of its driver, to be executed in the given order.
 
-None of them has to succeed. A message may be lost, delayed or duplicated; a compare-and-set may take effect without
-an answer. Only the order of `Store` matters: after a crash the disk must have the result of a prefix of the operations.
+The protocol is correct even if effects fail: a message may be lost, delayed or duplicated, and a compare-and-set may
+take effect without an answer. Only the order of `Store` effects matters: after a crash the disk must have the result of
+a prefix of the operations.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ from dataplane.errors import Retryable
 
 
 class NotLeader(Retryable):
-    """This replica does not answer for the partition, or not yet; nothing was changed.
+    """This replica does not lead the partition, or leads it and may not answer yet. Nothing was changed.
 
-    `leader` is the node that leads the partition in `epoch`, as known here. It may be this one, which has to wait.
+    `leader`: the node that leads the partition in `epoch`, as known to this replica. It may be the node of this
+    replica.
     """
 
     FIELDS = {"leader": "", "epoch": 0}

@@ -1,4 +1,5 @@
-"""A replica that does not lead: it accepts entries of the leader of its epoch, and takes over if that falls silent.
+"""A replica that does not lead: it accepts entries of the leader of its epoch, and takes over if the leader falls
+silent.
 
 A replica outside the configuration has this role too: a recruit that catches up, or a dropped follower that may be
 recruited again. It acknowledges like a follower but cannot take over, since no configuration names it.
@@ -26,8 +27,8 @@ class Follower:
         self.begin()
 
     def begin(self) -> None:
-        """Begin an epoch, in which nothing is known yet of the leader's log."""
-        self._matched = 0  # this log equals the leader's up to here
+        """Begin an epoch. Nothing is known yet of its leader's log."""
+        self._matched = 0  # the index up to which this log is known to equal the leader's
         self._acknowledged = 0
         self._sent_s = -math.inf  # `sent_s` of the newest message of this leader
         self._snapshot = 0, 0  # (index, epoch) of the snapshot that is being received
@@ -73,13 +74,13 @@ class Follower:
         self._acknowledge()
 
     def stored(self) -> None:
-        """Acknowledge entries that are on disk now."""
+        """Acknowledge the entries that are on disk now."""
         if min(self._matched, self._state.log.persisted) > self._acknowledged:
             self._acknowledge()
 
     def wanted(self, now: float) -> Configuration | None:
-        """The configuration to request if this replica should lead, since its leader was silent for `grace_s`; else
-        None."""
+        """The configuration to request if this replica should become the leader, else None. It should if the leader was
+        silent for `grace_s`."""
         state = self._state
         configuration = state.configuration
         if configuration.leader == state.me:

@@ -2,10 +2,11 @@
 
 Invariants (PacificA, sections 2.1 and 2.4):
 
-- A command is committed once all replicas have it that may be in-sync according to the coordinator, this one included.
-  The next leader was in-sync, so it has the command; `reconfiguration` explains "may".
-- A new leader first proposes all of its log again, followed by an entry of its own epoch. Once that is committed, it
-  has every command that any leader answered (reconciliation), and entries beyond it on other replicas are discarded.
+- A command is committed once this replica has it and all others that may be in-sync according to the coordinator. The
+  next leader is one of these, so it has the command; `reconfiguration` explains "may".
+- A new leader first proposes all entries of its log again, followed by an entry of its own epoch. Once that entry is
+  committed, the leader has every command that any leader answered (reconciliation), and entries that only other
+  replicas have are discarded.
 - A leader answers only while it holds the lease of each in-sync follower, and after its own promise to earlier leaders
   has ended (`lease`). The outcome of a command needs neither: a committed command stays committed under any leader.
 """
@@ -37,7 +38,7 @@ class Leader:
         self._peers: dict[ReplicaId, Progress] = {}
         self._requests: dict[int, int] = {}  # index -> the request to answer when it is committed
         self._recruitment = Recruitment(self._peers, self._lease)
-        self._out: dict[ReplicaId, float] = {}  # peers that had ended -> by this time
+        self._out: dict[ReplicaId, float] = {}  # peers whose process has ended -> time by which it had
         state.machine.forget()
         for follower in state.configuration.followers:
             self._peers[follower] = Progress(state, follower, now)
@@ -49,7 +50,8 @@ class Leader:
     # Requests
 
     def serves(self, now: float) -> bool:
-        """Whether this replica may answer: no other can, and it has every command that was answered."""
+        """Whether this replica may answer requests: it has every command that was answered, and no other replica can
+        answer now."""
         state = self._state
         return state.committed >= self._start and state.promise.over(now) and self._lease.holds(self._followers(), now)
 
@@ -146,17 +148,17 @@ class Leader:
         return None if recruit is None else configuration.joined_by(recruit)
 
     def restored(self, now: float) -> Configuration | None:
-        """The configuration to write to a coordinator that has lost it; None if another replica may have taken over.
-        That is excluded if this replica holds the lease of each follower, and of each replica that may have become
-        one, or held it when that process ended."""
+        """The configuration to write to a coordinator that has lost it; None if another replica may have taken over. No
+        other can have taken over if, for each follower and each replica that may have become one, this replica holds
+        the lease, or held it when the process of that replica ended."""
         configuration, lease = self._state.configuration, self._lease
         if all(lease.holds((f,), min(now, self._out.get(f, now))) for f in self._followers()):
             return configuration.restored_by(self._state.me)
         return None
 
     def reconfigured(self, now: float) -> None:
-        """Adopt a configuration in which this replica still leads: send it to all replicas, and commit by its
-        followers."""
+        """Adopt a configuration in which this replica still leads: send it to all replicas, and commit what its
+        followers have."""
         state = self._state
         followers = state.configuration.followers
         for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:

@@ -6,12 +6,13 @@ leader only `grace_s` after it *received* their last message. A message is sent 
 exceeds `lease_s` by more than clocks drift. So the old leader has stopped before a new one begins, and neither reads
 the other's clock.
 
-The promise binds a new leader in each case: whether it requested the lead, or an old compare-and-set of its own took
-effect, sent before it heard the old leader again or before it crashed, or another replica named it. So a follower may
-continue to acknowledge while it requests the lead, and nothing stops while the coordinator is away.
+The promise binds a new leader however it became the leader: by its own request, by another replica, or by an old
+compare-and-set of its own that takes effect late, after it has heard the old leader again or has been restarted. So a
+follower may continue to acknowledge entries while it requests to lead, and the partition continues to work while the
+coordinator does not answer.
 
-When a process ends, so do the promises to it. Its end must be certain: a host that refuses connections to the address
-proves it; a broken connection or silence does not.
+When a process ends, the promises to it end too. Its end must be certain: that its host refuses connections to its
+address proves it; a broken connection or silence does not.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from dataplane.replication.configuration import ReplicaId
 
 _ANY: ReplicaId = ("", 0)  # any leader before this replica was started
-_LEADERS = 4  # remembered leaders; beyond that, those whose promises have ended are forgotten
+_LEADERS = 4  # if more leaders are remembered, those whose promises have ended are forgotten
 
 
 class Lease:
@@ -58,8 +59,8 @@ class Lease:
 
 
 class Promise:
-    """A follower's half: the time at which it last heard each leader. A replica that has just started may have heard
-    any leader just before."""
+    """A follower's half: the time at which it last heard each leader. A replica that has just started is assumed to
+    have heard every leader just before."""
 
     __slots__ = ("_deaf_to", "_grace_s", "_heard")
 
@@ -91,13 +92,14 @@ class Promise:
                 self._heard[leader] = -math.inf
 
     def end(self, leader: ReplicaId) -> None:
-        """End the promise to the leader of this epoch, whose process has ended. Its later messages in this epoch were
-        sent before, and are ignored."""
+        """End the promise to the leader of this epoch, whose process has ended. Its messages of this epoch that arrive
+        later are ignored."""
         self._deaf_to = leader
         self._heard[leader] = -math.inf
 
     def over(self, now: float) -> bool:
-        """Whether no replica that this one acknowledged can hold a lease."""
+        """Whether all promises have ended, so no leader whose messages this replica acknowledged can hold a lease of
+        it."""
         return now - max(self._heard.values()) >= self._grace_s
 
     def silent(self, leader: ReplicaId, now: float) -> bool:

@@ -99,9 +99,10 @@ class Log:
         self._change(Rebase(snapshot, True))
 
     def install(self, snapshot: Snapshot) -> None:
-        """Replace the log up to the index of the leader's snapshot by it. Later entries stay if the log agrees with
-        the snapshot there: a follower that has just restarted may have committed entries beyond the snapshot, and
-        lead before it hears more (Raft's InstallSnapshot; Ongaro and Ousterhout, ATC 2014, section 7)."""
+        """Replace the log up to the index of the leader's snapshot by the snapshot. Later entries are kept if the
+        log's entry at that index is the snapshot's last one: a follower that has just restarted may have committed
+        entries beyond the snapshot, and may become the leader before it gets them again (Raft's InstallSnapshot;
+        Ongaro and Ousterhout, ATC 2014, section 7)."""
         if self.has(snapshot.index, snapshot.epoch):
             self.compact(snapshot)
             return

@@ -1,7 +1,7 @@
-"""The nodes that a partition considers lost, with the shards that they stored, as part of its state.
+"""The nodes that a partition considers lost, and which of their shards are lost. This is part of the partition's state.
 
-When a node returns, its older shards stay lost; those from a certain number on exist. The last lost nodes are
-remembered.
+When a node returns, its older shards stay lost; shards from a certain number on count as present. The last `MAX_LOST`
+lost nodes are remembered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ALL = (1 << 63) - 1
 """A number above that of every shard."""
 
 MAX_LOST = 4096
-"""Nodes that are remembered."""
+"""The most nodes that are remembered."""
 
 
 class LostNodes:
@@ -31,17 +31,17 @@ class LostNodes:
         return node in self.away
 
     def there(self, node: bytes, shard: int) -> bool:
-        """Whether this shard was not lost with its node. The shard ALL: whether the node is not away."""
+        """Whether this shard was not lost with its node. For the shard ALL: whether the node is not lost."""
         return shard >= self._before.get(node, 0) and node not in self.away
 
     def require(self, shards: Iterable[tuple[bytes, int]]) -> None:
-        """Raises OwnerDied if one of these shards of nodes was lost."""
+        """Raises OwnerDied if one of these shards, given as (node, number), was lost."""
         for node, shard in shards:
             if not self.there(node, shard):
                 raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
 
     def lose(self, node: bytes, before: int = ALL) -> None:
-        """Mark a node's shards below this number as lost; by default all, and the node as away."""
+        """Mark a node's shards below this number as lost; by default all of them, and the node itself."""
         before = max(before, self._before.pop(node, 0))
         self._before[node] = before
         if before == ALL:
@@ -52,7 +52,7 @@ class LostNodes:
             self.away.discard(oldest)
 
     def come_back(self, node: bytes, first: int) -> None:
-        """Readmit a node with its shards from number `first` on."""
+        """Note that a node has returned, with its shards from number `first` on."""
         if node in self.away:
             self.away.remove(node)
             del self._before[node]

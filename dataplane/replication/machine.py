@@ -1,8 +1,8 @@
 """The interface between a partition's replicas and the state machine of a stream or table.
 
-A leader decides a request into commands; every replica applies the committed ones, in order, each once. `decide` may
-read volatile state (the time, leases of rows) and may refuse; `apply` may not: from equal states, equal commands
-make equal states and results everywhere.
+A leader turns a request into commands (`decide`); every replica applies the committed commands in order, each once
+(`apply`). `decide` may read volatile state (the time, leases of rows), and may refuse a request. `apply` may do neither:
+equal commands applied to equal states must give equal states and results on every replica.
 """
 
 from __future__ import annotations
@@ -40,20 +40,21 @@ class StateMachine(ABC):
         """
 
     def withdraw(self, request: bytes) -> None:  # noqa: B027 - most machines do not remember decisions
-        """Forget the last decision: its commands are not committed, and the request is refused."""
+        """Forget the last decision, since its commands are not committed and the request is refused."""
 
     def undo(self, request: bytes, result: bytes) -> bytes:
-        """The request that gives the grant of this result back, if its requester cannot be reached; b"" for none."""
+        """The request that gives back the grant in this result, for when the requester cannot be reached; b"" if the
+        result has no grant."""
         return b""
 
     def serves(self, request: bytes, now: float) -> bool:
-        """Whether `decide` may serve a request that it can also answer by nothing (b""), such as one for ready rows.
-        Changes nothing; may be true although `decide` then answers by nothing."""
+        """Whether `decide` may serve a waiting request now, such as one for ready rows. Changes nothing. This is only a
+        hint: it may be true although `decide` then answers with nothing (b"")."""
         return True
 
     def deadline(self, now: float) -> float:
-        """The time, by the leader's clock, at which it must execute the request of `tick`; `now` or earlier for at
-        once."""
+        """The time, by the leader's clock, at which the leader must execute the request of `tick`. `now` or an earlier
+        time means at once."""
         return math.inf
 
     def tick(self) -> bytes:
@@ -76,4 +77,4 @@ class StateMachine(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """Drop volatile state: this replica stops or begins to lead."""
+        """Drop volatile state, since this replica stops or begins to lead."""

@@ -1,10 +1,10 @@
 """Outboxes: they tell the nodes that store columns of a partition's rows which columns no row needs any more.
 
-An entry ends one need of a reference. Each node with a part or a copy of its columns has an outbox. Its entries are
-numbered from 1 without gaps, so that a node that receives an entry again, perhaps from another leader, recognises it.
-Outboxes are part of the partition's state.
+An entry ends one need of a reference. Each node that stores a part of the reference's columns, or a copy, has an
+outbox. Its entries are numbered from 1 without gaps, so that a node that receives an entry again, perhaps from another
+leader, recognises it. Outboxes are part of the partition's state.
 
-The nodes that have needed columns are counted too; these counts follow from the rows.
+The references that rows need are counted for each node. The counts are no part of the state: they follow from the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from dataplane.replication.lost_nodes import LostNodes
 
-_BYTES = 1 << 20  # bytes of entries in one message, unless the first has more
+_BYTES = 1 << 20  # the most bytes of entries in one message, unless the first entry has more
 
 
 class OutboxState(msgspec.Struct, array_like=True):
@@ -66,7 +66,8 @@ class Outboxes:
                 self._entries.setdefault(node, deque()).append(entry)
 
     def recount(self, needed: Iterable[Iterable[bytes]]) -> None:
-        """Count anew. `needed`: the nodes of each reference that rows need. Outboxes of lost nodes are removed."""
+        """Count the references of each node again. `needed`: the nodes of each reference that rows need. Outboxes of
+        lost nodes are removed."""
         self.holders.clear()
         for nodes in needed:
             self.hold(nodes)
@@ -74,7 +75,8 @@ class Outboxes:
             del self._entries[node]
 
     def first(self, node: bytes, most: int) -> tuple[tuple[bytes, ...], int]:
-        """The first entries of a node that fit into a message, and the number of the last of these."""
+        """The first entries of a node's outbox that fit into a message, at most `most`, and the number of the last of
+        these."""
         entries, left = self._entries.get(node, deque()), _BYTES
         some: list[bytes] = []
         for entry in islice(entries, most):

@@ -14,7 +14,8 @@ from dataplane.replication.state import State
 
 
 class Progress:
-    """One peer: a follower, or a recruit. `match`: the last index that it is known to have, 0 for none."""
+    """The progress of one peer, a follower or a recruit. `match`: the last index that it is known to have, 0 for
+    none."""
 
     __slots__ = (
         "_batch_s",
@@ -35,7 +36,7 @@ class Progress:
         self._peer = peer
         self.match = 0
         self.since = now
-        """The time from which on an acknowledgement is due."""
+        """The time since which an acknowledgement of the peer is awaited."""
         self._next = state.log.last + 1  # the first entry to send; the peer is assumed to have the earlier ones
         self._target = 0  # the peer's last index after the batch in flight
         self._on_its_way = False
@@ -55,7 +56,8 @@ class Progress:
             self._next = self.match + 1
 
     def missing(self, message: Missing) -> None:
-        """The peer lacks the entry before a batch: continue after its committed entries, which all logs share."""
+        """Handle the answer that the peer lacks the entry before a batch: continue after the peer's committed entries,
+        which all logs have in common."""
         self._on_its_way = False
         self._next = min(max(message.committed, self.match), self._state.log.last) + 1
 
@@ -102,8 +104,8 @@ class Progress:
         return previous + len(entries)
 
     def _send_part(self, configuration: Configuration, now: float) -> int:
-        """Send the next part of a snapshot. Returns the index of the snapshot. A snapshot that was begun is finished
-        even if the log has a newer one."""
+        """Send the next part of a snapshot. Returns the index of the snapshot. A snapshot of which a part was sent is
+        sent to its end, even if the log has a newer one."""
         state = self._state
         if self._snapshot is None or not self._received:
             self._snapshot, self._received = state.log.snapshot, 0

@@ -1,9 +1,9 @@
 """Configuration changes that were requested and may have taken effect already (PacificA, sections 2.2 and 2.4).
 
 The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after its sender
-has restarted. So a requested change *may be true* from the request until another configuration is seen. All changes of
-one configuration compare with it, so at most one of them takes effect, and the next epoch rules out the others. Nothing
-is ever undone; repeating a request is always safe.
+has restarted. So a requested change *may have taken effect* at any time from the request until a newer configuration
+is seen. All changes of one configuration compare with it, so at most one of them takes effect, and the next epoch rules
+out the others. No change is ever undone, and repeating a request is always safe.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""New followers: first a snapshot, then the log after it, then in-sync (PacificA, section 2.4).
+"""Recruits: replicas that become followers. A recruit gets a snapshot and then the log after it, until it is in-sync
+(PacificA, section 2.4).
 
 A recruit receives the same messages as followers, but commits do not wait for it. Once it has every committed command
-and all but one batch of the rest, the leader requests the configuration in which it follows; from then on nothing is
-committed without it. A recruit that falls silent is given up. The driver chooses the replicas to recruit (`choose`).
+and lacks at most one batch of the others, the leader requests a configuration in which it is a follower. From that
+request on, nothing is committed without it. A recruit that falls silent is given up. The driver chooses the replicas to
+recruit (`choose`).
 """
 
 from __future__ import annotations
@@ -70,8 +72,9 @@ class Recruitment:
         return progress.match >= state.committed and state.log.last - progress.match <= state.settings.max_batch
 
     def lag(self, state: State) -> int:
-        """Number of additional entries to keep before a snapshot replaces them: entries that recruits are about to
-        receive, which else would get snapshot after snapshot; at most three times `snapshot_every`."""
+        """The number of entries that are kept, rather than replaced by a snapshot, because recruits are about to
+        receive them; at most three times `snapshot_every`. Without this, a slow recruit would be sent one snapshot
+        after another."""
         if not self._recruits:
             return 0
         slowest = min(progress.match for progress in self._recruits.values())

@@ -5,10 +5,10 @@ order. A replica learns configurations by the event `configured`, after its own 
 which watches the value, and from messages of a newer epoch, in any order.
 
 A replica that has just started does not lead before it has requested a new epoch, even if the coordinator names it
-as leader: it has forgotten its proposals in that epoch, and acknowledgements may still be in flight. Therefore, and
-because of promises it may have made (`lease`), a restart is the same with an old log as with a new one. It accepts no
-message before it has the coordinator's configuration, from a read that began after it started: an old message could
-show it an earlier epoch, which it would take for new.
+as leader: it has forgotten its proposals in that epoch, and acknowledgements may still be in flight. For that reason,
+and because of promises that it may have made (`lease`), a replica with an old log starts in the same way as one with a
+new log. It accepts no message before it has the coordinator's configuration, from a read that began after it started:
+otherwise it could take the epoch of an old message for the current one.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from dataplane.replication.storage import Stored
 
 class Replica:
     """One replica. `stored`: the log on its disk; `Stored()` for a new one. `fresh`: no replica with this id was ever
-    started before, so it made no promise and proposed nothing. `alone`: there is and was no other replica, so it made
-    no promise."""
+    started before, so it has made no promise and has proposed nothing. `alone`: there is and was no other replica, so
+    it has made no promise."""
 
     __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_state", "_ticked_s")
 
@@ -71,7 +71,8 @@ class Replica:
 
     @property
     def mute(self) -> bool:
-        """Whether it cannot restore the configuration at a coordinator that has lost it: it does not lead."""
+        """Whether the coordinator has lost the configuration and this replica cannot restore it, since it does not
+        lead."""
         return self._forgotten and not self.leads
 
     def serves(self, now: float) -> bool:
@@ -152,8 +153,8 @@ class Replica:
         return self._effects(now)
 
     def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
-        """The process of `node` at `before_s`, by this replica's clock, has ended. To be called only if that is certain
-        (`lease`). A process that was started since is not meant."""
+        """The process that `node` had at `before_s`, by this replica's clock, has ended. To be called only if that is
+        certain (`lease`). The node may have started another process since."""
         state = self._state
         leader = state.configuration.leader
         if leader[0] == node and leader != state.me and self._adopted_s <= before_s:
@@ -164,7 +165,8 @@ class Replica:
         return self._effects(now)
 
     def recruit(self, replica: ReplicaId, now: float) -> list[Effect]:
-        """Make another replica a follower, if this one leads. It may have any log of this partition, or none."""
+        """Make another replica a follower, if this one leads. The other may have any log of this partition, or
+        none."""
         if self._leader is not None and self._leader.serves(now):
             self._leader.recruit(replica, now)
         return self._effects(now)
@@ -172,8 +174,8 @@ class Replica:
     # Internals
 
     def _current(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
-        """Adopt the configuration of a leader's message if it is newer. Returns whether the message is of this
-        replica's epoch then."""
+        """Adopt the configuration of a leader's message if it is newer. Returns whether the message is then one of the
+        leader of this replica's epoch."""
         state = self._state
         if configuration.epoch < state.configuration.epoch:
             state.send(sender, Outdated(state.configuration))

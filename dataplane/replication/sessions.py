@@ -1,9 +1,10 @@
 """Producer sequences: a repeated command gets the answer of the first.
 
 A producer numbers its commands 1, 2, 3, ... and has at most `WINDOW` of them unanswered. The table keeps the results of
-each producer's last `WINDOW` numbers, so commands may overtake each other, and any retry within the window finds its
-result. A lower number was answered, since the producer has continued; its result is gone, and the retry is refused
-rather than executed again. Kafka keeps five batches a producer for the same reason, and also refuses gaps.
+each producer's last `WINDOW` numbers, so commands may overtake each other, and a retry within the window gets the
+result of the first attempt. A command with a lower number was answered, since the producer has sent later ones; its
+result is no longer kept, so a retry is refused rather than executed again. Kafka keeps five batches per producer for
+the same reason, and also refuses gaps.
 
 The table is part of a state machine's state, and so of its snapshots; its entries are in the order of the log.
 """
@@ -17,10 +18,10 @@ import msgspec
 from dataplane.errors import Rejected
 
 WINDOW = 16
-"""Numbers of a producer whose results are kept."""
+"""How many of a producer's last numbers have their results kept."""
 
 MAX_SESSIONS = 1 << 16
-"""The most producers that are remembered: the latest ones."""
+"""The most producers that are remembered: those with the latest commands."""
 
 
 class _Session(msgspec.Struct, array_like=True):
@@ -37,8 +38,8 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
 
     def result(self, producer: str, sequence: int) -> bytes | None:
-        """The result of a command that was applied; None for one that was not. Raises Rejected for a sequence below the
-        window: it was answered, and its result is not kept any more."""
+        """The result of a command that was applied; None for one that was not. Raises Rejected for a number below the
+        window, whose result is no longer kept."""
         session = self._sessions.get(producer)
         if session is None:
             return None

@@ -6,28 +6,28 @@ import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All seconds are by the clock of the replica that counts them; clocks drift by at most `drift`."""
+    """Each replica counts these seconds by its own clock; clocks drift by at most `drift`."""
 
     lease_s: float = 3.0
     """A leader answers while each follower has acknowledged a message that was sent within this time."""
     grace_s: float = 4.0
     """A follower replaces its leader, or answers as a leader, only after no other leader was heard for this time."""
     drift: float = 0.01
-    """The largest deviation of a clock's second from a true one, as a fraction."""
+    """The largest deviation of a clock's second from a true second, as a fraction."""
     beat_s: float = 0.5
-    """Interval of messages to each peer, if only to renew the lease."""
+    """The longest interval between messages to each peer. If there is nothing else to send, a heartbeat is sent."""
     retry_s: float = 1.0
     """Time after which an unacknowledged batch, or a request to the coordinator, is repeated."""
     max_batch: int = 512
-    """Commands in one message."""
+    """The most commands in one message."""
     max_bytes: int = 1 << 20
-    """Bytes of commands in one message, unless its first is larger by itself; and of one part of a snapshot."""
+    """The most bytes of commands in one message, unless the first command is larger, and of one part of a snapshot."""
     max_command: int = 3 << 20
-    """Bytes of one command; larger ones are refused. It must fit into a message between nodes."""
+    """The most bytes of one command; a larger one is refused. A command must fit into a message between nodes."""
     snapshot_every: int = 4096
-    """Commands of a log before a snapshot replaces them."""
+    """The number of commands in the log after which a snapshot replaces them."""
     durable: bool = False
-    """Commands count only once they are on disk (`storage`)."""
+    """Whether a replica acknowledges and commits commands only once they are on its disk (`storage`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.drift < 1:

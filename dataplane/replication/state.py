@@ -21,7 +21,7 @@ _ENTRY = 128
 
 
 class State:
-    """The state that the two roles of one replica share."""
+    """The state of one replica that both roles use."""
 
     __slots__ = (
         "attention",

@@ -1,9 +1,9 @@
 """The durable log: an ordered list of operations, and their result.
 
 A replica changes its log in memory and emits each change as an operation. Storage writes them in order. After a crash
-it returns the result of a prefix of them, which includes all whose `write` returned; the last `Extend` may have only a
-prefix of its entries. A snapshot is there entirely or not at all. The replica relies on nothing else. SQLite's
-write-ahead log provides this with a transaction for each batch.
+it returns the result of a prefix of the operations, which includes all whose `write` returned. Of the last `Extend` in
+that prefix, the result may contain only a prefix of the entries. A snapshot is either complete or absent. The replica
+relies on nothing else. SQLite's write-ahead log provides this with a transaction for each batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Truncate(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Rebase(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """Replace all entries up to the index of a snapshot by it, and remove those after it unless they are kept."""
+    """Replace all entries up to the index of a snapshot by the snapshot. Unless `keep`, remove those after it too."""
 
     snapshot: Snapshot
     keep: bool
@@ -67,12 +67,13 @@ class Storage(ABC):
 
     @abstractmethod
     def load(self) -> tuple[ReplicaId, Stored]:
-        """The replica that owns the log, and the log. Raises Corrupt for a wrong byte before the torn tail."""
+        """The replica that owns the log, and the log. A torn last write is ignored; any other wrong byte raises
+        Corrupt."""
 
     @abstractmethod
     def write(self, operations: Sequence[Operation]) -> None:
         """Write operations after the earlier ones. Returns once they survive a crash. Raises Backpressure if there is
-        no room; then none is written."""
+        no room; then none of them is written."""
 
 
 class MemoryStorage(Storage):

@@ -1,8 +1,8 @@
-"""Detects that a replica did not run for a while, so that it does not blame its peers for silence.
+"""Detects that a replica did not run for a while, so that it does not take its own pause for silence of its peers.
 
-A replica is ticked at every beat. If a tick is overdue, the process or the whole host was stopped or starved. Messages
-of others may still wait to be received, and the replica has sent none that they could acknowledge. So it judges others
-again only two beats after it continued. Judging later is always safe.
+A replica is ticked at every beat. If a tick is overdue, the process or the whole host was stopped, or got too little
+processor time. Messages of peers may still wait to be received, and the replica has sent none that they could
+acknowledge. So it treats peers as silent again only after it has run for two beats. Waiting longer is always safe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 
 
 class SuspendGuard:
-    """Suspension guard of one replica, by its clock."""
+    """The suspend guard of one replica, by the replica's clock."""
 
     __slots__ = ("_most_s", "_since_s", "_ticked_s")
 
@@ -27,5 +27,5 @@ class SuspendGuard:
         self._ticked_s = now
 
     def judges(self, now: float) -> bool:
-        """Whether silence of a peer counts: this replica has run without a break for long enough."""
+        """Whether a peer may be treated as silent: this replica has run for long enough without a pause."""
         return now - self._ticked_s <= self._most_s and now - self._since_s >= self._most_s
