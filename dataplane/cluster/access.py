@@ -1,6 +1,6 @@
-"""Reads from files how a node authenticates to an external etcd, and the authority that it trusts: TLS and a login.
+"""Reads the credentials of a node at an external etcd from files: TLS certificates and a login.
 
-Invariant: a file with a secret that other users can read is refused, like the cluster's key.
+Invariant: a file with a secret that other users can read is refused, as for the cluster's key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataplane.config import ClusterConfig
 
 
 def access(config: ClusterConfig) -> tuple[ssl.SSLContext | None, tuple[str, str] | None]:
-    """TLS and login, each None if there is none. Raises OSError, and ValueError for invalid files."""
+    """The TLS context, and the login (user, password); each None if it is not configured. Raises OSError, and
+    ValueError for invalid files."""
     return _tls(config), _login(config)
 
 

@@ -1,11 +1,12 @@
-"""Certificates by which the holders of a cluster's key recognise each other over TLS, for the etcd that they run.
+"""TLS certificates for the etcd that a cluster runs: by them the holders of the cluster's key authenticate each other.
 
-The authority's private key is derived from the cluster's key, so only holders of that can sign, and no certificate has
-to be copied between hosts. A node signs its own certificate, for a private key that it generates at its start and keeps
-in memory. The certificate proves that its owner holds the cluster's key, as CURVE does on the control channel.
+The private key of the certificate authority is derived from the cluster's key, so only holders of the cluster's key can
+sign, and no certificate has to be copied between hosts. A node signs its own certificate, for a private key that it
+generates at its start and keeps in memory. The certificate proves that its owner has the cluster's key, as CURVE does
+on the control channel.
 
-Invariants: the authority's private key is in no file. Certificates never expire: a holder remains one until the
-cluster has another key, and clocks may be wrong.
+Invariants: the authority's private key is in no file. Certificates never expire: a holder of the key is trusted until
+the cluster gets another key, and clocks may be wrong.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
 
 
 def in_memory(name: str, content: bytes) -> int:
-    """A descriptor of a file without a name, which only this user can read."""
+    """The descriptor of an anonymous file in memory with this content, which only this user can read."""
     descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
     os.fchmod(descriptor, 0o600)
     os.write(descriptor, content)

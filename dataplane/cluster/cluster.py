@@ -1,4 +1,4 @@
-"""Creates a node's coordinator, by its settings, and its membership, and runs both."""
+"""Creates the coordinator of a node, which depends on the settings, and the membership, and runs both."""
 
 from __future__ import annotations
 

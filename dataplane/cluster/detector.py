@@ -1,13 +1,14 @@
 """A failure detector: finds members whose processes have ended. It trusts the kernel of their host, and never silence.
 
-If a connection of the control channel closes, or a registration disappears, it connects to the address: a refusal by
-the host proves that the process has ended. Each node is connected to the next member in the order of names, so some
-node sees the end of any process and removes its registration; then all others probe. The cost is one idle connection
-for each node.
+If a connection of the control channel closes, or a registration disappears, the detector connects to the address: if
+the host refuses the connection, the process has ended. Each node is connected to the next member in the order of names,
+so for any process some node sees its end and removes its registration; then all other nodes probe it too. The cost is
+one idle connection for each node.
 
-Invariant: slowness never counts as death: neither a stopped or starved process, nor a host behind a cut link. A host
-that refuses from the beginning (by a firewall, say) proves nothing while the member is registered, unless it is this
-machine: a node that is restarted at once must learn that its predecessor has ended.
+Invariant: slowness never counts as death. This holds for a process that is stopped or gets no processor time, and for a
+host that cannot be reached. If a host has refused connections since this node first knew the member (because of a
+firewall, say), that proves nothing while the member is registered. The exception is a member on this machine: a node
+that is restarted at once must learn that its predecessor has ended.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from dataplane.wire.peer import Peers
 log = logging.getLogger(__name__)
 
 _LOOKS_S = (0.0, 0.02, 0.1, 0.3, 0.6, 1.0)  # pauses between probes of a process whose connection closed
-_ABSENT_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # of one that is no longer registered; the last pause is repeated
+_ABSENT_S = (0.0, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)  # those of a node that is not registered; the last one is repeated
 _LOOK_S = 1.0  # timeout of a probe
 
 
 class Detector:
-    """The detector of one node. `run` it beside the membership, in the same event loop."""
+    """The detector of one node. `run` is a task beside that of the membership, in the same event loop."""
 
     def __init__(self, peers: Peers, membership: Membership) -> None:
         self._peers = peers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def first_of(error: BaseException, kinds: tuple[type[BaseException], ...]) -> BaseException:
-    """The first error of a group, or of nested groups. Raises the others if some are not of these kinds.
+    """The first error of a group, or of nested groups. If some errors are of other kinds than these, raises them.
 
     `except*` is not used: whether an error raised in it is in a group again depends on the Python version (gh-103590).
     """

@@ -1,17 +1,17 @@
 """The members of the cluster: registers this node at the coordinator, and watches the registrations of others.
 
 A member is a node with a registration at the coordinator. Each node needs one lease and one watch, independent of the
-number of nodes. Nodes are named in hex at the coordinator and by partitions, and by bytes in references and shards:
-`current` and `members` have the same nodes under either name.
+number of nodes. The coordinator and partitions name nodes in hex, references and shards by bytes: `current` has the
+members by hex name, `members` by bytes.
 
 Invariants:
 
-- Silence is not death. A node is *away* when it is no member. It is *gone*, with all data that it alone had, once its
-  process is known to have ended (`cluster.detector`), or after it was away for `LOST_S`.
-- While the coordinator is away, members stay members. It is away from the first renewal or watch that fails until both
-  have been answered again. An absent member is removed only once its process has ended, or once the coordinator has
-  answered for an entire lease without a break: so each member has time to register again after an outage, or at a
-  wiped coordinator.
+- Silence is not death. A node is *away* when it is no member. It is *gone* once its process is known to have ended
+  (`cluster.detector`), or after it was away for `LOST_S`; then all data of which it had the only copy is lost.
+- While the coordinator is away, members stay members. It counts as away from the first renewal or watch that fails
+  until both have been answered again. A member whose registration is missing is removed only once its process has
+  ended, or once the coordinator has answered for an entire lease without interruption. So each member has time to
+  register again after an outage of the coordinator, or after the coordinator was wiped.
 - An entry is accepted only with an authentication code, which requires the cluster's key.
 """
 
@@ -42,7 +42,8 @@ LEASE_S = 20.0
 LOST_S = 120.0
 """Seconds after which the data of a node that is away counts as lost."""
 KEPT_S = 24 * 3600.0
-"""The same for a node's data of durable partitions: its restart may take long."""
+"""Seconds after which the data in durable partitions of a node that is away counts as lost. They are more, since a
+restart may take long."""
 
 _RENEWALS = 4  # renewals in the time of a lease
 _PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0
@@ -90,7 +91,7 @@ class Membership:
         self.me = me
         self.current: Mapping[str, Member] = MappingProxyType({me: member})  # a new mapping at every change
         self.epoch = 1
-        """Grows with every change of this node's view; not comparable between nodes."""
+        """A counter of the changes of the members that this node sees; not comparable between nodes."""
         self._coordinator = coordinator
         self._member = member
         self._seal = Seal(key)
@@ -145,7 +146,8 @@ class Membership:
         self._over.append(ended)
 
     def gone(self, node: str, *, durable: bool = False) -> bool:
-        """Whether data of which `node` had the only copy is lost. With `durable`: its data of durable partitions."""
+        """Whether data of which `node` had the only copy counts as lost. `durable`: ask about its data of durable
+        partitions."""
         ended = self._ended.get(node)
         if ended is not None and not ended.keeps:
             return True
@@ -162,7 +164,8 @@ class Membership:
         return node not in self.current
 
     def known(self, node: str) -> bool:
-        """Whether this node may be a member or return. A node that was never seen here died before this one joined."""
+        """Whether this node may be a member or return. A node that was never seen here ended before this node
+        joined."""
         return node in self.current or node in self._missing or not self._seen.is_set()
 
     def address(self, node: str) -> str | None:
@@ -191,7 +194,7 @@ class Membership:
         await self._seen.wait()
 
     async def run(self) -> None:
-        """Be a member, and watch the others, until cancelled."""
+        """Keep this node registered, and watch the other registrations, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._keep())
@@ -280,7 +283,7 @@ class Membership:
             pause_s = min(2 * pause_s, _MAX_PAUSE_S, self._lease_s / _RENEWALS)
 
     async def _sweep(self) -> None:
-        """Remove absent members periodically, once their absence counts; see the module."""
+        """Periodically remove members whose registration is missing for long enough; see the module."""
         pause_s = self._lease_s / (2 * _RENEWALS)
         awake_s = self._clock()
         while True:
@@ -292,7 +295,7 @@ class Membership:
             self._settle()
 
     def _took(self, values: Mapping[str, bytes]) -> None:
-        """Adopt the present registrations."""
+        """Adopt the registrations that the coordinator reports."""
         now, before = self._clock(), self._registered
         decoded, self._decoded, self._registered = self._decoded, {}, {}
         for name, value in values.items():

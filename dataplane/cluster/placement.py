@@ -1,8 +1,8 @@
-"""Places groups on nodes or partitions: each on the one with the highest hash of both names (rendezvous hashing, Thaler
-and Ravishankar 1998).
+"""Places groups on nodes or partitions by rendezvous hashing (Thaler and Ravishankar 1998): each group is placed on the
+one for which the hash of both names is highest.
 
-Invariants: all nodes with the same names compute the same placement, independent of the order of the names. When a name
-is added or removed, only the groups that it wins or had won move.
+Invariants: all nodes that use the same names compute the same placement, independent of the order of the names. When a
+name is added or removed, only the groups that are then or were placed on it move.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xxhash
 Index = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint64]
 
-_AT_ONCE = 1 << 20  # weights in memory at a time
+_AT_ONCE = 1 << 20  # the most weights in memory at a time
 
 
 class Placement:
@@ -46,8 +46,8 @@ def _encoded(group: str | int) -> bytes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): each input bit changes half of the output bits. With
-    hashes that are only combined, the weights of some pairs of nodes would be related."""
+    """The finalizer of SplitMix64 (Steele, Lea and Flood 2014): each input bit changes half of the output bits. If the
+    two hashes were combined without it, the weights of some pairs of nodes would be correlated."""
     values ^= values >> np.uint64(30)
     values *= np.uint64(0xBF58476D1CE4E5B9)
     values ^= values >> np.uint64(27)

@@ -1,6 +1,6 @@
-"""The authentication code of entries at a coordinator: HMAC-SHA256 with a key derived from the cluster's.
+"""The authentication code of entries at a coordinator: HMAC-SHA256 with a key derived from the cluster's key.
 
-A cluster without a key, which uses loopback only, has no code.
+The entries of a cluster without a key, which uses only loopback, have no code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataplane.wire.auth import Key
 
 
 class Seal:
-    """Seals entries, and opens sealed ones."""
+    """Adds the authentication code to entries, and checks it."""
 
     def __init__(self, key: Key | None) -> None:
         self._key = None if key is None else hashlib.blake2b(key.secret, person=b"dataplane member").digest()

@@ -1,13 +1,14 @@
-"""The seeds: the hosts whose nodes run the cluster's own etcd, one server each, from a directory that outlives them.
+"""The seeds: the hosts whose nodes run the cluster's own etcd. Each runs one server, whose directory outlives the node.
 
     dataplane node --seeds h1,h2,h3 ...      # the same on every host
 
 A node on one of these hosts runs a server as its child; other nodes are only clients. A seed that returns finds its
 directory and rejoins. A seed that has lost it replaces its former server, if the others have a majority.
 
-Invariants: a directory belongs to one list of seeds, one name and one key, and to one living node, by a lock. A
-directory with other owners is left unchanged. The first node also writes the list to the coordinator, and a node with
-another list refuses to run. Servers answer only holders of the cluster's key (`cluster.certificates`).
+Invariants: a directory belongs to one list of seeds, one cluster name and one key; a node leaves the directory of
+others unchanged. At most one living node uses a directory, which it locks. The first node also writes the list of seeds
+to the coordinator, and a node with another list refuses to run. Servers answer only holders of the cluster's key
+(`cluster.certificates`).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from dataplane.wire.auth import Key
 log = logging.getLogger(__name__)
 
 KEY = "seeds"
-"""The coordinator's key of the list."""
+"""The key of the list of seeds at the coordinator."""
 
 _ASK_S = 2.0
 _AGAIN_S = 1.0
@@ -50,10 +51,15 @@ class SeedsDiffer(Rejected):
 
 
 class Seeds:
-    """The cluster's own etcd, for one node. `run` it beside the membership, and end it after that."""
+    """The cluster's own etcd, for one node.
+
+    `run` is a task beside that of the membership. It is cancelled after the membership has ended, which still needs
+    the coordinator to deregister.
+    """
 
     def __init__(self, config: ClusterConfig, key: Key) -> None:
-        """Raises ValueError if a package or program is not installed, OSError and SeedsDiffer for the directory."""
+        """Raises ValueError if a package or program is not installed, OSError if the directory of the server cannot
+        be used, SeedsDiffer if it belongs to another cluster."""
         how = config.joined
         self._list, self._name = sorted(how.addresses), how.name
         host = config.advertise or config.host
@@ -83,7 +89,8 @@ class Seeds:
             raise first_of(differs, (SeedsDiffer,)) from None
 
     async def _compare(self) -> None:
-        """Write the list, or compare it with the stored one, periodically, since etcd may be wiped."""
+        """Compare the list with the one in etcd, which is written if it is missing. This is repeated periodically,
+        since etcd may be wiped. Raises SeedsDiffer."""
         mine = json.dumps(self._list).encode()
         while True:
             try:
@@ -128,8 +135,8 @@ class Seeds:
             await gateway.aclose()
 
     async def _among(self, gateway: Gateway, directory: _Directory, others: Sequence[str]) -> str:
-        """As `_state`, if the others have a majority. Raises OSError if they do not accept this server yet: started as
-        "new", it would have the identity of its removed predecessor."""
+        """As `_state`, if the other servers have a majority. Raises OSError if they do not accept this server yet: if
+        it were started as "new", it would have the identity of its removed predecessor."""
         peer_url = _at(directory.seed).peer_url
         try:
             if directory.begun:
@@ -143,8 +150,9 @@ class Seeds:
         return state
 
     async def _hears(self, other: str, number: int) -> None:
-        """Wait until another server, if it answers, lists a server that was added. The new server asks any of them for
-        its identity; one with an outdated list would answer with that of the removed server."""
+        """Wait until another server lists a server that was added, unless the other does not answer. The new server
+        asks any of the servers for its identity; one with an outdated list would answer with that of the removed
+        server."""
         gateway = Gateway([other], _ASK_S, self._tls)
         try:
             async with asyncio.timeout(_HEAR_S):
@@ -162,20 +170,20 @@ class Seeds:
 
 
 async def _servers(gateway: Gateway) -> list[Server]:
-    """The servers of the cluster, as the answering one lists them."""
+    """The servers of the cluster, as listed by the one that answers."""
     return (await gateway.ask("cluster/member/list", {})).members
 
 
 async def _is_removed(gateway: Gateway, peer_url: str) -> bool:
-    """Whether a server's data belongs to a removed server: its address has no entry, or only one that never ran. (An
-    added server has no name until it runs.)"""
+    """Whether the data of a server belongs to a server that was removed: the list has no entry with its address, or
+    only one of a server that has never run. (A server that was added has no name until it runs.)"""
     return not any(server.name for server in await _servers(gateway) if peer_url in server.peerURLs)
 
 
 async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
-    """Register a server without data: if the others list it as one that ran, replace its entry by a new one. Returns
-    its initial cluster state, and its number if it was added, else 0. (A server that has not published a client
-    address never ran.)"""
+    """Register a server that has no data. If the others list it as one that has run, its entry is replaced by a new
+    one. Returns its initial cluster state, and its number if it was added, else 0. (A server that has not published a
+    client address has never run.)"""
     mine = [server for server in await _servers(gateway) if peer_url in server.peerURLs]
     if mine and not mine[0].clientURLs and mine[0].name:
         return "new", 0
@@ -262,7 +270,7 @@ def _differ(mine: list[str], theirs: str) -> str:
 
 
 def _is_own(seed: str, host: str) -> bool:
-    """Whether these are names of one host."""
+    """Whether both names are of the same host."""
     if seed == host:
         return True
     try:

@@ -1,8 +1,9 @@
-"""An etcd server as a child process of the node: restarted when it dies, and ended with the node in any case.
+"""An etcd server as a child process of the node. It is restarted when it dies, and ends with the node in any case.
 
-Invariants: it uses TLS, and serves only clients and servers with a certificate of the cluster's authority; its own is
-passed in memory. If the node dies, the kernel ends it (a signal at the parent's death); if the node stops in order, it
-gets SIGTERM, or SIGKILL if its data is temporary. It logs to `etcd.log` in its directory.
+Invariants: the server uses TLS, and serves only clients and servers with a certificate of the cluster's authority. Its
+own certificate is passed in memory. If the node dies, the kernel ends the server (by a signal at its parent's death).
+If the node stops in order, the server gets SIGTERM, or SIGKILL if its data is temporary. It logs to `etcd.log` in its
+directory.
 """
 
 from __future__ import annotations
@@ -29,12 +30,13 @@ from dataplane.cluster.certificates import Certificates, in_memory
 log = logging.getLogger(__name__)
 
 HEARTBEAT_MS, ELECTION_MS = 100, 1000
-"""For etcd's leader: an election takes at most 2 s, and 8 busy processes for each core cause none."""
+"""The heartbeat and the election timeout of etcd. An election takes at most 2 s, and a load of 8 busy processes per
+core causes none."""
 
 _AGAIN_S, _MAX_AGAIN_S = 0.5, 5.0
-_STEADY_S = 30.0  # after running so long, the server is restarted without a longer pause
+_STEADY_S = 30.0  # a server that has run for so long is restarted after the shortest pause
 _STOP_S = 3.0
-_MAX_LOG = 16 << 20  # bytes of a log that is put aside at the next start
+_MAX_LOG = 16 << 20  # a log with more bytes is renamed at the next start
 _ENDS_WITH_NODE = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, int(sys.argv[2]))  # PR_SET_PDEATHSIG
@@ -75,7 +77,7 @@ class ServerAddress:
 
 
 class EtcdServer:
-    """The server. `run` it in the event loop from which it is used."""
+    """The server. `run` is called in the event loop from which the server is used."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The interface between a partition's replicas and the state machine of a stream or table.
 
 A leader turns a request into commands (`decide`); every replica applies the committed commands in order, each once
-(`apply`). `decide` may read volatile state (the time, leases of rows), and may refuse a request. `apply` may do neither:
-equal commands applied to equal states must give equal states and results on every replica.
+(`apply`). `decide` may read volatile state (the time, leases of rows), and may refuse a request. `apply` may do
+neither: equal commands applied to equal states must give equal states and results on every replica.
 """
 
 from __future__ import annotations
