@@ -1,7 +1,7 @@
-"""The answers of a table, the same for a table of one node and for a partition.
+"""The answers to requests about a table. They are the same for a table of a node outside a cluster and for a partition.
 
-A table of None, which does not exist, has no rows: a request that names rows is refused, a request for all rows finds
-none. Each answer is bounded; the requester continues after its last row.
+A table of None does not exist: a request that names rows is refused, and a request for all rows finds none. The size of
+each answer is bounded; the requester asks for the rows after the last one of the answer.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dataplane.table.table import Table
 from dataplane.table.write_effects import UnneededCells
 
 MAX_TAG_BYTES = 64 << 10
-"""Bytes of the tags of one row."""
+"""The most bytes of the tags of one row."""
 
-_PAGE = 1 << 15  # rows that one message describes
-_NUMBERS = 1 << 18  # numbers of rows that one message has
-_PAGE_BYTES = 1 << 20  # bytes of tags in one message; keys and flags take no more
+_PAGE = 1 << 15  # the most rows whose metadata is in one message
+_NUMBERS = 1 << 18  # the most numbers of rows in one message
+_PAGE_BYTES = 1 << 20  # the most bytes of tags in one message; keys and flags take at most as many
 _ALL_BYTES = 1 << 62
 _NONE: Index = np.empty(0, np.int64)
 
@@ -71,7 +71,7 @@ def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | N
 
 
 def numbered(numbers: Index) -> r.Numbered:
-    """The first of these numbers, as many as fit into one message."""
+    """An answer with the first of these numbers, as many as fit into one message."""
     told = numbers[:_NUMBERS]
     return r.Numbered(told, len(told) < len(numbers))
 
@@ -96,7 +96,7 @@ def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
 
 
 def seen_all(table: Table, numbers: Index) -> r.Looked:
-    """The metadata of these rows of one write, and the columns of the table."""
+    """The answer with the metadata of these rows of one write, and the columns of the table."""
     names = list(table.cells.schema)
     seen = table.look(numbers, names)
     return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), columns=names)

@@ -1,9 +1,9 @@
-"""Outbox entries, by which nodes are told of cells that no row needs any more.
+"""The entries of outboxes that tell nodes which cells of a table no row needs any more.
 
-When no cell of a write is needed any more, the entry is the encoded reference of the write: it ends one need of the
-shards. Before that, if each cell of the write is stored by itself, the entry is a byte with which no reference begins,
-then the reference to the unneeded cells: they are freed at once, and the shards are needed as before. A repeated entry
-changes nothing.
+There are two kinds of entries. When no cell of a write is needed any more, the entry is the encoded reference of the
+write; it ends one need of the shards. When only some cells are not needed, and each cell of the write is stored
+separately, the entry is a byte with which no reference begins, followed by the reference to these cells; they are freed
+at once, and the need of the shards stays. An entry that arrives twice changes nothing the second time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def tell(over: Iterable[UnneededCells], outboxes: Outboxes) -> None:
 
 
 def decode(entry: bytes) -> tuple[BatchRef, bool]:
-    """The reference, and whether it is of a whole write. Raises ProtocolMismatch."""
+    """The reference in an entry, and whether it is that of a whole write. Raises ProtocolMismatch."""
     cells = entry[:1] == _CELLS
     return BatchRef.decode(entry[1:] if cells else entry), not cells

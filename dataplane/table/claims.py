@@ -1,9 +1,9 @@
 """The rows of a table that each task has claimed, and the ids of the claims.
 
-A task exists from its first claim. A claim id names the rows of one claim, so that later ranks, or a repeated call, get
-the same rows; the latest ids of a task are remembered.
+A task exists from its first claim. A claim id identifies the rows of one claim, so that other ranks, or a repeated
+call, get the same rows. The last `MAX_CLAIMS` ids of a task are remembered.
 
-Invariants: a row is claimed by a task once, until it is released; rows are claimed all or none.
+Invariants: a task can claim a row once, until the row is released; a claim gets all of its rows or none.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import TaskState
 
 MAX_TASKS = 256
-"""Tasks that have claimed rows of a table."""
+"""The most tasks that have claimed rows of a table."""
 
 MAX_CLAIMS = 4096
-"""Claim ids of one task that are remembered."""
+"""The most claim ids of one task that are remembered."""
 
 
 class ClaimIds:
@@ -32,7 +32,7 @@ class ClaimIds:
     def __init__(self, there: Callable[[Index], Flags]) -> None:
         self._there = there
         self.given: OrderedDict[str, Index] = OrderedDict()
-        self._left: dict[str, int] = {}  # by claim, the number of its rows that exist
+        self._left: dict[str, int] = {}  # by claim: the number of its rows that exist
         self._naming: dict[int, list[str]] = {}
         self._empty: set[str] = set()  # claims that named no existing row
 
@@ -65,7 +65,7 @@ class ClaimIds:
             self._forget(claim)
 
     def gone(self, numbers: Index) -> None:
-        """Forget the claims that name only rows that are gone."""
+        """Forget the claims that have no rows left. `numbers`: the rows that were just removed."""
         over = set(self._empty)
         for number in numbers.tolist() if self._naming else ():
             for claim in self._naming.pop(number, ()):
@@ -77,7 +77,7 @@ class ClaimIds:
 
 
 class Claims:
-    """The tasks of a table with these lines. `there(numbers)`: flags of the rows that exist."""
+    """The tasks of a table whose rows are in `lines`. `there(numbers)` flags the rows that exist."""
 
     def __init__(self, lines: ColumnArrays, there: Callable[[Index], Flags]) -> None:
         self._lines = lines
@@ -101,8 +101,8 @@ class Claims:
         return flags
 
     def claim(self, task: str, at: Index, give: Index, claim_id: str) -> bool:
-        """Mark these lines as claimed, and remember the rows `give` under the id, unless it is empty. Returns False if
-        a line was claimed before; then nothing has changed. Raises LimitExceeded for too many tasks."""
+        """Mark these lines as claimed, and remember the rows `give` under the id, unless the id is empty. If one of the
+        lines was claimed before, change nothing and return False. Raises LimitExceeded for too many tasks."""
         if self.claimed(task, at).any():
             return False
         if task not in self._ids:
@@ -128,13 +128,14 @@ class Claims:
             self._lines.drop(("claimed", name))
 
     def release(self, task: str | None, at: Index, numbers: Index) -> None:
-        """Undo the claims of the task, or of all tasks, on these lines, which are the rows with these numbers."""
+        """Undo the claims of the task, or of all tasks if that is None, on the rows with these numbers, whose lines are
+        `at`."""
         for name in self.tasks if task is None else [task] if task in self._ids else []:
             self._lines["claimed", name][at] = False
             self._ids[name].release(numbers)
 
     def gone(self, numbers: Index) -> None:
-        """Forget the claims of all tasks that name only these rows, which are gone."""
+        """Forget the claims of all tasks that have no rows left. `numbers`: the rows that were just removed."""
         for claims in self._ids.values():
             claims.gone(numbers)
 
@@ -150,7 +151,7 @@ class Claims:
         ]
 
     def restore(self, tasks: list[TaskState], lines: int) -> None:
-        """Restore these tasks, for a number of lines. Raises ValueError, LimitExceeded."""
+        """Restore these tasks. `lines`: the number of lines. Raises ValueError, LimitExceeded."""
         for each in tasks:
             claimed = unpack(each.claimed)
             if len(claimed) and not 0 <= claimed.min() <= claimed.max() < lines:

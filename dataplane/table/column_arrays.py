@@ -1,7 +1,7 @@
-"""Arrays with one value for each line, which grow and shrink together.
+"""Arrays of equal length, with one value for each line, which grow and shrink together.
 
-Invariants: a line that was not set has the default value of the array. Lines keep their order when others are removed;
-the cost of adding or removing a line does not grow with their number.
+Invariants: a line whose value was not set has the default value of the array. Lines keep their order when others are
+removed. The amortised cost of adding or removing a line does not depend on the number of lines.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ColumnArrays:
         return self._arrays[name][0][: self.count]
 
     def add(self, lines: int) -> None:
-        """Append lines."""
+        """Append `lines` lines."""
         need = self.count + lines
         if need > self._room:
             room = max(need, 2 * self._room)
@@ -51,7 +51,7 @@ class ColumnArrays:
         self.count = need
 
     def keep(self, which: npt.NDArray[np.bool_]) -> None:
-        """Remove all other lines."""
+        """Keep the flagged lines, and remove all others."""
         left = int(np.count_nonzero(which))
         room = max(_LEAST, left + left // 2)
         for name, (array, fill) in self._arrays.items():

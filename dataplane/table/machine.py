@@ -1,15 +1,16 @@
 """The partition of a table as a state machine.
 
-A request that changes the table is its own command and is decided when it is applied: a write that fails changes
-nothing, and its result is the error. The leader answers reads from the committed state. Only waiting requests are
-volatile: claims are replicated and survive a leader.
+The command of a request that changes the table is the request itself. It is checked when it is applied: a write that
+fails changes nothing, and its result is the error. The leader answers reads from the committed state. Only waiting
+requests are volatile; claims are replicated, so the next leader knows them.
 
-The partition exists before the table and after it: a table begins with its first write and ends when it is dropped.
-Numbers of rows and of changes continue, so none is reused. `Retire` ends a partition that has no table and an empty
-outbox.
+The partition exists before the table and after it: a table begins with its first write and ends when it is dropped. The
+numbers of rows and of changes continue with the next table, so none is reused. `Retire` ends a partition that has no
+table and an empty outbox.
 
-Columns are in the stores of nodes, which learn the cells that are no longer needed from outboxes (`cell_release`).
-When a node is lost, rows keep their cells there: reading one raises `OwnerDied`, and writing it again repairs it.
+Columns are in the stores of nodes. Outboxes tell the nodes which cells are no longer needed (`cell_release`). When a
+node is lost, rows keep the references to their cells on it: reading such a cell raises `OwnerDied`, and writing it
+again repairs it.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from dataplane.table import requests as r
 from dataplane.table.table import Table
 
 NOTHING = b""
-_UNREADY = 1024  # requests that are remembered because too few rows were ready
-_HELD = 256 << 10  # approximate bytes of references in one answer
+_UNREADY = 1024  # the most requests that are remembered as not ready, so that they are not decided again
+_HELD = 256 << 10  # the most bytes, approximately, of references in one answer
 _OF_CLIENTS = (r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)
 
 
@@ -93,7 +94,8 @@ class TableMachine(StateMachine):
         return answers.answer(self.name, self.table if self.there else None, asked)
 
     def _held(self, asked: Holding) -> HeldRows:
-        """References to the columns that rows need of a node: each write of which a cell is left, as a whole."""
+        """References to the columns of a node that rows need. If any cell of a write is needed, its whole reference is
+        among them."""
         refs, nbytes, following = [], 0, -1
         for number, written in self.table.cells.writes.items():
             if number > asked.after and asked.node in written.nodes:
@@ -105,7 +107,8 @@ class TableMachine(StateMachine):
         return HeldRows(refs, following, self.outboxes.last(asked.node))
 
     def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
-        """The answer to a command that was executed before. For a write with `look`, the present state of its rows."""
+        """The answer to a command that was executed before. For a write with `look`, it has the current state of the
+        rows."""
         result = r.decode_result(known)
         match result:
             case r.Wrote(rows) if isinstance(asked, r.Upsert):
@@ -227,7 +230,7 @@ class TableMachine(StateMachine):
         return r.encode_request(r.Lose(node=bytes.fromhex(node)))
 
     def returning(self, node: str, first: int) -> bytes:
-        """The request that readmits a node, for its shards from number `first` on."""
+        """The request that permits columns on a returned node again, in its shards from number `first` on."""
         return r.encode_request(r.Return(node=bytes.fromhex(node), first=first))
 
     def waiting(self) -> Iterable[str]:

@@ -1,7 +1,7 @@
-"""The replicated state of a partition of a table as bytes: all that commands depend on.
+"""The encoded replicated state of a partition of a table: everything that commands depend on.
 
-Equal states have equal bytes, independent of a replica's history. Derived counts are left out and counted again. A
-version and a checksum come first.
+Equal states have equal bytes, independent of a replica's history. Counts that follow from the rest are not encoded, but
+computed again. The bytes begin with a version and a checksum.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SUM = 8
 
 
 class ColumnState(msgspec.Struct, array_like=True):
-    """One column: for each row the write that has its value (-1: none), and the row of that write."""
+    """One column: for each row, the write that has its value (-1: none) and the number of the row in that write."""
 
     name: str
     field: Field
@@ -32,7 +32,7 @@ class ColumnState(msgspec.Struct, array_like=True):
 
 
 class WrittenState(msgspec.Struct, array_like=True):
-    """One write, and the number of its cells that are left."""
+    """One write, and the number of its cells that are still needed."""
 
     number: int
     ref: bytes
@@ -81,13 +81,13 @@ _decode = msgspec.msgpack.Decoder(PartitionState).decode
 
 
 def seal(state: PartitionState) -> bytes:
-    """The bytes of a state."""
+    """The encoded state, with version and checksum."""
     body = _encode(state)
     return _MAGIC + xxhash.xxh3_64_digest(body) + body
 
 
 def open_sealed(data: bytes, name: str) -> PartitionState:
-    """The state with these bytes. Raises Corrupt, also for another table or version."""
+    """The decoded state. Raises Corrupt if the bytes are invalid, or of another table or version."""
     start = len(_MAGIC) + _SUM
     if not data.startswith(_MAGIC[:-1]):
         raise Corrupt("this is no snapshot of a table's partition")

@@ -1,9 +1,9 @@
 """Requests to a partition of a table, and its answers.
 
-A request that changes the table is its own command: the log has it unchanged. A request of a client has the name of
-the client and a sequence number (from 1) and is executed once: if it is sent again, it gets the first answer. Requests
-without a sequence are the driver's own and may be repeated. The leader answers reads without a command. Rows are named
-by key or, without keys, by number.
+The command of a request that changes the table is the request itself: the log contains it unchanged. Such a request of
+a client has the name of the client and a sequence number (from 1), and is executed once: if it is sent again, it gets
+the first answer. Requests without a sequence number are made by the driver, and may be executed twice. The leader
+answers reads without a command. A request names rows by key or, if it has no keys, by number.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 class Upsert(Request, frozen=True, tag=1, kw_only=True):
-    """Write rows; missing keys are added. `ref`: an encoded reference to columns that replace those of the rows, empty
-    for none. `tags`: a dict for each row, or none. Answered by `Numbered`; with `look` by `Looked`, for all columns."""
+    """Write rows; rows with new keys are added. `ref`: an encoded reference to the columns to write, empty for none.
+    `tags`: a dict for each row, or no dicts. Answered by `Numbered` or, with `look`, by `Looked` for all columns."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -45,8 +45,8 @@ class Clear(Request, frozen=True, tag=2, kw_only=True):
 
 
 class Claim(Request, frozen=True, tag=3, kw_only=True):
-    """Mark rows as claimed by the task, all or none, and remember the rows `give` under the id. Answered by
-    `ClaimedRows`."""
+    """Mark rows as claimed by the task, either all or none of them, and remember the rows `give` under the id. Answered
+    by `ClaimedRows`."""
 
     task: str
     rows: Index
@@ -70,7 +70,7 @@ class Drop(Request, frozen=True, tag=5, kw_only=True):
 
 
 class Open(Request, frozen=True, tag=6, kw_only=True):
-    """The first request: the numbers of the next row and of the last change."""
+    """The first request to a partition: the numbers of the next row and of the last change."""
 
     first: int
     changes: int
@@ -84,7 +84,7 @@ class Lose(Request, frozen=True, tag=7, kw_only=True):
 
 
 class Return(Request, frozen=True, tag=11, kw_only=True):
-    """Readmit a lost node, for its shards from number `first` on."""
+    """Note that a lost node has returned, with its shards from number `first` on."""
 
     node: bytes
     first: int
@@ -98,7 +98,7 @@ class OutboxReceived(Request, frozen=True, tag=8, kw_only=True):
 
 
 class End(Request, frozen=True, tag=9, kw_only=True):
-    """Forget the sequences of clients that have ended: these, or those whose names begin with `node`."""
+    """Forget the sequence numbers of clients that have ended: these, or those whose names begin with `node`."""
 
     clients: list[str] = []
     node: str = ""
@@ -118,7 +118,7 @@ class Number(Request, frozen=True, tag=20, kw_only=True):
 
 
 class Read(Request, frozen=True, tag=21, kw_only=True):
-    """Ask for a reference to these columns of rows; None: to all columns that all of them have. Answered by
+    """Ask for a reference to these columns of rows, or with None to all columns that each of the rows has. Answered by
     `Referred`."""
 
     keys: list[str] = []
@@ -127,12 +127,13 @@ class Read(Request, frozen=True, tag=21, kw_only=True):
 
 
 class Describe(Request, frozen=True, tag=22, kw_only=True):
-    """Ask for the columns. Answered by `Referred` without rows; without a reference if there is no column."""
+    """Ask for the columns of the table. Answered by `Referred`, with a reference that has no rows, or without a
+    reference if there is no column."""
 
 
 class Look(Request, frozen=True, tag=23, kw_only=True):
-    """Ask for the metadata of rows or, with `all`, of the next rows after the number `after`; without rows if nothing
-    has changed since `since`. Answered by `Looked`."""
+    """Ask for the metadata of rows or, with `all`, of the next rows after the number `after`. Answered by `Looked`,
+    which has no rows if the table has not changed since `since`."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -145,8 +146,8 @@ class Look(Request, frozen=True, tag=23, kw_only=True):
 
 class Ready(Request, frozen=True, tag=24, kw_only=True):
     """Ask for the rows after the number `after` that have all these columns and that the task, if given, has not
-    claimed; or for the rows of `claim_id`, if it was used. Answered by `Numbered`, or by nothing if there are fewer
-    than `least`."""
+    claimed; or, if there is a claim with the id `claim_id`, for its rows. Answered by `Numbered`, or by nothing if
+    there are fewer rows than `least`."""
 
     columns: list[str]
     task: str = ""
@@ -178,7 +179,7 @@ AnyRequest = Command | Question | Holding
 
 
 class Numbered(Result, frozen=True, tag=3):
-    """Numbers of rows. `more`: there are more after the last."""
+    """Numbers of rows. `more`: whether there are further rows after the last one."""
 
     rows: Index
     more: bool = False
@@ -191,8 +192,9 @@ class Referred(Result, frozen=True, tag=4):
 
 
 class Looked(Result, frozen=True, tag=5):
-    """The metadata of rows. `have`: for each row a bit for each requested column. `changes`: the next `since`.
-    `more`: as in `Numbered`. `columns`: all of the table, if none were requested."""
+    """The metadata of rows. `have`: for each row a bit for each requested column, 1 if the row has it. `changes`: the
+    value for `since` in the next request. `more`: as in `Numbered`. `columns`: all columns of the table, if none were
+    requested."""
 
     changes: int
     rows: Index = _NONE
@@ -204,14 +206,14 @@ class Looked(Result, frozen=True, tag=5):
 
 
 class ClaimedRows(Result, frozen=True, tag=6):
-    """The rows of a claim. Not `granted`: some were claimed before, or no claim has the id."""
+    """The rows of a claim. `granted` is False if some rows were claimed before, or if no claim has the id."""
 
     granted: bool
     rows: Index = _NONE
 
 
 class Flagged(Result, frozen=True, tag=7):
-    """One byte for each row: whether it was claimed. Also the number of the last row, and `more` as in `Numbered`."""
+    """A byte for each row, 1 if it was claimed; the number of the last row; and `more` as in `Numbered`."""
 
     flags: bytes = b""
     last: int = -1

@@ -1,10 +1,11 @@
 """The rows of a table by key, until they are cleared: their columns (`table_cells`), their tags, and the tasks that
 have claimed them (`claims`).
 
-A row has a number, in the order of arrival, which is never reused, and a line in arrays (`column_arrays`).
+Rows are numbered in the order of their arrival, and no number is reused. Each row has a line in arrays
+(`column_arrays`).
 
-Invariants: a refused call changes nothing. Loops in Python only look up keys and merge tags, and no cost grows with the
-number of rows that came and went.
+Invariants: a refused call changes nothing. The only loops in Python over rows look up keys and merge tags. No cost
+depends on the number of rows that were removed.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataplane.table.table_cells import TableCells
 from dataplane.table.write_effects import UnneededCells, WriteEffect
 
 _NUMBER, _GONE, _TAG_BYTES = "number", "gone", "tag bytes"
-_FEW = 1024  # lines: from then on, those of removed rows are deleted once they are the majority
+_FEW = 1024  # with more lines than this, those of removed rows are deleted once they are the majority
 
 
 class KnownRows(NamedTuple):
@@ -39,7 +40,7 @@ class KnownRows(NamedTuple):
 
 
 class Table:
-    """A table. `change` returns a number higher than all before."""
+    """A table. Each call of `change` returns a higher number than the one before."""
 
     def __init__(self, name: str, change: Callable[[], int], first: int = 0) -> None:
         self.name = name
@@ -168,8 +169,8 @@ class Table:
     # reading
 
     def read(self, numbers: Index, columns: Sequence[str] | None = None) -> BatchRef:
-        """A reference to these columns of these rows, in this order; None: to all columns that all of them have.
-        Raises Misuse for a row that does not exist or lacks one of the columns."""
+        """A reference to these columns of these rows, in this order. With None: to all columns that each of the rows
+        has. Raises Misuse for a row that does not exist or lacks one of the columns."""
         at = self._at(numbers)
         if columns is None:
             columns = [name for name in self.cells.schema if len(self.cells.having(at, [name])) == len(at)]
@@ -190,8 +191,8 @@ class Table:
                 raise Misuse(f"the table {self.name!r} has no column {name!r}")
 
     def after(self, number: int, most: int, most_bytes: int) -> tuple[Index, bool]:
-        """The next rows after this number, and whether there are more: at most `most` rows, with tags of at most
-        `most_bytes`, but at least one if there is one."""
+        """The next rows after this number, and whether there are more. They are at most `most` rows, and their tags
+        have at most `most_bytes`; but if there is any row, at least one is returned."""
         at = self._present()
         at = at[np.searchsorted(self._lines[_NUMBER][at], number, side="right") :]
         fits = np.searchsorted(np.cumsum(self._lines[_TAG_BYTES][at[:most]]), most_bytes, side="right")

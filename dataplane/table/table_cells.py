@@ -1,10 +1,10 @@
-"""The cells of a table: for each column of each line the write with its value, and the row of that write; a later write
-replaces it.
+"""The cells of a table. A cell has the write that contains its value, and the row of the value in that write; a later
+write to the cell replaces both.
 
-Replaced and cleared cells are returned to be freed one by one: a job may keep some rows for long, and the others of the
-same write should not stay with them.
+Each replaced or cleared cell is returned, so that it can be freed separately: a job may keep some rows for long, and
+the other rows of the same write should not stay in memory because of them.
 
-Invariants: a cell stays until its line is cleared or its column is replaced; it is returned once.
+Invariants: a cell stays until its line is cleared or a later write replaces it; then it is returned once.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from dataplane.table.replica_state import ColumnState, WrittenState
 from dataplane.table.write_effects import UnneededCells, WriteEffect
 
 MAX_COLUMNS = 1024
-"""Columns of a table."""
+"""The most columns of a table."""
 
 
 class TableCells:
-    """The cells of the table with these lines."""
+    """The cells of a table whose rows are in `lines`."""
 
     def __init__(self, lines: ColumnArrays) -> None:
         self.schema: dict[str, Field] = {}
         self.writes: dict[int, WriteEffect] = {}
-        """By number, the writes of which cells are left."""
+        """By number: the writes of which some cells are still in the table."""
         self.next_write = 0
         self.nbytes = 0
         """The approximate bytes of all cells: each cell counts an equal share of its write."""
@@ -100,7 +100,7 @@ class TableCells:
         self._lines.make(("row", name), np.int64, 0)
 
     def _of(self, name: str) -> tuple[Index, Index]:
-        """For each line the write with its value (-1: none), and the row of the write."""
+        """For each line: the write with its value (-1: none), and the row of the value in that write."""
         return self._lines["from", name], self._lines["row", name]
 
     def _over(self, before: Iterable[tuple[str, Index, Index]]) -> list[UnneededCells]:
@@ -166,7 +166,7 @@ class TableCells:
         ]
 
     def writes_state(self) -> list[WrittenState]:
-        """The writes of which cells are left."""
+        """The writes of which some cells are still in the table."""
         return [WrittenState(number, of.encode(), of.left, of.exact) for number, of in self.writes.items()]
 
     def restore(self, writes: Iterable[WrittenState], columns: Iterable[ColumnState], count: int) -> None:

@@ -1,6 +1,7 @@
 """The cells of a write to a table, and the cells that are no longer needed.
 
-A cell is a row of a column. The bytes of a write are in shards, maybe of several nodes; each node frees its own.
+A cell is one row of one column. The bytes of a write are in shards, perhaps on several nodes; each node frees those
+that it stores.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from dataplane.stream.page import Index
 
 @dataclass(slots=True, eq=False)
 class WriteEffect:
-    """The cells of one write. `left`: the number that are still in the table. `exact`: no two cells share storage, so
-    each can be freed by itself. `encoded`: the reference as bytes, if known."""
+    """The cells of one write. `left`: how many of them are still in the table. `exact`: no two cells share storage, so
+    each can be freed separately. `encoded`: the encoded reference, if known."""
 
     ref: BatchRef
     left: int
@@ -26,12 +27,12 @@ class WriteEffect:
 
     @property
     def share(self) -> int:
-        """The approximate bytes of the cells that are left."""
+        """The approximate bytes of the cells that are still in the table."""
         return self.nbytes * self.left // (len(self.ref) * len(self.ref.columns))
 
     @classmethod
     def of(cls, ref: BatchRef, encoded: bytes = b"") -> WriteEffect:
-        """A write of this reference, with all cells left."""
+        """A write of this reference, with all cells in the table."""
         return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, _exact(ref), encoded)
 
     @property
@@ -45,7 +46,8 @@ class WriteEffect:
 
 
 class UnneededCells(NamedTuple):
-    """Cells that are no longer needed: these columns of these rows of a write. `done`: no cell of it is needed."""
+    """Cells that are no longer needed: these columns of these rows of a write. `done`: no cell of the write is needed
+    any more."""
 
     written: WriteEffect
     columns: tuple[str, ...]
@@ -59,6 +61,6 @@ class UnneededCells(NamedTuple):
 
 
 def _exact(ref: BatchRef) -> bool:
-    """Whether each cell of the reference is stored by itself."""
+    """Whether no two cells of the reference share storage."""
     stored = sum(len(columns) * len(rows) for parts in locations.footprint(ref).values() for columns, rows in parts)
     return stored == len(ref) * len(ref.columns)
