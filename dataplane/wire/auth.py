@@ -1,8 +1,9 @@
 """The key that the nodes of a cluster share, in a file.
 
-It is one CURVE key pair (https://rfc.zeromq.org/spec/26/): every node shows the public half to the nodes to which it
-connects, and only nodes with the same key serve it. A process with the file is a member, so only the file's owner may
-read it, as with an SSH key. Nodes without a configured key listen on loopback only, and use one of their user (`own`).
+The key is one CURVE key pair (https://rfc.zeromq.org/spec/26/). Every node presents the public half to the nodes to
+which it connects, and only nodes with the same key answer it. Any process that can read the file can act as a member,
+so only the file's owner may read it, as with an SSH key. Nodes without a configured key listen only on loopback, and
+use a key that all nodes of the user on this host share (`own`).
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def generate(path: Path) -> Key:
 
 
 def own(directory: Path) -> Key:
-    """The key of this user's nodes on this host, in a directory of the user's; created by the first. Raises OSError,
-    and ValueError if the directory is another user's or open to others, or as `load`."""
+    """The key of this user's nodes on this host, which is in a directory of the user. The first node creates it. Raises
+    OSError; ValueError if the directory is another user's or open to others, and as `load`."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
     if found.st_uid != os.getuid() or found.st_mode & 0o022:
@@ -58,7 +59,7 @@ def own(directory: Path) -> Key:
         made = directory / f"key-{secrets.token_hex(4)}"
         generate(made)
         try:
-            with suppress(FileExistsError):  # another node was first
+            with suppress(FileExistsError):  # another node has created it first
                 os.link(made, path)
         finally:
             made.unlink()

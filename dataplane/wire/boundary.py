@@ -1,11 +1,11 @@
 """The boundary where messages of other processes are handled: every request with a number is answered.
 
-Decoding, handling and encoding may each raise, depending on the message: a channel that catches an error asks this
-module for the answer. Both channels do, the local one (`wire.local`) and the one between nodes (`wire.peer`).
+Decoding, handling and encoding may each raise, depending on the message. A channel that catches such an error gets the
+answer from this module. There are two channels: the local one (`wire.local`) and the one between nodes (`wire.peer`).
 
 Invariants: `failure` returns an encodable message for any error with any fields. `answered` returns bytes for any
-reply. A number is found in every body that begins like a request, even if the rest is invalid. An unexpected error
-makes one log line, which names the sender and is bounded in length.
+reply. The number of a request is found in every body that begins like a request, even if the rest is invalid. An
+unexpected error causes one log line, which names the sender and is bounded in length.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from dataplane.wire.messages import MAX_FRAME, Failure, Message
 log = logging.getLogger(__name__)
 _complaints = InvalidMessageLog(log)
 
-_TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4  # of an error: characters, and how much of a field is sent
-_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # numbers that MessagePack holds
-_FRAMES = 3  # of a fault, that its line names
-_LINE = 1024  # characters
+# what is sent of an error, at most: characters of its text and of a text in a field; entries and depth of a field
+_TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # the integers that MessagePack can represent
+_FRAMES = 3  # the most frames of the stack in a log line about an unexpected error
+_LINE = 1024  # the most characters of a log line
 _encoder = msgspec.msgpack.Encoder(enc_hook=hook)
 
 
@@ -53,11 +54,11 @@ class Heads:
 
 
 class _NotThereError(IndexError):
-    """Something else is in its place."""
+    """The value at this place of the message is of another type."""
 
 
 def _array(body: bytes) -> int:
-    """Where the first element of the array starts (https://github.com/msgpack/msgpack/blob/master/spec.md)."""
+    """The offset of the array's first element (https://github.com/msgpack/msgpack/blob/master/spec.md)."""
     code = body[0]
     if 0x92 <= code <= 0x9F:
         return 1
@@ -137,7 +138,7 @@ def clipped(text: str, most: int = _TEXT) -> str:
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> Any:
-    """The value, as far as a message can contain it."""
+    """The value, reduced to what a message can contain."""
     match value:
         case None | bool() | float():
             return value
@@ -158,7 +159,8 @@ def _plain(value: Any, depth: int = _DEPTH) -> Any:
 
 def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray:
     """The bytes of the message, after `room` bytes for a head. Raises LimitExceeded if it is larger than a reader
-    accepts, Misuse if it contains a value that no message can, such as a number beyond 64 bits, and RecursionError."""
+    accepts, Misuse if it contains a value that no message can contain, such as a number beyond 64 bits, and
+    RecursionError."""
     buffer = bytearray(room)
     try:
         _encoder.encode_into(message, buffer, room)
@@ -176,7 +178,7 @@ def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray
 
 
 def answered(reply: Message, sender: object, what: str = "message") -> bytes:
-    """The bytes of a reply or, if it cannot be encoded, of the failure that says so."""
+    """The bytes of a reply or, if it cannot be encoded, of a `Failure` with that error."""
     try:
         return bytes(encoded(reply, what))
     except Exception as error:

@@ -1,4 +1,5 @@
-"""All messages between a client and its node, to decode them: typed, validated as they are decoded, never unpickled."""
+"""The decoders of all messages between a client and its node. Messages are typed and validated as they are decoded, and
+never unpickled."""
 
 from __future__ import annotations
 
@@ -27,5 +28,5 @@ AnyReply = _union(messages.Reply)
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder of these messages, and of the arrays and references in them."""
+    """A decoder of these messages, including the arrays and references in them."""
     return msgspec.msgpack.Decoder(kind, dec_hook=unhook)

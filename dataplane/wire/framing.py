@@ -1,7 +1,7 @@
-"""Messages in a byte stream: each is its length, four bytes little-endian, and as many bytes of MessagePack.
+"""Messages in a byte stream: each is a length (four bytes, little-endian) and that many bytes of MessagePack.
 
-Invariants: at most `MAX_FRAME` bytes and one read of an incomplete message are ever kept, and a length is validated
-before anything is kept for it.
+Invariants: of an incomplete message at most `MAX_FRAME` bytes are kept, plus one read; a length is validated before
+memory is used for its message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LENGTH = struct.Struct("<I")
 
 def frame(message: Message) -> bytes:
     """The encoded message with its length. Raises LimitExceeded if it is larger than a reader accepts, Misuse if it
-    contains a value that no message can."""
+    contains a value that no message can contain."""
     buffer = encoded(message, room=_LENGTH.size)
     _LENGTH.pack_into(buffer, 0, len(buffer) - _LENGTH.size)
     return bytes(buffer)
@@ -57,7 +57,7 @@ class Framer:
             del self._buffer[:start]
 
     def clear(self) -> None:
-        """Nothing more comes: keep nothing. An iteration over the messages of `feed` ends."""
+        """Drop all kept bytes, since no more will arrive. An iteration over the messages of `feed` ends."""
         self._buffer = bytearray()
 
 

@@ -1,8 +1,8 @@
-"""Log lines about invalid messages: the first ones about each sender, then how many more there were.
+"""Log lines about invalid messages. The first lines about each sender are logged, then the number of further ones.
 
-Invariants: a sender has at most `MOST` lines in `EACH_S` seconds, and then one with the number of those left out;
-senders beyond the first `SENDERS` of those seconds are counted as one. So no sender can fill a disk with log lines,
-even under many names, and yet all are reported.
+Invariants: for each sender at most `MOST` lines are logged in `EACH_S` seconds, and afterwards one line with the number
+of omitted ones; all senders after the first `SENDERS` in that time count as one sender. So no sender can fill a disk
+with log lines, even if it uses many names, and yet every invalid message is counted in some line.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """The channel between processes of one host: a unix stream socket that carries messages and descriptors.
 
-asyncio's streams cannot pass descriptors, so the channel reads and writes its socket itself whenever the event loop
-says it is ready; that also saves a copy and a step. uvloop was measured and gained little here (a request and reply of
-200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 in both: most of it is waking the other side).
+asyncio's streams cannot pass descriptors, so the channel reads and writes its socket itself when the event loop reports
+that it is ready; that also saves a copy and a step. uvloop was measured and gained little here (a request and reply of
+200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 with uvloop in both; most of the time is taken
+by waking the other process).
 
-Replies are paced by the end that makes them: while more than `_PAUSE_AT` bytes wait to be sent nothing more is read,
-and a reply that is not made at once first waits for `room`, in order. So a slow receiver is slowed down, however many
-of its requests are answered at the same moment; only messages sent without waiting for room can reach the hard bound.
-The other end always reads: if both waited for each other, neither would continue.
+The end that sends replies (`paced`) limits its unsent bytes: while more than `_PAUSE_AT` bytes wait to be sent, it
+reads no more requests, and a reply that is not made at once first waits for `room`, in order. So a receiver that reads
+slowly gets its replies slowly, even if many of its requests are answered at the same moment; only messages that are
+sent without waiting for room can reach the hard bound. The other end always reads: if each end waited for the other,
+neither would continue.
 
-Invariants: `closed` is called once, with the reason, and nothing is delivered after it. Unsent bytes are bounded, and a
+Invariants: `closed` is called once, with the reason, and nothing is delivered after it. Unsent bytes are bounded: a
 peer that lets more accumulate is disconnected. A message that cannot be decoded, or whose receiver raises, delays no
-other message. Descriptors that were not taken are closed. Nothing of a partial message is kept after the end.
+other message. Descriptors that were not taken are closed. After the end, no bytes of a partial message are kept.
 """
 
 from __future__ import annotations
@@ -40,14 +42,14 @@ log = logging.getLogger(__name__)
 
 _OWN = "start a node as this user, and put its address into DATAPLANE_ADDRESS"
 _READ = 256 << 10
-_MAX_DESCRIPTORS = 64  # in one send; the kernel takes 253
-_BESIDE = socket.CMSG_LEN(4 * _MAX_DESCRIPTORS)  # bytes
+_MAX_DESCRIPTORS = 64  # the most in one send; the kernel takes 253
+_BESIDE = socket.CMSG_LEN(4 * _MAX_DESCRIPTORS)  # the bytes of so many descriptors as ancillary data
 _MAX_UNSENT = 16 << 20  # bytes
-_TOGETHER = 128 << 10  # bytes of messages in one send: as many as a socket takes at once
-_PAUSE_AT = 1 << 20  # unsent bytes of answers above which nothing is read and no answer made
-_SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # there may be more in a moment
+_TOGETHER = 128 << 10  # the most bytes of messages in one send: as many as a socket takes at once
+_PAUSE_AT = 1 << 20  # with more unsent bytes, no requests are read and no replies are made
+_SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # a resource is used up that may be free again soon
 _AGAIN_S = 0.01
-_CONNECT_S = 5.0  # for a node that is too busy to accept
+_CONNECT_S = 5.0  # timeout for a node that is too busy to accept
 _SCHEME = "unix://"
 _UCRED = struct.Struct("3i")  # pid, uid, gid: socket(7), SO_PEERCRED
 _TIMEVAL = struct.Struct("ll")
@@ -94,7 +96,7 @@ def connect(path: Path, limit_s: float | None = None) -> socket.socket:
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # A limit of the kernel's. Python's own would make the socket non-blocking, and a full backlog an error at once.
+        # The kernel's timeout. Python's own would make the socket non-blocking, and a full backlog an immediate error.
         seconds = _CONNECT_S if limit_s is None else limit_s
         limit = _TIMEVAL.pack(int(seconds), max(1, int(seconds % 1 * 1e6)))  # zero would be no limit
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
@@ -141,8 +143,8 @@ class Channel:
     """One end of a connected socket, which it owns. Used from its event loop only.
 
     `received(message)` is called for each message; it may take descriptors with `take_descriptors`. `closed(error)`
-    is called when the other side is gone (None) or has violated the protocol; it returns whether it keeps the
-    socket, which is closed otherwise.
+    is called when the other side has closed the connection (None) or has violated the protocol. It returns whether it
+    keeps the socket, which is closed otherwise.
     """
 
     def __init__(
@@ -159,8 +161,8 @@ class Channel:
     ) -> None:
         """`descriptors`: whether to accept any. `refused(body, error)` is called with a message that cannot be
         decoded; it sends the answer, if any, and returns whether the channel continues. `partial_frames`: the partial
-        messages of all connections. `paced`: whether to stop reading while much waits to be sent. Only one end may
-        be paced: two could stop reading and wait for each other."""
+        messages of all connections. `paced`: whether to stop reading while more than `_PAUSE_AT` bytes wait to be sent.
+        Only one end may be paced: two could both stop reading and wait for each other."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -197,7 +199,7 @@ class Channel:
 
     @property
     def full(self) -> bool:
-        """Whether so many bytes are unsent that no further answers should be made."""
+        """Whether so many bytes are unsent that no further replies should be made."""
         return self._unsent_bytes > _PAUSE_AT
 
     @property
@@ -206,13 +208,13 @@ class Channel:
         return self._open and not (self._gathering or self._unsent or self._paused or self._held_on)
 
     def read(self) -> None:
-        """Deliver the messages that have come, while the event loop does not run."""
+        """Deliver the messages that have arrived. For callers outside of the event loop, while it does not run."""
         if self._open:
             self._readable()
 
     async def room(self) -> bool:
-        """Wait until the other side has received enough for one more message, which must be sent before anything
-        else is awaited. Returns whether that took time. First come, first served. A closed channel has room."""
+        """Wait until there is room for one more message. The caller must send it before it awaits anything else.
+        Returns whether it had to wait. First come, first served. A closed channel has room."""
         if not (self.full or self._rooms) or not self._open:
             return False
         future: asyncio.Future[None] = self._loop.create_future()
@@ -259,7 +261,7 @@ class Channel:
             self.post(frame(message), descriptors)
 
     def post(self, framed: bytes, descriptors: Sequence[int] = ()) -> None:
-        """As `send`, of a message that is framed already."""
+        """As `send`, for a message that was framed already."""
         if not self._open:
             return
         data = memoryview(framed)
@@ -291,7 +293,7 @@ class Channel:
             self._flush()
 
     def _join_unsent(self) -> None:
-        """Merge the messages that wait first, as far as they have no descriptors."""
+        """Merge the first waiting messages into one block of bytes, up to the first message with descriptors."""
         joined: list[memoryview] = []
         nbytes = 0
         while self._unsent and not self._unsent[0][1] and (not joined or nbytes + len(self._unsent[0][0]) <= _TOGETHER):
@@ -301,8 +303,8 @@ class Channel:
             self._unsent.appendleft((memoryview(b"".join(joined)) if len(joined) > 1 else joined[0], ()))
 
     def _keep_descriptors(self, last: int) -> None:
-        """Duplicate the descriptors of the last messages, which wait: the caller's numbers may be those of other
-        files by the time they are sent."""
+        """Duplicate the descriptors of the last messages, which wait. By the time they are sent, the caller may have
+        closed its descriptors, and their numbers may be those of other files."""
         for at in range(len(self._unsent) - last, len(self._unsent)):
             data, descriptors = self._unsent[at]
             kept = _Descriptors()
@@ -358,7 +360,7 @@ class Channel:
         self._let_in()
 
     def _watch(self, watch: Callable[[int, Callable[[], None]], None], then: Callable[[], None]) -> None:
-        """Have the event loop call `then` when the socket is ready; the connection ends if the system refuses that."""
+        """Have the event loop call `then` when the socket is ready. If the system refuses that, close the channel."""
         try:
             watch(self._socket.fileno(), then)
         except OSError as error:
@@ -460,16 +462,18 @@ class Channel:
             self._watch(self._loop.add_reader, self._readable)
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next `count` descriptors that arrived, now the caller's. Raises ProtocolMismatch if there are fewer."""
+        """The next `count` descriptors that arrived; the caller must close them. Raises ProtocolMismatch if there are
+        fewer."""
         if count > len(self._descriptors):
             raise ProtocolMismatch(f"{count} descriptors were announced and {len(self._descriptors)} came")
         return [self._descriptors.popleft() for _ in range(count)]
 
     def detach(self) -> tuple[socket.socket, bytes]:
-        """Remove the socket from the event loop, still connected: it is the caller's now, and the channel is closed.
+        """Close the channel but not its socket. Returns the socket, which is still connected and now the caller's, and
+        the rest of a partially sent message, which must be sent before anything else.
 
-        Returned with it is the rest of a message that is partially sent, which must be sent before anything else. Whole
-        messages that wait are dropped: among them are requests whose callers are told Closed. `drain` sends them.
+        Whole messages that wait are dropped. They may be requests, whose callers get `Closed`. To send them, call
+        `drain` before.
         """
         self._gathered()
         rest = bytes(self._unsent[0][0]) if self._half_sent else b""

@@ -1,11 +1,11 @@
 """The messages between a client and its node: the base classes, and those about the connection and the node itself.
 
-A message is one MessagePack array that begins with its tag. A request carries an `id` chosen by the client and gets
-exactly one reply with the same `id`, also if it was cancelled. A message without an `id` gets no reply. A receiver
+A message is one MessagePack array that begins with its tag. A request has an `id` chosen by the client, and gets
+exactly one reply with the same `id`, even if it was cancelled. A message without an `id` gets no reply. A receiver
 ignores fields that a later minor version appended.
 
-File descriptors travel beside a message: one for each `Grant` in it, in order. `shard_messages` and `row_messages`
-define the others, and `client_messages` decodes all.
+File descriptors are sent as ancillary data of a message: one for each `Grant` in it, in order. `shard_messages` and
+`row_messages` define the other messages, and `client_messages` decodes all.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Literal
 import msgspec
 
 MAJOR, MINOR = 3, 0
-"""Version of the protocol. Another major version is refused; of two minor versions the lower is spoken."""
+"""Version of the protocol. Another major version is refused; of two minor versions the lower is used."""
 
 MAX_FRAME = 4 << 20
 """Bytes of the largest message."""
 
 MAX_WAITING = 1024
-"""Requests of one client that may wait in a node at the same time."""
+"""The most requests of one client that may wait in a node at the same time."""
 
 MAX_WAITING_BYTES = 32 << 20
-"""Approximate bytes of the waiting requests of one client."""
+"""The most bytes, approximately, of the waiting requests of one client."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
@@ -39,7 +39,7 @@ class FromClient(Message, frozen=True):
 
 
 class Request(FromClient, frozen=True):
-    """Base class of messages that are answered, by one with the same `id`."""
+    """Base class of messages to which the node replies, with the same `id`."""
 
     id: int
 
@@ -50,7 +50,7 @@ class SharedRequest(Request, frozen=True):
 
 class Hello(Request, frozen=True, tag="hello"):
     """The first message of a connection. `label` names the client in `Backpressure` and statistics. `writes`:
-    whether the client may write, so that warming memory for it is worth while. Answered by `Welcome`."""
+    whether the client may write; only then memory is populated for it in advance. Answered by `Welcome`."""
 
     major: int
     minor: int
@@ -59,16 +59,17 @@ class Hello(Request, frozen=True, tag="hello"):
 
 
 class Stats(Request, frozen=True, tag="stats"):
-    """Ask for the statistics of this node, or of the member `node`; or about the members of the cluster, the metrics of
-    this node, or the performance graphs of the clients of all nodes, with the causes of their waits. Answered by
-    `Figures`."""
+    """Ask for statistics. `about`: "node", the statistics of the member `node`, or of this node if that is empty;
+    "members", the members of the cluster; "metrics", the metrics of this node; "graphs", the performance graphs of the
+    clients of all nodes, with the causes of their waits. Answered by `Figures`."""
 
     node: bytes = b""
     about: Literal["node", "members", "metrics", "graphs"] = "node"
 
 
 class ReadClock(Request, frozen=True, tag="read-clock"):
-    """Ask for the monotonic clock of a node; empty: of this one. Answered by `ClockRead`."""
+    """Ask for the monotonic clock of the node `node`, or of the node that receives this if that is empty. Answered by
+    `ClockRead`."""
 
     node: bytes = b""
 
@@ -94,7 +95,8 @@ class Cancel(FromClient, frozen=True, tag="cancel"):
 
 
 class Leave(FromClient, frozen=True, tag="leave"):
-    """The client disconnects. Only its pins remain, until the connection ends."""
+    """The client is about to disconnect: its waiting requests are cancelled, and its leases, permits and staged shards
+    are released. Its pins end with the connection."""
 
 
 class Alive(FromClient, frozen=True, tag="alive"):
@@ -106,7 +108,7 @@ MAX_REPORT = 128 << 10
 
 
 class Report(FromClient, frozen=True, tag="report"):
-    """The performance graph of the client so far (`diagnosis.recorder`); it replaces the one before. Sent if
+    """The performance graph of the client since its start (`diagnosis.recorder`); it replaces the previous one. Sent if
     `Welcome` asks for it. Not answered."""
 
     graph: bytes
@@ -122,7 +124,8 @@ class Reply(Message, frozen=True):
 
 
 class Grant(Message, frozen=True):
-    """A segment that the client has not seen: its number, its size in bytes, and whether it may write."""
+    """A segment whose descriptor comes with this message: its number, its size in bytes, and whether the client may
+    write to it."""
 
     segment: int
     size: int
@@ -130,12 +133,13 @@ class Grant(Message, frozen=True):
 
 
 class Welcome(Reply, frozen=True, tag="welcome"):
-    """The answer to `Hello`. `prewarm` bytes at the start of the granted segment are for the client to populate.
-    `token` names this client to a process that inherits its pins. `shared_s`: for which, beyond its own timeout, the
-    answer may take to a request about streams or tables (`SharedRequest`): in a cluster, a failover. `ring`: bytes of
-    the ring that the client records its events in, whose descriptor comes after those of the segments; 0 for none.
-    `reports_s`: how often the client is to send a `Report`; 0 for never. `holds`: the bytes of rows that fit, in memory
-    and on disk; 0 if other nodes have room for them too."""
+    """The answer to `Hello`. `prewarm`: the client populates so many bytes at the start of the granted segment.
+    `token`: identifies this client to a forked process that inherits its pins. `shared_s`: seconds that the answer to a
+    request about streams or tables (`SharedRequest`) may take in addition to the request's timeout: in a cluster, the
+    time of a failover. `ring`: the size in bytes of the ring to which the client records its events; its descriptor
+    comes after those of the segments; 0 for no ring. `reports_s`: the interval at which the client is to send a
+    `Report`; 0 for never. `holds`: the bytes of rows for which this node has room, in memory and on disk; 0 if other
+    nodes have room for rows too."""
 
     major: int
     minor: int
@@ -162,8 +166,8 @@ class Figures(Reply, frozen=True, tag="figures"):
 
 
 class ClockRead(Reply, frozen=True, tag="clock-read"):
-    """Nanoseconds of the node's monotonic clock. For another node: its clock in terms of the asked node's, which it
-    is ahead of by `ahead` nanoseconds, give or take `error`."""
+    """Nanoseconds of a node's monotonic clock. `ahead`: if that is not the node that answers, the nanoseconds by which
+    its clock is ahead of the answering node's; `error`: the uncertainty of that."""
 
     now: int
     ahead: int = 0
@@ -171,8 +175,8 @@ class ClockRead(Reply, frozen=True, tag="clock-read"):
 
 
 class RingList(Reply, frozen=True, tag="ring-list"):
-    """For each ring its number, the process id, its name, whether it lives, and the place, number and name of each
-    thread."""
+    """For each ring: its number; the id of its process, the name of that, and whether it is alive; and the place,
+    number and name of each thread."""
 
     rings: list[tuple[int, int, str, bool, list[tuple[int, int, str]]]]
 

@@ -1,13 +1,13 @@
-"""Partially received messages of all connections of a process, within one bound in bytes.
+"""Bounds the bytes of the partially received messages of all connections of a process.
 
-One message is bounded by its length (`wire.framing`); a thousand connections with half of one each are not. So when all
+The size of one message is bounded (`wire.framing`), but a thousand connections may each have half of one. When all
 partial messages together reach the bound, a connection that would add to them is not read until others have completed
-theirs. Rejected: to disconnect the one that adds the last, since of many honest clients that send large messages at
-once each has a part for a moment; to count the announced length, since most of it may never come.
+theirs. Rejected: to disconnect the connection that exceeds the bound, since many honest clients may send large messages
+at the same time; to count the announced lengths, since most of the bytes may never arrive.
 
-Invariants: the parts take at most the bound, one message, and for each connection its free share and one read. The
-connection with the oldest part continues. While others wait, one whose part is older than `PATIENCE_S` is
-disconnected, so no other waits longer for it.
+Invariants: the partial messages take at most the bound, one message, and for each connection `SHARE` and one read. The
+connection with the oldest partial message is always read. While other connections wait, one whose partial message is
+older than `PATIENCE_S` is disconnected, so others wait no longer for it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from typing import Protocol
 from dataplane.errors import LimitExceeded
 
 MAX_HALVES = 64 << 20
-"""Bytes of all partial messages."""
+"""The most bytes of all partial messages."""
 
 SHARE = 64 << 10
-"""Bytes that each connection may have of one at any time."""
+"""Bytes of a partial message that each connection may have independent of the others."""
 
 PATIENCE_S = 10.0
-"""Seconds that a partial message may take while others wait."""
+"""The most seconds that a partial message may take while other connections wait."""
 
 _LOOK_S = 1.0
 
@@ -41,12 +41,12 @@ class FrameSource(Protocol):
         """Read again."""
 
     def cut_off(self, error: LimitExceeded) -> None:
-        """Disconnect; it calls `PartialFrames.gone`."""
+        """Disconnect, and call `PartialFrames.gone`."""
 
 
 @dataclass(slots=True)
 class _PartialFrame:
-    """Bytes of a message, when it began, and since when more of it could come."""
+    """A partial message: its bytes, the time at which it began, and the time since which its connection is read."""
 
     nbytes: int
     began: float
@@ -63,7 +63,7 @@ class PartialFrames:
         *,
         freed: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
-        """`freed` is called with the size of a partial message that is gone."""
+        """`freed` is called with the size of the partial message of a connection that has ended."""
         self._bound = bound
         self._freed = freed
         self._patience_s = patience_s
@@ -74,7 +74,8 @@ class PartialFrames:
         """The bytes of all partial messages."""
 
     def note(self, reading: FrameSource, nbytes: int, *, anew: bool) -> None:
-        """A connection now has so many bytes of a message, which has begun since the last call if `anew`."""
+        """Note that a connection has `nbytes` bytes of a partial message. `anew`: the message has begun since the last
+        call."""
         half = self._held.pop(reading, None)
         if half is None or anew:
             now = asyncio.get_running_loop().time()
@@ -92,7 +93,7 @@ class PartialFrames:
             self._go_on()
 
     def gone(self, reading: FrameSource) -> None:
-        """The connection has ended."""
+        """Note that the connection has ended."""
         half = self._held.pop(reading, None)
         if half is not None:
             self.nbytes -= half.nbytes
@@ -105,12 +106,14 @@ class PartialFrames:
             self._timer = None
 
     def _first(self) -> FrameSource | None:
-        """The connection with the oldest counted part, which continues so that one does."""
+        """The connection with the oldest partial message of more than `SHARE` bytes. It is always read, so that at
+        least one connection continues."""
         counted = [(half.began, each) for each, half in self._held.items() if half.nbytes > SHARE]
         return min(counted, key=lambda one: one[0])[1] if counted else None
 
     def _go_on(self) -> None:
-        """Let the first continue and, if there is room, the others; each stops again when room runs out."""
+        """Let the connection with the oldest partial message continue and, if there is room, the others. Each stops
+        again when the bound is reached."""
         waiting, first = list(self._waiting), self._first()
         for reading in waiting if self.nbytes <= self._bound else [each for each in waiting if each is first]:
             del self._waiting[reading]

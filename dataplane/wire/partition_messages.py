@@ -1,8 +1,8 @@
-"""Messages of partitions between nodes: everything that one node has for another in a step of its event loop is one
-frame.
+"""Messages about partitions between nodes. All messages that one node sends to another in an iteration of its event
+loop share one frame.
 
-A frame is posted: it has no reply of its own, and may be lost. The sender numbers its questions, and has a deadline.
-The items of a frame are handled in order; frames of one sender arrive in order too, as long as a connection lasts.
+A frame has no reply of its own, and may be lost. The sender numbers its requests, and has a deadline for each. The
+items of a frame are handled in order; frames of one sender arrive in order too, as long as the connection lasts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataplane.replication.messages import Message as ReplicaMessage
 from dataplane.wire.messages import MAX_FRAME, Message
 
 FRAME_BYTES = MAX_FRAME - (256 << 10)
-"""Bytes of the items of one frame, unless its first is larger by itself."""
+"""The most bytes of the items of one frame, unless its first item is larger."""
 
 
 class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
@@ -28,9 +28,9 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 
 
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
-    """A request to the leader of a partition. With `wait_s`, a request without a result waits in a queue with this
-    name, for so long, until there is one. Answered by `Answered` or `Refused`. `gives`: the answer's grant is given
-    back unless the answer arrives; see `Given`."""
+    """A request to the leader of a partition. `wait_s`: if it cannot be served yet, it waits for so long in the queue
+    named `queue`. `gives`: the answer has a grant, which is given back if the answer does not arrive; see `Given`.
+    Answered by `Answered` or `Refused`."""
 
     number: int
     partition: str
@@ -57,13 +57,14 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
-    """The requester does not wait for the answer any more."""
+    """The requester no longer waits for the answer."""
 
     number: int
 
 
 class Host(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """Host a replica of a partition; an empty one is created if needed. Answered by `Hosted` or `Refused`."""
+    """Ask the node to have a replica of a partition; an empty one is created if it has none. Answered by `Hosted` or
+    `Refused`."""
 
     number: int
     partition: str
@@ -77,9 +78,9 @@ class Hosted(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
 
 
 class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
-    """From the leader of a partition, for the node that keeps its shards: outbox entries of the partition's state
-    machine, which report the outcome of rows. They are numbered, for each partition and node, from 1 on; `last` is the
-    number of the last of these. Answered by `Answered`."""
+    """From the leader of a partition to a node that stores columns of its rows: entries of the node's outbox, which say
+    which columns no row needs any more. They are numbered from 1 for each partition and node; `last` is the number of
+    the last of these. Answered by `Answered`."""
 
     number: int
     partition: str
@@ -103,13 +104,13 @@ class FindReplica(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False
 
 
 class Given(msgspec.Struct, frozen=True, array_like=True, tag=12, gc=False):
-    """Questions whose answers grant something that can be given back. Answered by `Received`."""
+    """The numbers of requests whose answers had grants that can be given back. Answered by `Received`."""
 
     numbers: tuple[int, ...]
 
 
 class Received(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
-    """The answers that have arrived, and those that have not and are no longer waited for."""
+    """Which of these answers have arrived, and which have not arrived and are no longer waited for."""
 
     numbers: tuple[int, ...]
     missing: tuple[int, ...]
@@ -132,7 +133,7 @@ Item = (
 
 
 class Frame(Message, frozen=True, tag="partitions"):
-    """From the process `life` of `node`, to `to`; another node drops it."""
+    """A frame from the process `life` of `node` to the node `to`; any other node drops it."""
 
     node: str
     life: int

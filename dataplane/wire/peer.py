@@ -1,13 +1,14 @@
 """The control channel between nodes: requests and replies over ZeroMQ, encrypted and authenticated by CURVE.
 
-A node answers on one ROUTER socket, and asks each other node over its own DEALER. Bulk data does not cross here.
+A node answers on one ROUTER socket, and sends requests to each other node on a DEALER socket for that node. Bulk data
+is not sent on this channel.
 
 Invariants: nothing is decoded from peers without the cluster's key. Every request has a deadline, after which it raises
-PeerUnavailable, even if ZeroMQ still tries. Queues are bounded: a peer with too many requests pending, or too many
-bytes of them, gets Backpressure, to ask again; messages that do not fit into ZeroMQ's queues are dropped. A request
-whose number can be read gets one answer, even if its decoding, execution or encoding raises (`wire.boundary`); a
-message without one is dropped and counted, with a log line that names its sender. Connections are made only to
-tcp://HOST:PORT.
+PeerUnavailable, even if ZeroMQ still tries to send it. Queues are bounded: a peer with too many pending requests, or
+too many bytes of them, gets Backpressure and may repeat the request later; messages that do not fit into ZeroMQ's
+queues are dropped. A request whose number can be read gets one answer, even if its decoding, execution or encoding
+raises (`wire.boundary`). A message without a readable number is dropped and counted, and a log line names its sender.
+Connections are made only to tcp://HOST:PORT.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ Answer = Callable[[Any], Message | Awaitable[Message]]
 MAX_SOCKETS = 8192
 """The most sockets of a node: one for each other node, and one to answer on. ZeroMQ's own limit would be 1,023."""
 
-_QUEUE = 1000  # messages that wait on one socket
-_AT_ONCE, _AT_ONCE_EACH = 4096, 256  # pending requests: in all, and of one node
-_AT_ONCE_BYTES = 256 << 20  # of pending requests, encoded
-_SMALL = 4096  # bytes of a request that is admitted despite the bound on bytes
-_IN_A_TURN = 256  # messages taken from one socket before the others get a turn
+_QUEUE = 1000  # the most messages that wait on one socket
+_AT_ONCE, _AT_ONCE_EACH = 4096, 256  # the most pending requests of all nodes, and of one node
+_AT_ONCE_BYTES = 256 << 20  # the most bytes of pending requests, encoded
+_SMALL = 4096  # requests up to this size are admitted despite the bound on bytes
+_IN_A_TURN = 256  # the most messages that are taken from one socket before other work of the event loop runs
 _ADDRESS = 300  # characters
 _HANDSHAKE_MS = 5000
 _TELL_S = 5.0
@@ -62,8 +63,8 @@ _replies = msgspec.msgpack.Decoder(PeerReply)
 
 @dataclass(frozen=True, slots=True)
 class PeersStatistics:
-    """Requests to other nodes, and requests of theirs; each has one reply. `dropped`: received data that was no
-    message, and had no number to answer. `posted`: frames to other nodes."""
+    """Counts of requests to other nodes, and of requests from them; each has one reply. `dropped`: received data that
+    was no valid message and had no readable number. `posted`: frames to other nodes."""
 
     asked: int
     answered: int
@@ -72,7 +73,7 @@ class PeersStatistics:
 
 
 class Peers:
-    """One node's end of all control channels. `start` it in the event loop from which it is used."""
+    """One node's end of all control channels. `start` is called in the event loop from which this is used."""
 
     def __init__(
         self, listen: str, key: Key, answer: Answer, *, freed: Callable[[int], object] = lambda nbytes: None
@@ -99,7 +100,7 @@ class Peers:
         self.address = ""
         """The address on which it listens, once it has started."""
         self.closed: Callable[[str], None] = lambda address: None
-        """Called whenever a connection to the node at that address was open, and is not any more."""
+        """Called with the address of a node when a connection to it has closed."""
 
     def start(self) -> None:
         """Listen. Raises OSError if that is not possible."""
@@ -127,7 +128,8 @@ class Peers:
         return next(self._ids)
 
     async def request(self, address: str, request: Any, kind: type[R], timeout_s: float) -> R:
-        """Ask the node at that address. Raises PeerUnavailable at the deadline, and the node's error."""
+        """Send a request to the node at that address. Returns its answer. Raises PeerUnavailable at the deadline, and
+        the error with which the node answers."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
         link = self._link(address)
@@ -172,7 +174,7 @@ class Peers:
         self._link(address)
 
     def tell(self, address: str, request: Any, kind: type[Message]) -> None:
-        """As `request`, without waiting for the answer, which is not needed."""
+        """As `request`, but do not wait for the answer, and ignore it."""
 
         async def ask() -> None:
             with suppress(DataplaneError):
@@ -181,7 +183,7 @@ class Peers:
         self._keep(asyncio.get_running_loop().create_task(ask()))
 
     def forget(self, address: str) -> None:
-        """The node at this address has gone: its pending requests fail."""
+        """Close the connection to this address, since its node has ended. Pending requests to it fail."""
         link = self._links.pop(address, None)
         if link is not None:
             link.close()
@@ -199,7 +201,7 @@ class Peers:
     def _asked(self, parts: list[bytes]) -> None:
         who, payload = parts if len(parts) == 2 else (parts[0], b"")
         if len(payload) > _SMALL:
-            self._freed(len(payload))  # soon, or when its answer is there
+            self._freed(len(payload))  # its memory is released soon, at the latest once it was answered
         try:
             request = _requests.decode(payload)
         except Exception as error:  # the boundary: the sender's values may fail any check
@@ -228,7 +230,7 @@ class Peers:
             self._say(who, failure(request.id, busy, self._sender(who)))
 
     def _refuse(self, who: bytes, number: int | None, error: Exception) -> None:
-        """Received data is no message: answer it if it has a number."""
+        """Handle received data that is no valid message: answer it if its number can be read."""
         said = refusal(error)
         sender = self._sender(who)
         _complaints.log(logging.WARNING, sender, "%s sent what is no message: %s", sender, line(error))
@@ -243,7 +245,7 @@ class Peers:
         return room and self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE
 
     def _ended(self, who: bytes, nbytes: int, answer: Awaitable[Message]) -> None:
-        """A request does not wait any more."""
+        """Note that a request is no longer pending."""
         _close(answer)  # its task may have been cancelled before it began
         self._answering_bytes -= nbytes
         self._answering[who] -= 1
@@ -262,7 +264,7 @@ class Peers:
             self._router.send([who, answered(reply, self._sender(who), _BETWEEN)])
 
     def _sender(self, who: bytes) -> str:
-        """The name of a peer for people: by ZeroMQ's identity of its connection."""
+        """The name of a peer in log lines, from ZeroMQ's identity of its connection."""
         return f"peer {who[:16].hex()}"
 
     async def aclose(self) -> None:
@@ -300,9 +302,10 @@ def _late(future: asyncio.Future[Message], address: str, waited_s: float) -> Non
 class _Socket:
     """A ZeroMQ socket in an event loop: `heard(parts)` is called for each message.
 
-    pyzmq's own asyncio sockets make several futures and callbacks for each message, about a third of a round trip.
-    The socket's descriptor says only that something has changed, and once, so all messages are taken each time, and
-    it is checked again after each send (http://api.zeromq.org/4-3:zmq-getsockopt, ZMQ_FD).
+    pyzmq's own asyncio sockets create several futures and callbacks for each message, which takes about a third of a
+    round trip. The socket's descriptor reports only that something has changed, and reports it once. So all messages
+    are taken each time, and the socket is checked again after each send
+    (http://api.zeromq.org/4-3:zmq-getsockopt, ZMQ_FD).
     """
 
     def __init__(self, socket: zmq.Socket[bytes], heard: Callable[[list[bytes]], None]) -> None:
@@ -342,8 +345,8 @@ class _Socket:
 
 
 def check_address(address: str) -> None:
-    """Raises ValueError for anything but tcp://HOST:PORT of one host. Addresses come from other nodes, and ZeroMQ
-    would also connect to sockets in the file system, to those of this process, and from named ports."""
+    """Raises ValueError for anything but tcp://HOST:PORT of one host. Addresses come from other nodes. ZeroMQ would
+    also accept those of sockets in the file system or within this process, and those that name a source address."""
     if len(address) > _ADDRESS or not address.startswith("tcp://") or not address.isprintable() or ";" in address:
         raise ValueError(f"a node is found at tcp://HOST:PORT, not at {clipped(address, _ADDRESS)!r}")
     check_host_port(address.removeprefix("tcp://"))
@@ -378,8 +381,8 @@ class _Link:
             with ExitStack() as undo:
                 undo.callback(dealer.close, linger=0)
                 _limit(dealer, address)
-                # ZeroMQ says when a connection of a socket ends, over another (zmq_socket_monitor); on this host also
-                # when a connection was refused, since the peer has then ended.
+                # ZeroMQ reports on another socket when a connection ends (zmq_socket_monitor). For an address on this
+                # host, a refused connection is reported too, since the peer has ended then.
                 events = zmq.EVENT_DISCONNECTED | (zmq.EVENT_CONNECT_RETRIED if _on_loopback(address) else 0)
                 monitor = dealer.get_monitor_socket(events)
                 undo.callback(monitor.close, linger=0)

@@ -1,6 +1,8 @@
-"""The messages between two nodes. As between a client and its node: typed, validated, never unpickled.
+"""The messages between two nodes. Like those between a client and its node, they are typed and validated, and never
+unpickled.
 
-A request has an `id`, and gets one reply with the same; `Failure` is that of `wire.messages`.
+A request has an `id`, and gets one reply with the same `id`; `Failure` is that of `wire.messages`. "You" is the node
+that receives a request.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ MAJOR, MINOR = 1, 1
 used."""
 
 MAX_SHARDS = 4096
-"""Shards that one request may name."""
+"""The most shards that one request may name."""
 
 MAX_INLINE, MAX_INLINE_ALL = 64 << 10, 1 << 20
-"""Bytes of a shard, and of all in one message, that are sent with their description: one round trip and one
-connection less."""
+"""The most bytes of a shard, and of all shards in one message, that are sent together with the description of the
+shards. That saves a round trip and a connection."""
 
 Identity = Annotated[bytes, msgspec.Meta(max_length=16)]
 """The identity of a node, or of its part of a stream or table: random bytes. The length is bounded because nodes store
@@ -49,16 +51,16 @@ class Numbered(Message, frozen=True):
 
 
 class Describe(Numbered, frozen=True, tag="describe"):
-    """Ask for the descriptions of these shards. Answered by `Described`. `apart`: the live bits of large shards are
-    not in the answer, but asked for by `LiveRows`."""
+    """Ask for the descriptions of these shards. Answered by `Described`. `apart`: leave out the live bits of large
+    shards, which are requested by `LiveRows`."""
 
     shards: list[int]
     apart: bool = False
 
 
 class LiveRows(Numbered, frozen=True, tag="live-rows"):
-    """Ask which rows of a column of a shard are not freed, as the message with this name between a node and its
-    clients. Answered by `LiveBits`."""
+    """Ask which rows of a column of a shard are not freed; see `wire.shard_messages.LiveRows`. Answered by
+    `LiveBits`."""
 
     shard: int
     column: int
@@ -67,10 +69,10 @@ class LiveRows(Numbered, frozen=True, tag="live-rows"):
 
 
 class Offer(Numbered, frozen=True, tag="offer"):
-    """Ask to read a shard once, by the transport with this name. `node` asks; the shard is `owner`'s, or that of the
-    node asked. With `whole` the entire shard will be at `node`, which may be referred to another node for it, but not
-    to those in `avoid`. With `checks` it reads into memory that is not in use yet, and so may get bytes that it must
-    check itself. Answered by `Offered`."""
+    """Ask for permission to read a shard once, by the transport with this name. `node`: the node that asks. `owner`:
+    the node that the shard belongs to; empty: you. `whole`: `node` reads the entire shard. You may refer it to another
+    node with a copy, but not to those in `avoid`. `checks`: `node` reads into memory that is not in use yet, so it may
+    get bytes from a disk, which it must check itself. Answered by `Offered`."""
 
     node: Identity
     shard: int
@@ -83,8 +85,8 @@ class Offer(Numbered, frozen=True, tag="offer"):
 
 
 class Withdraw(Numbered, frozen=True, tag="withdraw"):
-    """The offer was read, or will not be: so many bytes `came`, and with `whole` the entire shard is at `node` now.
-    Answered by `Done`."""
+    """End an offer: the shard was read, or will not be. `came`: the bytes that were read. `whole`: the node has the
+    entire shard now. Answered by `Done`."""
 
     node: Identity
     ticket: bytes
@@ -93,21 +95,21 @@ class Withdraw(Numbered, frozen=True, tag="withdraw"):
 
 
 class RetainParts(Numbered, frozen=True, tag="retain-parts"):
-    """Make links to parts of your shards, as `wire.shard_messages.Retain`. Answered by `Linked`."""
+    """Create links to parts of your shards; see `wire.shard_messages.Retain`. Answered by `Linked`."""
 
     shards: list[tuple[int, Selection]]
 
 
 class FreeParts(Numbered, frozen=True, tag="free-parts"):
-    """Free parts of shards, as `wire.shard_messages.Free`; without columns, all that the number names. Answered by
-    `PartsFreed`."""
+    """Free parts of shards; see `wire.shard_messages.Free`. A part without columns means the whole shard or link.
+    Answered by `PartsFreed`."""
 
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
 class RetainColumns(Numbered, frozen=True, tag="retain-columns"):
-    """Keep the shards of these references that you store or have copies of, for the partition with the key `holder`.
-    More may come with `node`'s number. Answered by `Done`."""
+    """Retain the shards of these references that you store or have copies of, for the partition with the key `holder`.
+    Further requests of `node` may have the same number; they belong to the same claim. Answered by `Done`."""
 
     node: Identity
     number: int
@@ -116,8 +118,8 @@ class RetainColumns(Numbered, frozen=True, tag="retain-columns"):
 
 
 class ReleaseColumns(Numbered, frozen=True, tag="release-columns"):
-    """Release the shards retained with this number; or, if `taken`, keep them until the holder says otherwise. Answered
-    by `Done`."""
+    """End the claim with this number: release its shards or, if `taken`, retain them until the partition releases them.
+    Answered by `Done`."""
 
     node: Identity
     number: int
@@ -132,7 +134,8 @@ class StreamDropped(Numbered, frozen=True, tag="stream-dropped"):
 
 
 class LedTables(Numbered, frozen=True, tag="led-tables"):
-    """Ask for the statistics of the first tables by name that you lead, after this name. Answered by `Figures`."""
+    """Ask for the statistics of the first tables by name that you lead and whose names come after `after`. Answered by
+    `Figures`."""
 
     after: str | None
 
@@ -146,22 +149,23 @@ class TakeReplicas(Numbered, frozen=True, tag="take-replicas"):
 
 
 class RetainReplicas(Numbered, frozen=True, tag="retain-replicas"):
-    """These links were made to parts of shards of the node `node`, of which you keep replicas. Answered by `Done`."""
+    """Note that these links to parts of shards of the node `node` were created. You have replicas of the shards.
+    Answered by `Done`."""
 
     node: Identity
     links: list[tuple[int, Selection]]
 
 
 class FreeReplicas(Numbered, frozen=True, tag="free-replicas"):
-    """Parts of shards of the node `node` were freed, as in `FreeParts`; without columns, all of a shard. Answered by
-    `Done`."""
+    """Note that parts of shards of the node `node` were freed. A part without columns means the whole shard. Answered
+    by `Done`."""
 
     node: Identity
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
 class FindReplicas(Numbered, frozen=True, tag="find-replicas"):
-    """Ask which of these shards of the node `node` are replicated here. Answered by `FoundReplicas`."""
+    """Ask for your replicas of these shards of the node `node`. Answered by `FoundReplicas`."""
 
     node: Identity
     shards: list[int]
@@ -192,8 +196,8 @@ PeerRequest = (
 
 
 class Described(Numbered, frozen=True, tag="described"):
-    """For each shard: its size, rows, columns, encoded layout, live bits and, if they are few, its bytes. `apart`:
-    the numbers of those whose live bits must be asked for."""
+    """For each shard: its size, rows, columns, encoded layout, live bits and, if it is small, its bytes. `apart`: the
+    numbers of the shards whose live bits must be requested by `LiveRows`."""
 
     shards: list[tuple[int, int, int, bytes, bytes, bytes]]
     apart: list[int] = []
@@ -206,7 +210,7 @@ class Linked(Numbered, frozen=True, tag="linked"):
 
 
 class PartsFreed(Numbered, frozen=True, tag="parts-freed"):
-    """The parts are freed. `owned`: the shards of which other owners still need a part."""
+    """The parts were freed. `owned`: the shards of which other owners still need a part."""
 
     owned: list[int]
 
@@ -218,9 +222,9 @@ class LiveBits(Numbered, frozen=True, tag="live-bits"):
 
 
 class Offered(Numbered, frozen=True, tag="offered"):
-    """The transport's ticket to read the bytes, once. With `holder` the bytes must be asked for at that node, and the
-    ticket is for `Withdraw` only. With `chunk` they come from a disk: entire chunks of so many bytes must be read, and
-    compared with their xxh3-64, 8 bytes each in `sums`, little-endian."""
+    """The transport's ticket to read the bytes once. `holder`: the bytes must be requested from this node instead, and
+    the ticket is only for `Withdraw`. `chunk`: if not 0, the bytes come from a disk; entire chunks of this size must be
+    read, and compared with the checksums of the chunks in `sums` (xxh3-64, 8 bytes each, little-endian)."""
 
     ticket: bytes
     holder: Identity = b""
@@ -229,7 +233,7 @@ class Offered(Numbered, frozen=True, tag="offered"):
 
 
 class FoundReplicas(Numbered, frozen=True, tag="found-replicas"):
-    """The local numbers of the requested shards; 0 for one that is not here."""
+    """The local numbers of the requested replicas; 0 for a shard of which the node has none."""
 
     numbers: list[int]
 

@@ -1,8 +1,8 @@
 """The places of pinned shards, as one block of numbers: six for each shard, 64 bits, little-endian.
 
-A reference over thousands of shards is answered in one message; a list of values for each shard would cost most of that
-message's time, on both sides. So the layouts, which shards share, are sent once, and the numbers in which they differ
-are read as a table.
+The answer about a reference to thousands of shards is one message. If it had a list of values for each shard, encoding
+and decoding those would take most of the time. So each distinct layout is sent once, and the numbers in which shards
+differ are sent as one table.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ Table = npt.NDArray[np.int64]
 
 
 class ShardPlace(NamedTuple):
-    """A shard and its place. `segment` -1: at `offset` of the bytes that the answer carries. `layout`: which of the
-    answer's layouts it has; `live`: which of its live bits, from 1 on; 0 if all of its rows are live."""
+    """A shard and its place. `segment`: -1 means that it is at `offset` of the bytes that the answer contains.
+    `layout`: the index of its layout among those of the answer. `live`: the position of its live bits among those of
+    the answer, from 1; 0 if all of its rows are live."""
 
     shard: int
     segment: int
@@ -36,7 +37,7 @@ _ONE = struct.Struct(f"<{WIDTH}q")
 
 
 def pack(numbers: Sequence[int]) -> bytes:
-    """The block, of the numbers of all places one after another."""
+    """The block. `numbers`: those of all places, one place after another."""
     return struct.pack(f"<{len(numbers)}q", *numbers)
 
 

@@ -1,13 +1,14 @@
 """An event loop that polls before it blocks.
 
-A request and its reply between two processes of one host cost 90 microseconds here, of which 60 are putting a processor
-to sleep and waking it: if both sides poll, it is 6. So before it blocks, the event loop polls for a short time, as long
-as that has recently succeeded. The time grows and shrinks as in KVM's halt polling (Linux, virt/kvm/kvm_main.c,
-`grow_halt_poll_ns`): an event soon after blocking makes the next poll longer, one after a long time makes it shorter.
-An idle loop blocks at once, and costs nothing.
+A request and its reply between two processes of one host take 90 microseconds here. Of these, 60 are spent on putting a
+processor to sleep and waking it; if both processes poll, that is 6. Therefore the event loop polls for a short time
+before it blocks, if that has recently succeeded. The time is adapted as in KVM's halt polling (Linux,
+virt/kvm/kvm_main.c, `grow_halt_poll_ns`): an event soon after blocking makes the next poll longer, one after a long
+time makes it shorter. An idle loop blocks at once, and uses no processor time.
 
-If more processes are runnable than there are processors, polling keeps the process that is to answer from running. That
-shows in a poll that takes long: another process had the processor meanwhile. Then the loop does not poll for a while.
+If more processes are runnable than there are processors, polling may keep the process that is to answer from running.
+The loop detects that by a long time between two polls, in which another process had the processor. Then it does not
+poll for a while.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class PollingSelector(selectors.EpollSelector):
     def __init__(self) -> None:
         super().__init__()
         self.polls = True
-        """Whether to poll at all: not while other threads of this process have something to do."""
+        """Whether to poll at all. False while other threads of this process have work."""
         self._look_s = 0.0
         self._crowded_until = 0.0
         self._fresh_until = 0.0
@@ -40,8 +41,8 @@ class PollingSelector(selectors.EpollSelector):
         """As `EpollSelector.select`."""
         began = now = time.perf_counter()
         if timeout is not None and timeout <= 0:
-            # The loop has work, and only looks for further events. It does so before every step of a task, so a system
-            # call each time would be a good part of a short call's time.
+            # The loop has work, and only checks for further events. It does so before every step of a task, so a system
+            # call each time would take a large part of the time of a short call.
             if now < self._fresh_until:
                 return []
             self._fresh_until = now + _FRESH_S

@@ -1,6 +1,6 @@
 """The messages between a client and its node about rows of streams and tables.
 
-`stream`: the token from `Opened`. Rows are numbers, int64, little-endian.
+The field `stream` is the token from `Opened`. Rows are named by their numbers, int64, little-endian.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataplane.table import requests as t
 from dataplane.wire.messages import FromClient, Reply, Request, SharedRequest
 
 MAX_ROWS = 1 << 16
-"""Rows of one append or one delivery."""
+"""The most rows of one append or one delivery."""
 
 STAGED = "\0"
-"""Prefix of the scopes in which clients stage columns. Rows left in such a scope are freed when its client goes."""
+"""Prefix of the scopes in which clients stage columns. Shards that are still in such a scope are freed when its client
+ends."""
 
 
 class Open(SharedRequest, frozen=True, tag="open"):
@@ -29,9 +30,9 @@ class Open(SharedRequest, frozen=True, tag="open"):
 
 
 class Admit(SharedRequest, frozen=True, tag="admit"):
-    """Ask for a permit to append so many rows and bytes of this policy version. `key` is the key of the first row
-    (empty: none), `digest` that of the append. `handing`: shards that the client put before and appends by
-    reference; they are freed if the client goes before its `Append` or the `Cancel` of this request. Answered by
+    """Ask for a permit to append so many rows and bytes of this policy version. `key`: the key of the first row (empty:
+    none). `digest`: the digest of the append. `handing`: shards that the client has put and will append by reference;
+    they are freed if the client ends before it sends the `Append`, or the `Cancel` of this request. Answered by
     `Admitted`."""
 
     stream: bytes
@@ -52,8 +53,8 @@ class GiveBack(FromClient, frozen=True, tag="give-back"):
 
 
 class Inline(msgspec.Struct, frozen=True, array_like=True):
-    """Columns inside a message, which become one small shard: their bytes, the encoded layout, and the bytes of the
-    values of each column."""
+    """Columns inside a message, which become one small shard: the bytes of the shard, its encoded layout, and the size
+    of the values of each column."""
 
     payload: bytes
     layout: bytes
@@ -61,12 +62,13 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Append(SharedRequest, frozen=True, tag="append"):
-    """Append rows. Their `columns` are in the message, which does the work of `Admit` and `Put` too; or the rows were
-    admitted (`ticket`), and `ref` names their columns. `staged`: the scope in which those were staged, if any. `groups`
-    and `keys` are empty for none; `versions` and `lengths` are int64. `spares`: other nodes that have copies of the
-    columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how long to wait, or
-    to ask the leader, at least. `begin`, of one row that is still in progress: the token of its producer, the lease in
-    seconds, and the column whose tokens are counted. Answered by `Appended`."""
+    """Append rows. Either their `columns` are in the message, which then replaces `Admit` and `Put` too; or the rows
+    were admitted by the permit `ticket`, and `ref` refers to their columns. `staged`: the scope in which those were
+    staged, if any. `groups`, `keys`: empty for none. `versions`, `lengths`: int64. `spares`: other nodes that have
+    copies of the columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how
+    long to wait for room, or how long at least to repeat the request to the leader. `begin`: for a single row that is
+    still in progress, the token of its producer, the lease in seconds, and the column whose tokens are counted.
+    Answered by `Appended`."""
 
     stream: bytes
     keys: list[str]
@@ -86,9 +88,9 @@ class Append(SharedRequest, frozen=True, tag="append"):
 
 
 class Extend(SharedRequest, frozen=True, tag="extend"):
-    """Add columns to rows, named by number or by key. `holds`: for rows named by number, the delivery number of
-    each. `piece`: the columns are the next piece of a row in progress. `columns`, or `staged`, `ref` and `spares`, and
-    `timeout_s`: as in `Append`. Answered by `Done`."""
+    """Add columns to rows, which are named by number or by key. `holds`: for rows named by number, the number of the
+    delivery of each. `piece`: if given, the columns are the next piece of a row in progress. `columns`, `staged`,
+    `ref`, `spares`, `timeout_s`: as in `Append`. Answered by `Done`."""
 
     stream: bytes
     rows: bytes
@@ -126,8 +128,9 @@ class TakeLost(SharedRequest, frozen=True, tag="take-lost"):
 
 
 class Streams(Request, frozen=True, tag="streams"):
-    """Ask for the statistics of streams whose names come after `after` (None: all), a page at a time. Answered by
-    `Figures`, empty after the last. `node`: only of the streams that this member leads."""
+    """Ask for the statistics of the first streams by name whose names come after `after` (None: of the first streams).
+    `node`: ask only about streams that this member leads. Answered by `Figures`, which is empty after the last
+    stream."""
 
     after: str | None
     node: bytes = b""
@@ -135,7 +138,7 @@ class Streams(Request, frozen=True, tag="streams"):
 
 class Restore(SharedRequest, frozen=True, tag="restore"):
     """Create a stream from the head of a checkpoint, to be filled by `PutBack` and `PutColumns`. No other client
-    sees it before `Restored`; it is dropped if this client goes before. Answered by `Opened`."""
+    sees it before `Restored`; if this client ends before that, it is dropped. Answered by `Opened`."""
 
     name: str
     head: Head
@@ -149,8 +152,8 @@ class PutBack(SharedRequest, frozen=True, tag="put-back"):
 
 
 class PutColumns(SharedRequest, frozen=True, tag="put-columns"):
-    """Columns of such rows, named by number. `task`: the task for which their producer held the rows, -1 for none.
-    Answered by `Done`."""
+    """Columns of rows of a stream that is being restored. The rows are named by number. `task`: the task for which the
+    producer of the columns had leased the rows, -1 for none. Answered by `Done`."""
 
     stream: bytes
     staged: str
@@ -160,7 +163,7 @@ class PutColumns(SharedRequest, frozen=True, tag="put-columns"):
 
 
 class Restored(SharedRequest, frozen=True, tag="restored"):
-    """Publish a stream that is being restored: it is complete. Answered by `Done`."""
+    """Publish a stream that was restored, since it is complete. Answered by `Done`."""
 
     stream: bytes
 
@@ -171,9 +174,9 @@ class Restored(SharedRequest, frozen=True, tag="restored"):
 class AskTable(SharedRequest, frozen=True, tag="ask-table"):
     """A request for the partition of the table `table`, which may wait up to `timeout_s` seconds. `home`: copied
     from the last `TableAnswer`, so that the node notices if the table that the client knew was lost; empty at first.
-    `staged`, of a write: as in `Append`. `columns`, of a write: in the message, and written together with those of its
-    `ref`. `durable`: if the request creates the table, it is durable; a table that is not is refused. Answered by
-    `TableAnswer`. The node fills in the client's name."""
+    `staged`: for a write, as in `Append`. `columns`: for a write, columns in the message, which are written together
+    with those of its `ref`. `durable`: if the request creates the table, the table is durable; if there is a table that
+    is not durable, the request is refused. The node fills in the client's name. Answered by `TableAnswer`."""
 
     table: str
     home: bytes
@@ -223,7 +226,7 @@ class StreamAnswer(Reply, frozen=True, tag="stream-answer"):
 
 
 class TableAnswer(Reply, frozen=True, tag="table-answer"):
-    """The answer of the partition of a table. `home` goes into the next `AskTable`."""
+    """The answer of the partition of a table. The client copies `home` into its next `AskTable`."""
 
     home: bytes
     result: t.ToClient
@@ -231,7 +234,7 @@ class TableAnswer(Reply, frozen=True, tag="table-answer"):
 
 class LostRows(Reply, frozen=True, tag="lost-rows"):
     """Key, group and policy version of each lost row, and the tasks that had acked it (bit t for task t). `unnamed`:
-    rows of partitions that lost every replica: their count by the node of their producers, in hex."""
+    the number of rows of partitions that lost every replica, by the node of their producers, in hex."""
 
     rows: list[tuple[str, str | int | None, int, int]]
     unnamed: dict[str, int] = {}

@@ -7,29 +7,29 @@ from typing import Any, TypeAlias
 from dataplane.wire.messages import FromClient, Grant, Reply, Request
 
 MAX_INLINE = 64 << 10
-"""Bytes of the largest payload inside a message. Larger payloads are written into the arena."""
+"""The most bytes of a payload inside a message. The client writes larger ones into the arena."""
 
 MAX_CARRIED = 16 << 10
-"""Bytes of shards that the answer to a `Pin` may contain instead of pinning them: copying so few is faster than a
-pin and its release."""
+"""The most bytes of shards that the answer to a `Pin` contains in place of pins: copying so few is faster than pinning
+and releasing."""
 
 MAX_LAYOUT = 1 << 20
 """Bytes of the largest encoded layout of one shard."""
 
 MAX_HANDLE = 4096
-"""Bytes of the longest handle of memory that a client keeps for itself."""
+"""The most bytes of the handle of memory that a client keeps for itself."""
 
 MAX_SCOPE = 1024
 """Characters of the longest name of a scope."""
 
 MAX_SHARDS = 1 << 16
-"""Shards of one request."""
+"""The most shards of one request."""
 
 MAX_RETAINED = 4096
-"""Links that one request may create."""
+"""The most links that one request may create."""
 
 MAX_LIVE = 1 << 23
-"""Rows of one `LiveRows`: their bits fill a quarter of a frame."""
+"""The most rows of one `LiveRows`: their bits fill a quarter of a frame."""
 
 
 class Reserve(Request, frozen=True, tag="reserve"):
@@ -40,7 +40,8 @@ class Reserve(Request, frozen=True, tag="reserve"):
 
 
 class Seal(Request, frozen=True, tag="seal"):
-    """Make reservations readable: (shard, encoded layout). With `hold` they are pinned too. Answered by `Done`."""
+    """Turn reservations, given as (shard, encoded layout), into shards, which can be read. `hold`: pin them too.
+    Answered by `Done`."""
 
     shards: list[tuple[int, bytes]]
     scope: str
@@ -175,8 +176,9 @@ class InheritPins(Request, frozen=True, tag="inherit-pins"):
 
 
 class Free(Request, frozen=True, tag="free"):
-    """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and all shards of a scope; or, of
-    another `node`, parts of shards, without columns whole ones. Answered by `Done`."""
+    """Free whole shards, parts of shards (shard, columns, rows as `Rows.encode`), and all shards of a scope. `node`: if
+    given, free only `parts`, which are of shards of that node; a part without columns means the whole shard. Answered
+    by `Done`."""
 
     shards: list[int] = []
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]] = []
