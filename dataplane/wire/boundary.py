@@ -26,7 +26,7 @@ from dataplane.wire.messages import MAX_FRAME, Failure, Message
 log = logging.getLogger(__name__)
 _complaints = InvalidMessageLog(log)
 
-# what is sent of an error, at most: characters of its text and of a text in a field; entries and depth of a field
+# the most that is sent of an error: characters of its text and of a text in a field; entries and depth of a field
 _TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # the integers that MessagePack can represent
 _FRAMES = 3  # the most frames of the stack in a log line about an unexpected error

@@ -1,15 +1,13 @@
 """The channel between processes of one host: a unix stream socket that carries messages and descriptors.
 
 asyncio's streams cannot pass descriptors, so the channel reads and writes its socket itself when the event loop reports
-that it is ready; that also saves a copy and a step. uvloop was measured and gained little here (a request and reply of
-200 bytes: 102 microseconds with asyncio, 85 with uvloop in the node, 87 with uvloop in both; most of the time is taken
-by waking the other process).
+that it is ready; that also saves a copy. uvloop gains little: a request and reply of 200 bytes take 102 microseconds
+with asyncio, 85 with uvloop in the node, 87 with uvloop in both; most of that is waking the other process.
 
 The end that sends replies (`paced`) limits its unsent bytes: while more than `_PAUSE_AT` bytes wait to be sent, it
-reads no more requests, and a reply that is not made at once first waits for `room`, in order. So a receiver that reads
-slowly gets its replies slowly, even if many of its requests are answered at the same moment; only messages that are
-sent without waiting for room can reach the hard bound. The other end always reads: if each end waited for the other,
-neither would continue.
+reads no more requests, and a reply that is not made at once first waits for `room`, in order. So only messages that are
+sent without waiting for room can reach the hard bound, even if many requests of a slow receiver are answered at once.
+The other end always reads: if each end waited for the other, neither would continue.
 
 Invariants: `closed` is called once, with the reason, and nothing is delivered after it. Unsent bytes are bounded: a
 peer that lets more accumulate is disconnected. A message that cannot be decoded, or whose receiver raises, delays no
@@ -462,8 +460,7 @@ class Channel:
             self._watch(self._loop.add_reader, self._readable)
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next `count` descriptors that arrived; the caller must close them. Raises ProtocolMismatch if there are
-        fewer."""
+        """The next `count` descriptors that arrived, for the caller to close. Raises ProtocolMismatch if too few did."""
         if count > len(self._descriptors):
             raise ProtocolMismatch(f"{count} descriptors were announced and {len(self._descriptors)} came")
         return [self._descriptors.popleft() for _ in range(count)]
@@ -472,8 +469,7 @@ class Channel:
         """Close the channel but not its socket. Returns the socket, which is still connected and now the caller's, and
         the rest of a partially sent message, which must be sent before anything else.
 
-        Whole messages that wait are dropped. They may be requests, whose callers get `Closed`. To send them, call
-        `drain` before.
+        Whole messages that wait are dropped; callers of requests among them get `Closed`. `drain` sends them before.
         """
         self._gathered()
         rest = bytes(self._unsent[0][0]) if self._half_sent else b""
