@@ -1,11 +1,12 @@
-"""Arrow arrays as columns, without copying values where Arrow lays them out as we do.
+"""Arrow arrays as columns, without copying values if Arrow's layout of them is the same as ours.
 
-Of slices and chunks only the rows are read. Dictionaries are decoded. Null becomes NaT in times, an absent key in a
-struct that was written by this package, and None, by way of an object column, elsewhere. Arrow types without a column
-kind become objects too, if MessagePack holds their Python values; else they are refused.
+Of slices and chunks only the selected rows are read. Dictionaries are decoded. A null becomes NaT in a column of times,
+an absent key in a struct that was written by this package, and otherwise None in an object column. Arrow types that
+correspond to no kind of column become object columns too, if MessagePack can represent their Python values; otherwise
+they are refused.
 
-Invariant: no offset or index is followed unchecked (`arrow_validate`): the public functions check, or require that the
-caller has.
+Invariant: no offset or index is followed before it was checked (`arrow_validate`). The public functions check, or
+require that the caller has checked.
 """
 
 from __future__ import annotations
@@ -155,8 +156,8 @@ def _rectangle(array: Any) -> npt.NDArray[Any] | None:
 
 
 def _typed(column: str, values: npt.NDArray[Any], declared: str, tail: tuple[int, ...]) -> tuple[str, Any]:
-    """The dtype's name and the values of its storage type: those of the declared dtype, if Arrow would hold it in this
-    type."""
+    """The name of the dtype, and the values as its storage type. It is the declared dtype if the array has the Arrow
+    type in which that dtype is stored, else the array's own."""
     name = dtype_name(column, values.dtype)
     if declared and declared != name:
         try:
@@ -249,7 +250,8 @@ def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | N
 
 
 def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int | None, ...]:
-    """The field's shape: as the type says which sizes all rows share, else as they do."""
+    """The field's shape. Sizes that all rows share are those that the type names, or else those that are equal in all
+    rows."""
     if uniform is None or len(uniform) != ndim:
         return leading(sizes) if sizes else (None,) * ndim
     varying = max([1, *(i + 1 for i, size in enumerate(uniform) if size is None)])

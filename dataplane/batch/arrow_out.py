@@ -1,7 +1,7 @@
-"""Columns as Arrow arrays: in place if the rows lie in one run and Arrow has their type, else over gathered copies.
+"""Columns as Arrow arrays: in place if the rows are contiguous and Arrow has their type, else over gathered copies.
 
-Offsets are copies that were checked, so invalid ones cannot reach Arrow, which trusts them. Text is checked to be
-UTF-8. A time that is NaT is null; in a struct it is not, since null means there that the key is absent.
+The offsets are copies that were checked, since Arrow trusts the offsets that it is given. Text is checked to be UTF-8.
+A time that is NaT becomes null, except in a struct, where null means that the key is absent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How fields are spelled in Arrow: value types, metadata, and the canonical extension type that pyarrow lacks.
+"""The Arrow types of fields: value types, metadata, and the canonical extension type that pyarrow lacks.
 
 Arrow has no bfloat16, float8, complex or big-endian numbers, and only four units of time. They become types that Arrow
 has: bits as unsigned integers, complex numbers as a last dimension of two floats, other byte orders swapped, other
@@ -31,7 +31,8 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 class Element(NamedTuple):
-    """How Arrow holds a dtype: values of `type`, whose bytes are NumPy's `native`, in `tail` more dimensions."""
+    """The Arrow form of a dtype: values of the Arrow type `type`, which have the bytes of the NumPy dtype `native`.
+    Each element is an array of the shape `tail` of such values."""
 
     type: Any
     native: np.dtype[Any]
@@ -39,7 +40,7 @@ class Element(NamedTuple):
 
 
 def element(dtype: str) -> Element:
-    """How Arrow holds elements of this dtype."""
+    """The Arrow form of elements of this dtype."""
     native = storage(dtype).newbyteorder("=")
     if native.kind == "c" and not is_bits(dtype):
         half = np.dtype(f"float{native.itemsize * 4}")
@@ -53,7 +54,8 @@ def element(dtype: str) -> Element:
 
 
 def to_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array of the storage type as Arrow's values, contiguous; without a copy where the byte order is ours."""
+    """Convert an array of the dtype's storage type to the values of the Arrow type, contiguous. Nothing is copied if
+    the array is contiguous and has the byte order of this host."""
     kind = element(dtype)
     array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)).reshape(array.shape)
     if kind.tail:

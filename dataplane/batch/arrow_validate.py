@@ -1,14 +1,16 @@
-"""Validates foreign Arrow values in full, once, before their offsets and indexes are followed; and tables in files.
+"""Validates Arrow values from elsewhere completely, once, before their offsets and indexes are followed; also tables in
+files.
 
-pyarrow trusts the offsets, indexes, run ends, type ids, null counts and UTF-8 that the maker of an array wrote: a false
-offset ends the process. So arrays from a caller, a file or another process are checked here first. Numbers cost
-nothing, bytes and lists 1 ns an offset, text its UTF-8 (3 to 18 GB/s, decision 0030).
+pyarrow trusts the offsets, indexes, run ends, type ids, null counts and UTF-8 in an array: a wrong offset crashes the
+process. So arrays from a caller, a file or another process are checked here first. The check of numbers takes no time,
+that of bytes and lists 1 ns per offset, that of text the time to validate its UTF-8 (3 to 18 GB/s, decision 0030).
 
-Invariants: `check` reads only the rows of the array, even if it is a slice; any code can follow an array that passes.
-The array is the caller's and must not change afterwards, as in every put. A table of a file has only the types that
-`arrow_out` writes: some others take no bytes (2^60 nulls, lists of no elements), but a value each when they are read.
+Invariants: `check` reads only the rows of the array, even if it is a slice; an array that passes can be read safely by
+any code. The array belongs to the caller, and must not change afterwards, as with every put. A table in a file may have
+only the types that `arrow_out` writes: values of some other types take no bytes in the file (2^60 nulls, lists without
+elements), but memory when they are read.
 
-Rejected: `validate(full=True)` of the whole. For a slice of structs or lists it validates the whole array behind the
+Rejected: `validate(full=True)` of the whole array. For a slice of structs or lists it validates the array behind the
 slice: a table that is put in a thousand slices would be validated a thousand times.
 """
 

@@ -222,8 +222,8 @@ class Column:
         `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
         `large_binary` of MessagePack. See `dataplane.batch.arrow_types` for dtypes that Arrow lacks.
 
-        Ragged rows with more than 2**31 - 1 elements in all are `large_list`s of `fixed_size_list`s; if more than
-        their first dimension varies, Arrow has no type for so many, and this raises SchemaMismatch.
+        Ragged rows with more than 2**31 - 1 elements in all are `large_list`s of `fixed_size_list`s. If more
+        dimensions than the first vary in so many elements, Arrow has no type for them, and this raises SchemaMismatch.
         """
         from dataplane.batch import arrow_out  # pyarrow takes longer to import than all of this package
 

@@ -1,18 +1,19 @@
-"""Values of Python's own types beyond MessagePack's: each is a name and the parts that it is made of.
+"""Encodes values of Python types that MessagePack lacks: each as the name of its kind, and parts.
 
-`parts_of` gives name and parts of a value of exactly one of these types; `made` gives the value back. Parts are plain
-values or values of these kinds again; the encoder walks them. Invariants: `made` calls nothing but the constructors in
-the table, and its value equals the original and has its type.
+`parts_of` returns the name and the parts of a value whose type is exactly one of these; `made` creates the value again
+from them. Parts are plain values, or values of these kinds; the encoder encodes them in turn. Invariants: `made` calls
+only the constructors in the table; its result equals the original value and has the same type.
 
-A value with more than its kind stores (an attribute that a user set, a default factory of theirs) is refused with
-`Unfit`, not stored in part.
+A value that has more than its kind can store (an attribute that a user set, a default factory of the user's own) is
+refused with `Unfit`, rather than stored incompletely.
 
 A value of a class that users define (an enum, a data class, a named tuple, a subclass of a plain type) is the module
 and qualified name of its class, and the contents of the instance (`instance_parts_of`, `instance_made`). A class is
-looked up in `sys.modules` alone: a row causes no import. It must be a class of the kind that the row names, without
-`__del__`. Instances are made by the plain type's own `__new__` and get their attributes put into place, so neither
-`__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining flags may run methods of
-the class.) A class that can not be found under its own name (one of a function) is refused when it is put.
+looked up only in `sys.modules`, so decoding a row imports nothing. It must be a class of the kind that the row names,
+without `__del__`. An instance is created by the `__new__` of the plain type, and its attributes are set directly, so
+neither `__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining flags may run
+methods of the class.) A class that cannot be found under its own name, such as one defined in a function, is refused
+when it is put.
 """
 
 from __future__ import annotations
@@ -178,7 +179,7 @@ _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it
 
 
 class Absent(Exception):
-    """A row's class is not in this process; with the row's description, and a hint."""
+    """The class of a value is not imported in this process. Has a description of the class, and a hint."""
 
 
 def instance_parts_of(value: Any) -> tuple[str, Parts] | None:
@@ -202,7 +203,7 @@ def instance_parts_of(value: Any) -> tuple[str, Parts] | None:
     elif base in (list, tuple):
         content = list(base.__iter__(value))
     else:
-        content = vars(base)["__getnewargs__"](value)[0]  # the plain value, whatever the class made of its methods
+        content = vars(base)["__getnewargs__"](value)[0]  # the plain value, even if the class overrides methods
     return "instance", [*name, content, attributes, slots]
 
 
@@ -323,7 +324,8 @@ def _base(kind: type) -> type | None:
 
 
 def _is_bare(kind: type) -> bool:
-    """Whether an instance is its attributes alone, with nothing below them that another `__new__` would make."""
+    """Whether an instance consists only of its attributes, without content that a `__new__` other than that of `object`
+    would create."""
     try:
         object.__new__(kind)
     except TypeError:

@@ -1,8 +1,8 @@
-"""The byte ranges of a shard that hold some rows of some columns: exactly the bytes to read or send for them.
+"""The byte ranges of a shard that have to be read or sent for some rows of some columns.
 
-A column's tables (offsets, shapes, indexes, presence) locate its rows; they are small, and included whole, since they
-are checked whole. Of the values, only those of the rows are included. Ranges are (start, stop) in the extent, ascending
-and apart from each other; those that nearly touch are one.
+A column's tables (offsets, shapes, indexes, presence) locate its rows. They are small, and included as a whole, since
+they are checked as a whole. Of the values, only those of the rows are included. Ranges are (start, stop) in the extent,
+ascending and disjoint; ranges with only a small gap between them are merged.
 """
 
 from __future__ import annotations

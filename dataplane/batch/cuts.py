@@ -1,17 +1,19 @@
-"""Slices inside rows: the part of each row that a reference means, described without the rows' lengths.
+"""Slices inside rows: the part of each row that a reference refers to, described without the rows' lengths.
 
-A `Cut` is steps, one after another. A step takes a part of each row along one dimension of the row, counted in the
-result of the steps before it: from a start up to a stop, as Python slices; or a rank's share. A step has one number for
-all rows, or an array of one for each row, which follows the rows when they are picked, repeated or concatenated. The
-reader and the owner of a row find its length in the column's tables; `spans` then gives its items.
+A `Cut` is a sequence of steps. A step takes a part of each row along one dimension of the row: from a start up to a
+stop, as a Python slice does, or a rank's share. Its positions are those in the result of the earlier steps. A step has
+numbers that apply to all rows, or arrays with a number for each row, which follow the rows when those are picked,
+repeated or concatenated. The reader and the owner of a row get its length from the column's tables; `spans` then gives
+its items.
 
 Invariants: steps of different dimensions are independent; each kind has a step that changes nothing, so that the cuts
 of any two references can be combined (`joined`).
 
 Shares are those of packed sequences in Megatron: a row counts as padded to a `multiple`, and each rank has the same
-number of items. `SHARE` is one run; for `ZIGZAG` the row is cut into 2 x ranks chunks, and rank r has chunks r and 2 x
-ranks - 1 - r, so that under a causal mask all ranks have equal work (ring attention, arXiv 2310.01889; the order of
-`get_batch_on_this_cp_rank`). Padding is left out: it is always at the end of a rank's share.
+number of items. With `SHARE`, a share is one run of items. With `ZIGZAG`, the row is cut into 2 x ranks chunks, and
+rank r gets chunks r and 2 x ranks - 1 - r, so that under a causal mask all ranks have equal work (ring attention, arXiv
+2310.01889; the order of `get_batch_on_this_cp_rank`). The padding, which is always at the end of a rank's share, is not
+part of the result.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ MOST_RANKS = 1 << 20
 
 
 class Step(NamedTuple):
-    """One step: its kind, the dimension of the row, and its numbers, each one for all rows or an array of one a row.
-    `size`: how long all rows were in that dimension before, or 0: nothing but sizes is told from it."""
+    """One step: its kind, the dimension of the row, and its numbers, each of which is one for all rows or an array with
+    one for each row. `size`: the length of all rows in that dimension before the step, or 0 if it is unknown; it is
+    used only to estimate sizes."""
 
     kind: int
     axis: int
@@ -158,8 +161,8 @@ def equal(cut: Cut, other: Cut) -> bool:
 
 
 def fraction(cut: Cut) -> float:
-    """The part of the rows' bytes that is left, about: exact if all rows have the same length in each dimension. If
-    they differ, slices by a start and a stop count as whole rows."""
+    """The approximate fraction of the rows' bytes that the cut leaves. It is exact if all rows have the same length in
+    each dimension. If lengths differ, slices by a start and a stop count as whole rows."""
     left = 1.0
     for step in cut:
         if step.size:
@@ -180,8 +183,9 @@ def axes(cut: Cut) -> dict[int, Cut]:
 
 
 def spans(steps: Cut, lengths: Index) -> tuple[Index, Index]:
-    """The runs of items that the steps of one dimension leave of rows of these lengths, int64 [rows]: the starts and
-    the stops, [rows, runs] each. Runs may be empty; an array among a step's numbers has one number for each row."""
+    """The runs of items that the steps of one dimension leave of rows of these lengths, int64 [rows]. Returns the
+    starts and the stops of the runs, each [rows, runs]. Runs may be empty. An array among a step's numbers has one
+    number for each row."""
     begins, ends = np.zeros((len(lengths), 1), np.int64), lengths.reshape(-1, 1)
     for step in steps:
         sizes = ends - begins

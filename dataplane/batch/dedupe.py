@@ -1,8 +1,8 @@
 """Finds the equal rows of a column, by content.
 
-A row is its dtype, shape and bytes. Rows that are the same memory, as the same image given for each of a prompt's
-responses, are one row. Others are equal if their xxh3-128 is. Reading large rows takes most of the time, so only those
-are hashed that equal another row at a few sampled places.
+Rows are equal if their dtype, shape and bytes are. Rows in the same memory, such as one image that is given for each
+response of a prompt, are recognised without reading them. Others count as equal if their xxh3-128 digests are. Reading
+large rows takes most of the time, so a large row is hashed only if a few samples of its bytes equal those of another.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
 
 
 def digests(values: Values, each: Each = map) -> Sequence[bytes]:
-    """A digest of each row: equal rows have equal digests, also between different values, unless these have an index:
-    then all of their rows must be equal. `each` is `map`, or the like in several threads, for slow functions."""
+    """A digest of each row. Equal rows have equal digests, even if they are rows of different `Values`; but if those
+    have an index, only if all of their stored rows are equal. `each`: `map`, or an equivalent that uses several
+    threads, for slow functions."""
     if values.index is not None:
         return _of_indexed(values, each)
     if values.data is None:
@@ -60,7 +61,7 @@ def _keys(values: Values, each: Each) -> Sequence[Hashable]:
 
 
 def _alike(values: Values, source: RowSource, rows: Sequence[int]) -> Iterable[list[int]]:
-    """These rows, those together that have the same shape, and the same bytes at three places."""
+    """Group these rows: those with the same shape and the same bytes at three places are together."""
     marks = _marks(values)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for i in rows:
@@ -105,8 +106,8 @@ def _marks(values: Values) -> Index | None:
 
 
 def _of_indexed(values: Values, each: Each) -> Sequence[bytes]:
-    """Stored rows are distinct, and refer to others of the same column: digests are their places, with a digest of all
-    stored rows."""
+    """The keys of rows of an indexed column. Its stored rows are distinct, and may refer to each other. So a key is the
+    place of the stored row, together with a digest of all stored rows."""
     assert values.data is not None
     assert values.offsets is not None
     assert values.index is not None

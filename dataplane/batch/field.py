@@ -1,8 +1,8 @@
 """The type of a column's rows: kind, dtype and shape, as a value that crosses sockets.
 
-A `Field` depends on the types and shapes of the values alone, never on how many rows there are or on which of
-them happen to be equally long, except that a ragged field keeps the trailing dimensions that all its rows share.
-So the fields of two parts of one column may differ in how many dimensions vary (`merge_fields`).
+A `Field` depends only on the types and shapes of the values. It does not depend on the number of rows, nor on whether
+some rows have equal lengths, with one exception: a ragged field has the sizes of the trailing dimensions that all its
+rows share. So the fields of two parts of one column may differ in how many dimensions vary (`merge_fields`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MEASURED = ("ragged", "text", "bytes")  # the kinds whose rows have lengths
 MAX_COLUMNS = 10_000  # of a shard, keys of structs included
 MAX_DEPTH = 16  # of structs in structs
 MAX_NDIM = 32
-MAX_BYTES = 1 << 62  # no product of rows, shape and item size may pass it, zero dimensions counted as one
-MAX_EMPTY = 1 << 24  # nor, of rows that take no bytes, the product of rows and shape: as a list each is an object
+MAX_BYTES = 1 << 62  # the largest product of rows, shape and item size; a dimension of zero counts as one
+MAX_EMPTY = 1 << 24  # the largest product of rows and shape if rows take no bytes: in a list, each is an object
 
 
 _FEW = 8  # fields with up to so many keys are checked once, and cached as valid

@@ -1,24 +1,24 @@
-"""The stored rows that columns of a reference mean: one selection, shared by columns that were stored together.
+"""The stored rows that the columns of a reference refer to: one selection, shared by columns that were stored together.
 
-A `Frame` is a few columns over `parts`. A part is a selection (`Rows`) of one stored block of rows, and has a
-cell for each column of the frame, which says where that column of those rows is. The rows of a frame are the
-rows of its parts one after another, or, where `order` is given, row i is row `order[i]` of them. With a `cut`, each row
-is the slice that the cut leaves (`batch.cuts`); its numbers are in the order of the frame's rows, not of the parts.
+A `Frame` has one or more columns over `parts`. A part is a selection (`Rows`) of one stored block of rows. It has a
+cell for each column of the frame, which says where that column of the rows is stored. The rows of a frame are the rows
+of its parts, concatenated. If `order` is given, row i of the frame is row `order[i]` of those. With a `cut`, each row
+is the slice that the cut leaves (`batch.cuts`); arrays in a cut are in the order of the frame's rows, not of the parts.
 
-Invariants: no part is empty, and an order contains each row that a part lists. So a frame means exactly the rows that
-its parts list.
+Invariants: no part is empty, and an order contains each row that a part lists. So a frame refers to exactly the rows
+that its parts list.
 
-Rows picked from many parts in a mixed order (a shuffle of many workers' rows) would be a part a row, and Python work
-for each. That is what the order is for. Rows in long runs stay parts, which cost a few bytes however long they are.
-`RUN` draws the line between the two.
+`order` is for rows that are picked from many parts in a mixed order, such as a shuffle of the rows of many workers:
+without it, each row would be a part, with Python objects for each. Rows in long runs are parts instead, since a part
+takes a few bytes independent of its length. `RUN` is the length of runs that decides between the two.
 
 A row may also be several stored rows joined end to end: those made piece by piece (`concat.joined`). Then `bounds`
 gives the range of listed rows that make up each row.
 
 The origin of a reference is a frame too, whose parts name streams instead of shards: the one cell of a part has the
 stream (8 bytes) where a shard has its node, and the number under which the stream delivered the rows where a shard has
-its number. So an origin is sliced, picked and repeated as the rows themselves are. It comes with the reference from any
-process, so nothing is trusted beyond its being a valid frame.
+its number. So an origin is sliced, picked and repeated in the same way as the rows. A reference and its origin may come
+from any process, so the only thing that is known of an origin is that it is a valid frame.
 """
 
 from __future__ import annotations

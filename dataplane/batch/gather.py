@@ -1,7 +1,7 @@
-"""Gathers the values of a reading: in place if they lie in one run, else by a copy with NumPy.
+"""Gathers the values of a reading: in place if they are contiguous, else by a copy with NumPy.
 
-Each function gives the same form for any pieces, so that views for NumPy, torch, Arrow and Python are made from one
-form for each kind: an array for dense rows, items with offsets for ragged rows, text, bytes and objects.
+The result has one form for each kind of column, however the rows are stored: an array for dense rows; items with
+offsets for ragged rows, text, bytes and objects. The views for NumPy, torch, Arrow and Python are created from that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataplane.errors import LimitExceeded
 _BYTE = np.dtype(np.uint8)
 
 _LARGE_ROW = 256 << 10
-"""Bytes of a row from which on a mapping of it takes less than a copy."""
+"""The size of a row in bytes from which mapping it takes less time than copying it."""
 
 _MOST_IN_PLACE = 4096
 """Rows of a column that are mapped: of some 65,000 mappings that Linux lets a process have."""
@@ -50,8 +50,8 @@ def _fitted(field: Field, selection: Selection) -> Selection:
 
 
 class _Widened(Copied):
-    """Rows of a stored column, each as often as it is named, in another dtype than they are stored in. Nothing is
-    widened before their values are looked at."""
+    """Selected rows of a stored column, converted to a wider dtype than the stored one. They are converted when their
+    values are accessed."""
 
     def __init__(self, selection: Selection, dtype: str) -> None:
         self._field = selection.stored.layout.field
@@ -129,12 +129,13 @@ def in_place(selection: Selection, field: Field) -> npt.NDArray[Any] | None:
 
 
 def _is_other(stored: Stored, field: Field) -> bool:
-    """Whether it is stored in another dtype than a column of this field has."""
+    """Whether the stored column has another dtype than the field."""
     return stored.layout.field.dtype != field.dtype
 
 
 def _by_part(reading: Reading, part: Index) -> list[tuple[Stored, Index]]:
-    """Each part, and the positions at which its rows are wanted, where `part` says for every position which it is."""
+    """Each part, and the positions in the result that have its rows. `part`: the number of the part of each
+    position."""
     positions = np.argsort(part, kind="stable")
     edges = np.searchsorted(part[positions], np.arange(len(reading.parts) + 1)).tolist()
     return [(one.stored, positions[a:b]) for one, (a, b) in zip(reading.parts, pairwise(edges), strict=True)]
@@ -175,8 +176,9 @@ def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
 
 
 def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
-    """Each row of a ragged column as a writable array that shares no memory with another: large rows in place, each
-    copied page by page as it is written to. None if they are small, or lie in one run: use `items` then."""
+    """Each row of a ragged column as a writable array that shares no memory with another row's. Large rows are mapped
+    in place, and a page is copied when it is first written to. None if the rows are small or contiguous: use `items`
+    then."""
     if reading.run is not None or not 0 < reading.rows <= _MOST_IN_PLACE:
         return None
     if nbytes(reading, field) < _LARGE_ROW * reading.rows:
@@ -221,7 +223,7 @@ class Lookup:
 
 
 def objects(reading: Reading) -> Iterator[tuple[Bytes, Lookup]]:
-    """Each row of an object column, and where its parts are that other rows have too. No copies."""
+    """Each row of an object column, with a lookup of the parts that it shares with other rows. No copies."""
     lookups: dict[int, Lookup] = {}
     for stored, row in _in_order_rows(reading):
         lookup = lookups.get(id(stored))
@@ -249,8 +251,8 @@ def spans(reading: Reading) -> list[Bytes]:
 
 
 def _in_order_rows(reading: Reading) -> Iterator[tuple[Stored, Bytes]]:
-    """Each row as a view of its bytes, with its stored column. Rows that come from several parts by turns are looked at
-    part by part, and then put in order: switching to a part takes ten times as long as reading a row."""
+    """Each row as a view of its bytes, with its stored column. If the order alternates between several parts, the rows
+    are read part by part and then put in order: switching to a part takes ten times as long as reading a row."""
     order = reading.order
     if order is None or sum(len(rows) for _, rows in reading.parts) > 2 * len(order):
         for stored, rows in in_order(reading):

@@ -1,4 +1,5 @@
-"""Encodes PIL images: as the bytes of their file if they still have it, else as their pixels; equal either way.
+"""Encodes PIL images: as the bytes of their file if they still have it, else as their pixels. Either way the reader
+gets an image equal to the one that was put.
 
 An image that was opened and not loaded since is stored as its file's bytes, and the reader opens it again from those:
 nothing is decoded on the way, and at the reader only when pixels are accessed. Any other image is stored as raw pixels,
@@ -6,19 +7,21 @@ with palette; PIL maps them in place where it can, and else copies them at the f
 size, format and `info`; the name and position of an open file are lost, and so are attributes that PIL's own pickling
 loses too.
 
-An image of several frames is kept as its file's bytes and the number of the frame, also where it was loaded but not
-changed; else it is refused, since its pixels would be of one frame.
+An image of several frames is stored as its file's bytes and the number of the current frame, even if it was loaded,
+unless it was changed. A changed one, or one whose file is closed, is refused: its pixels are those of one frame only.
 
-The reader constructs classes of PIL alone, opens files of a few formats alone (PIL runs a program for some), checks the
-size of pixels before it uses them, and raises ValueError if the bytes are not the image described. PIL's errors about
-files that claim too many pixels, or end early, reach the reader: at once for the header, later for pixels. PIL is
-imported only for a row with an image.
+The reader creates instances only of PIL's own classes, and opens only files of a few formats (for some others PIL runs
+a program). It checks the number of bytes of pixels before it uses them, and raises ValueError if the bytes are not the
+image described. PIL's errors about files that claim too many pixels, or end early, reach the reader: at once for the
+header, later for pixels. PIL is imported only for a row with an image.
 
-PIL keeps some modes, such as RGB, in a form of its own that it cannot map: making an image converts all pixels and
-takes memory for them. Rows read for other fields, as by verl's ranks, never need it. Until its pixels are accessed, an
-image refers to them in place. `isinstance` and `__class__` say the class that it has, and `type` does too once its
-pixels were looked at; it is pickled, copied, shown and written to as any other. Two threads that access it first at
-once may each make pixels, as with a PIL file that is not loaded yet.
+PIL stores some modes, such as RGB, in a layout of its own, so it cannot map their pixels: to create the image it
+converts all of them, and allocates memory for them. Therefore an image of such a mode is created with a reference to
+the stored pixels, and they are converted at the first access. A process that reads such rows for other fields, as
+verl's ranks do, never converts them. Before the first access, `isinstance` and `__class__` give the class of the image
+and `type` gives a subclass; afterwards `type` gives the class too. The image can be pickled, copied, shown and modified
+like any other. If two threads make the first access at the same time, each may convert the pixels, as with a PIL file
+that is not loaded yet.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ _FRAMES = "put it as it was opened, or its frames: [frame.copy() for frame in PI
 
 
 class Picture(NamedTuple):
-    """An image without its `info`. `frame` is negative where `data` are pixels, else that of the file in `data`."""
+    """An image without its `info`. `frame`: the number of the frame of the file in `data`; negative if `data` are
+    pixels."""
 
     module: str
     kind: str
@@ -66,7 +70,7 @@ class Picture(NamedTuple):
 
 
 def is_image(value: object) -> bool:
-    """Whether it is an image of PIL. Where that was never imported, nothing is."""
+    """Whether the value is an image of PIL. False if PIL was never imported."""
     kind = getattr(sys.modules.get("PIL.Image"), "Image", None)
     return kind is not None and isinstance(value, kind)
 
@@ -120,7 +124,8 @@ def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Im
 
 
 def is_deferred(frame: int, mode: str, nbytes: int) -> bool:
-    """Whether such an image is made only when its pixels are accessed, from where they lie."""
+    """Whether the pixels of such an image are converted only when they are accessed, and are read in place until
+    then."""
     from PIL import Image as pil
 
     mapped = getattr(pil, "_MAPMODES", ())
@@ -128,7 +133,7 @@ def is_deferred(frame: int, mode: str, nbytes: int) -> bool:
 
 
 def as_file(image: Image) -> bytes:
-    """The bytes of a file of the image, lossless: PNG, or TIFF for modes that PNG lacks. Raises ValueError."""
+    """The image as the bytes of a lossless file: PNG, or TIFF for modes that PNG lacks. Raises ValueError."""
     file = io.BytesIO()
     try:
         image.save(file, "PNG" if image.mode in ("1", "L", "LA", "P", "RGB", "RGBA", "I;16") else "TIFF")
@@ -138,8 +143,8 @@ def as_file(image: Image) -> bytes:
 
 
 def opened_from(image: Image) -> tuple[str, bytes] | None:
-    """The format and the bytes of the file in memory that an image still is, of which nothing was loaded or changed
-    since it was opened; None of any other, and of one of several frames."""
+    """The format and the bytes of the file from which an image was opened. The file must be in memory and have one
+    frame, and the image must not have been loaded or changed since; otherwise None."""
     if type(vars(image).get("fp")) is not io.BytesIO or _is_loaded(image) or getattr(image, "n_frames", 1) > 1:
         return None
     data, name = _file(image), image.format
@@ -153,7 +158,7 @@ def opened_from(image: Image) -> tuple[str, bytes] | None:
 
 
 def reopened(name: str, data: bytes) -> Image:
-    """The image of such a file, as PIL makes one of its own pickle of that: loaded, and its file closed."""
+    """The image in such a file, loaded and with its file closed, as PIL's own pickle of the image would restore it."""
     image = _open(data, name)
     made = object.__new__(type(image))
     made.__setstate__(image.__getstate__())
@@ -339,8 +344,8 @@ def _as(kind: Any, plain: Image) -> Image:
 
 
 def _deferred_image(kind: Any, like: Image, size: tuple[int, int], data: Any, make: Callable[[Any], Image]) -> Image:
-    """An image of a class of PIL with the attributes of another, but of this size and without info. `make` gives a
-    plain one of `data` when its pixels are looked at."""
+    """An image of the PIL class `kind` with the attributes of `like`, except for its size and its info, which is empty.
+    When its pixels are accessed, `make` creates a plain image from `data`."""
     name = _pixels_name()
     made = object.__new__(_deferred_class(kind, name))
     own = {**vars(like), "_size": size, "info": {}, _WAITING: (data, make)}
@@ -365,7 +370,7 @@ class _Deferred:
 
 
 def _load(image: Any) -> Any:
-    """The pixels, in an image that is of its own class from now on."""
+    """The pixels of the image, which are created if necessary. Then the image changes to its own class."""
     waiting, name = vars(image).get(_WAITING), _pixels_name()
     if waiting is not None:
         data, make = waiting

@@ -3,10 +3,10 @@
 A list of arrays or of lists of numbers is ragged, whatever their lengths: the kind follows from types, not from
 rows that happen to be equally long. Lists of numbers, text, bytes and dicts become dense, text, bytes and struct
 columns. Values that no column of one type holds exactly become objects (`object_codec`): arrays of text or records,
-arrays and tensors of several dtypes, and all other values. Rows of text and bytes are columns of those, of whatever
-type each is: `numpy.str_` comes back as str, bytearray as bytes. Numbers are converted only without loss: ints among
-floats must be equal as floats. Rows that are tuples stay tuples, as objects. Lists without any element are taken for
-token lists, int64, so that they go together with the rows of other batches.
+arrays and tensors of several dtypes, and all other values. Rows of any type of text or bytes become text and bytes
+columns: `numpy.str_` is returned as str, bytearray as bytes. Numbers are converted only if nothing is lost: ints among
+floats must be equal as floats. Rows that are tuples stay tuples, as objects. If no list has an element, the rows are
+taken for token lists, int64, so that they can be concatenated with the rows of other batches.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
 
 
 def _flat(row: Any) -> Any:
-    """A byte string of any kind as one whose length is its bytes."""
+    """A byte string of any type as one whose `len` is its size in bytes."""
     return row.tobytes() if type(row) is memoryview else row
 
 
@@ -95,7 +95,7 @@ def _text(column: str, rows: Sequence[str]) -> Values:
 
 
 def _numbers(values: Sequence[Any], kinds: set[type]) -> npt.NDArray[Any] | None:
-    """The values as an array that holds each of them exactly; None where none does."""
+    """The values as an array of a dtype that represents each of them exactly; None if there is no such dtype."""
     if kinds == {int}:
         try:
             return np.array(values, np.int64)

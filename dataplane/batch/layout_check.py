@@ -1,7 +1,7 @@
-"""Checks layouts before they are trusted: the rules, and layouts that passed.
+"""Checks layouts that come from other processes.
 
-The rules of an outline are made once (`_rules`), and everything except the numbers is checked then. The numbers are
-checked for one layout, or for many at once: the same expressions take integers or arrays of one a layout.
+The rules of an outline are created once (`_rules`), and everything except the numbers is checked then. The numbers are
+checked for one layout, or for many at once: the same expressions accept integers, or arrays with one for each layout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataplane.batch.layout import (
 from dataplane.errors import Corrupt
 
 _MOST_ROWS = 1 << 48
-"""Rows up to which no size that is computed here passes 63 bits."""
+"""The most rows with which every size that is computed here fits into 63 bits."""
 
 _REMEMBERED = 1024  # the most bytes of a layout whose check is cached: such layouts recur
 _FEW = 16  # up to so many layouts, each is looked up in that cache
@@ -37,8 +37,8 @@ _MANY = 8  # from so many layouts of one outline on, checking all at once is fas
 
 
 class _Buffer(NamedTuple):
-    """Where the numbers of a buffer are, and its bytes: so many for each stored row and for each row, and more; or,
-    if it has a `unit`, any multiple of that."""
+    """The position of a buffer's numbers, and the rule for its size in bytes: so many for each stored row, for each
+    row, and in addition; or, if it has a `unit`, any multiple of that."""
 
     at: int
     by_stored: int
@@ -59,8 +59,8 @@ class _Rule(NamedTuple):
     buffers: tuple[_Buffer, ...]
 
     def fits(self, numbers: Any, nbytes: Any, first: int) -> Any:
-        """Whether the numbers of one layout, or of each, are true of a column in an extent of `nbytes`; `first` is
-        where those of the shard's first column begin."""
+        """Whether the numbers of one layout, or of each layout, are valid for this column in an extent of `nbytes`.
+        `first`: the position of the numbers of the shard's first column."""
         rows, stored = numbers[self.start], numbers[self.start + 1]
         fit = (rows >= 0) & (rows <= _MOST_ROWS) & (stored >= 0) & (stored <= self.most)
         if not self.indexed:
@@ -195,8 +195,8 @@ class CheckedLayout:
 
 
 def check_layout(encoded: bytes, size: int) -> CheckedLayout:
-    """The encoded layout of a shard in an extent of `size` bytes. Raises ProtocolMismatch for bytes that are no
-    layout, Corrupt for a false one."""
+    """Check the encoded layout of a shard in an extent of `size` bytes. Raises ProtocolMismatch if the bytes are no
+    layout, Corrupt if the layout is invalid."""
     return _check_small(encoded, size) if len(encoded) <= _REMEMBERED else _check(encoded, size)
 
 

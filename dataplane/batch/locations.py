@@ -1,6 +1,6 @@
-"""The shards that the rows of a reference are stored in: to make references to shards, and to find the shards of one.
+"""Creates references to shards, and finds the shards in which the rows of a reference are stored.
 
-For readers, and for those who keep or free the rows.
+It is used by readers, and by those who retain or free the rows.
 """
 
 from __future__ import annotations

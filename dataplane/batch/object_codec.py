@@ -3,8 +3,9 @@
 None, bool, int (64 bits), float, str, bytes, list and dict are MessagePack's own. Everything else is an extension:
 a tuple, a dict with keys that are not text, NumPy's and torch's values with dtype, shape and bits, Python's other
 types (`builtin_codec`), classes of users (there too) and PIL's images (`images`). Bytes, arrays and images of
-some KiB lie beside the MessagePack (`object_rows`), where they are copied once on either side. All other values are
-refused, since they would come back changed or need pickle: functions, locks, generators, text with lone surrogates.
+some KiB are stored next to the MessagePack (`object_rows`), where the writer and the reader copy them once each. All
+other values are refused, since they would be changed or need pickle: functions, locks, generators, text with lone
+surrogates.
 
 Decoding constructs nothing but these values, checks sizes before it uses them and raises Corrupt for the rest. A
 class that the reader has not imported is a SchemaMismatch that names its module. torch, ml_dtypes and PIL are imported
@@ -148,7 +149,8 @@ def decode_row(
 
 
 def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
-    """The values of rows that mean no others, which lie in these bytes between the edges. Raises as `decode_row`."""
+    """The values of rows that refer to no other rows. Row i is the bytes from edges[i] up to edges[i + 1]. Raises as
+    `decode_row`."""
     try:
         return [_decode_alone(data[a:b]) for a, b in pairwise(edges)]
     except (

@@ -1,10 +1,10 @@
-"""The bytes of a row of an object column: its MessagePack, and its large parts beside that.
+"""The bytes of a row of an object column: its MessagePack, and its large parts next to that.
 
-A row without large parts is its MessagePack alone. Else it is a mark that no MessagePack begins with, how many parts
-there are, a number for each, the parts, and the MessagePack, which names a part by its place. A number that is not
-negative is the size of a part that lies here. A negative one, -1 - n, means that the stored row n of the same column is
-the part: so a part of several rows is stored once. Such a column is indexed (`layout`), and no row's index names a row
-that is a part.
+A row without large parts is only its MessagePack. Any other row consists of a mark with which no MessagePack begins,
+the number of parts, a number for each part, the parts, and the MessagePack, which names a part by its position. If the
+number of a part is not negative, it is the size of the part, which is in this row. A negative number, -1 - n, means
+that the part is the stored row n of the same column; so a part of several rows is stored once. Such a column is indexed
+(`layout`), and its index names no stored row that is a part.
 
 `split` trusts nothing: it copies the numbers once, and checks their bounds. `whole` gives a row that refers to no
 others.
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def nowhere(number: int) -> bytes:
-    """The lookup of a row that is by itself."""
+    """The lookup for a row that refers to no other rows."""
     raise ValueError(f"part {number} is not in this row")
 
 
@@ -72,7 +72,7 @@ def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
 
 
 def means_others(data: Any) -> bool:
-    """Whether the row has parts that lie elsewhere."""
+    """Whether the row has parts that are stored in other rows."""
     if len(data) < _HEAD.size or data[0] != _MARK:
         return False
     view = memoryview(data).cast("B")

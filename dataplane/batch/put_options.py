@@ -1,10 +1,11 @@
-"""Columns of integers in the narrowest dtype that holds them, decided for each block that is stored.
+"""Stores columns of integers in the narrowest dtype that can represent them, which is chosen for each stored block; and
+refuses object columns.
 
 Routing indices of a mixture of experts are below 256, and come as int64: 8 bytes for one. The stored dtype's name
 includes the given one ("int64:uint8": `batch.dtypes`), so blocks of other widths are the same column, and a reader gets
 int64 again, or the stored values by `Column.narrow`.
 
-Invariants: each value is stored exactly; a column of other things than integers is left as it is.
+Invariants: each value is stored exactly; a column of other values than integers is not changed.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def _narrowed(values: Values, each: Each) -> Values:
 
 
 def _choice(arrays: list[Array], wide: np.dtype[Any], each: Each) -> np.dtype[Any] | None:
-    """The narrowest dtype that holds all values; None where that is their own."""
+    """The narrowest dtype that can represent all values; None if that is their own."""
     ranges = list(each(_range, list(_pieces(arrays))))
     low, high = min([a for a, _ in ranges], default=0), max([b for _, b in ranges], default=0)
     for name in _CHOICES:

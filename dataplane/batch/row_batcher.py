@@ -1,12 +1,12 @@
-"""Rows that came one by one, as the columns of one block.
+"""Collects rows that arrive one by one into the columns of one block.
 
-Rows of one schema are either written one behind another as they come, in memory that is used again (`RowMemory`), or
-kept and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers: copying
-each and joining thousands of copies takes twice as long as writing each byte once, at its place; and new memory for
-each block means a page fault for each row.
+Rows of one schema are either written one behind another as they arrive, into memory that is reused (`RowMemory`), or
+kept and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers. Writing
+each byte once, at its final place, takes half the time of copying each array and joining thousands of copies; and
+reused memory avoids a page fault for each row.
 
-Invariants: nothing is converted. Columns go together where their fields are equal, so that every row reads as it would
-by itself; a refused row leaves nothing behind. The caller may change its arrays once they were taken.
+Invariants: nothing is converted. Columns are joined only if their fields are equal, so each row is read as if it had
+been stored alone. A refused row changes nothing. The caller may change its arrays once they were taken.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ class RowMemory:
         return cls(found) if found and len(found) == len(columns) else None
 
     def take(self, given: Any, most: int) -> int:
-        """Take columns of as many rows each, and at most so many bytes; how many rows. 0: they are not seen at once to
-        be alike, and were not taken."""
+        """Take columns with equal numbers of rows, of at most `most` bytes. Returns the number of rows. 0 means that a
+        quick check did not show them to be of this schema, and they were not taken."""
         if type(given) is not dict or tuple(given) != self._names:
             return 0
         rows = nbytes = 0
@@ -166,7 +166,7 @@ class _DenseMemory:
         self._copies = _copy if self._dtype.kind in "biufc" else None  # of others NumPy shows no buffer
 
     def take(self, given: Any) -> int:
-        """Take rows, if they are seen at once to be alike; how many."""
+        """Take rows, if a quick check shows that they are of this field. Returns their number, or 0."""
         if type(given) is not np.ndarray or (given.dtype is not self._dtype and given.dtype != self._dtype):
             return 0
         rows = 1

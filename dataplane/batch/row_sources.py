@@ -1,15 +1,16 @@
-"""The sources of a column's bytes, and the copies that put them into place.
+"""The sources of a column's bytes, and the jobs that copy them to their destination.
 
-A `RowSource` knows the rows of one column's values: how many bytes they are, how to copy them all, which bytes one row
-is, and how to keep a few of them. A copy is a `Job`: a call without arguments, independent of every other. NumPy copies
-release the GIL, so jobs may run in several threads at once, and large copies are cut into pieces. A job reads its
-source when it runs, so the source must not change before.
+A `RowSource` is the rows of one column's values. It has their size, the jobs that copy all of them, the bytes of a
+single row, and a selection of rows (`take`). A `Job` is a function without arguments that does one copy, independent of
+all others. NumPy releases the GIL while it copies, so jobs may run in several threads at once, and large copies are
+split into several jobs. A job reads its source when it runs, so the source must not change before that.
 
-Large copies bypass the caches if the extension `_memory` was built (it says why), since other processes will read them;
-small ones stay in the caches for the next reader. Without the extension NumPy does both, with the same result.
+Large copies bypass the processor's caches if the extension `_memory` was built (it says why), since other processes
+will read them; small ones stay in the caches for the next reader. Without the extension NumPy makes all copies, with
+the same result.
 
-Rejected: a copy a row. A thousand rows of a few KiB then cost more in calls than in bytes; concatenation into the
-destination does the same work in one call.
+Rejected: a separate copy for each row. For a thousand rows of a few KiB the calls then take more time than the bytes;
+concatenation into the destination does the same work in one call.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rows of a stored column that a reference means: a range if possible, else an array of row numbers.
+"""The rows of a stored column that a reference refers to: a range if possible, else an array of row numbers.
 
-A `Rows` is a value. Its row numbers are never negative and may repeat and come in any order. A range costs a few bytes
-wherever it goes; an index costs its rows, in the smallest unsigned integers that hold them.
+A `Rows` is immutable. Its row numbers are not negative, may repeat, and may be in any order. A range is encoded in a
+few bytes. An index takes one integer for each row, of the smallest unsigned type that can represent all of them.
 
 `positions_of` interprets the index between the brackets of a reference: rows are counted like a sequence's, and lists
 of positions mean what they mean to NumPy. A position beyond the end is an IndexError; an invalid index is a Misuse.

@@ -1,19 +1,20 @@
-"""Numbers of shards that have several owners.
+"""The numbers by which the owners of a shard name it.
 
-A stored row may have more than one owner, as a file has several hard links. The first owner names it by the number of
-its shard. Each other has a link: the same number with a number of its own above it. So a link stands wherever a shard's
-number may: in references, messages and cells that others keep. A reader extracts the shard's number from it.
+A stored row may have more than one owner, as a file may have several hard links. The first owner names it by the number
+of its shard. Each other owner has a link: the number of the shard in the low bits, and a number of its own in the high
+bits. So a link can be used wherever the number of a shard can: in references, messages and cells that others store. A
+reader extracts the number of the shard from it.
 
-Rejected: a count of owners, which `free` decrements. Freeing twice does no harm today, and repeated messages rely on
-it: after a lost answer, for rows that a reference names twice, for two writers that replaced one row. With a count each
-of them would free what another still owns.
+Rejected: a count of owners, which `free` decrements. Freeing a shard twice has no effect, and callers rely on that:
+when a message is repeated after its answer was lost, when a reference names a row twice, when two writers replace the
+same row. With a count, each of these would free a shard that another owner still needs.
 """
 
 from __future__ import annotations
 
 _SHARD_BITS = 40
 MOST_SHARDS = 1 << _SHARD_BITS
-"""Numbers of shards are below this."""
+"""The number of every shard is below this."""
 
 _SHARD = MOST_SHARDS - 1
 
