@@ -1,9 +1,9 @@
 """PIL images in pickles: an image that was opened from a file in memory is pickled as that file.
 
-verl's controller opens the images of its prompts and has Ray pickle them for its agent loops, before any call of
-storage. PIL pickles pixels: it decodes each image in the controller and keeps it decoded, and the pickle has all pixels
-next to the file, which the prompt contains too. So each image costs the controller three to four times its pixels. As
-files, a pickle has each file once, also if the prompt has its bytes.
+verl's controller opens the images of its prompts, and Ray pickles them for the agent loops before anything is stored.
+PIL pickles pixels: it decodes each image in the controller and keeps it decoded, and the pickle has all pixels in
+addition to the file, which the prompt contains too. So each image takes three to four times the memory of its pixels in
+the controller. If images are pickled as files, a pickle has each file once, even if the prompt has its bytes.
 
 Invariants: an unpickled image equals that of PIL's own pickle, and is decoded: verl's agent loops use an image from
 several threads, and PIL's decoding is not thread-safe. An image that was loaded, changed, or opened from anything

@@ -1,10 +1,12 @@
-"""The plane of this process, shared by all integrations.
+"""The plane of this process, which all integrations share.
 
-Invariants: a process has one plane, connected at its first use; a forked child connects itself, and so does a process
-whose node has ended, or whose Ray job has changed, to the current node; no user closes it, it closes with the process.
+Invariants: a process has one plane, which is connected at its first use. A forked child makes a connection of its own.
+A process connects again, to the current node, if its node has ended or its Ray job has changed. Integrations do not
+close the plane: it is closed when the process ends.
 
-A child uses its parent's node, however it was started. If that is a node of the Ray job, the parent leaves its
-address in the environment: a forked child must not call Ray, whose threads it lacks, and a spawned one has no Ray.
+A child uses its parent's node, no matter how the child was started. If that is a node of the Ray job, the parent sets
+its address in the environment: a forked child must not call Ray, since it lacks Ray's threads, and a spawned child has
+no connection to Ray.
 """
 
 from __future__ import annotations

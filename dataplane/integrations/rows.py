@@ -6,12 +6,12 @@ A handle is a mapping: frameworks pass it through chunking, concatenation, pickl
 bytes, and read it at the first access. It is not a dict: an encoder may copy only the stored items of a subclass of
 dict, and a handle has none yet.
 
-Invariants: a handle holds no memory and keeps nothing in place, only the values that it returned do; these are
-zero-copy, writable and private to this process, and after they are dropped, an access returns the original values;
-the keys of a row and the types of its values are the original ones. Tensors and NumPy arrays of numbers are stored
-as columns; all other values of a row as MessagePack, in one more column, under a key that no input can have. NumPy
-treats a handle as one element, although it has a length. Neighbouring rows are read together (`Windows`), and held only
-while a tensor of them is alive; if that cannot be done, they are read one by one.
+Invariants: a handle has no memory and pins nothing; only the values that it returned do. These values are zero-copy,
+writable and private to this process, and after they are dropped, an access returns the original values again. The keys
+of a row and the types of its values are the original ones. Tensors and NumPy arrays of numbers are stored as columns;
+all other values of a row as MessagePack, in one more column, under a key that no input can have. NumPy treats a handle
+as one element, although it has a length. Neighbouring rows are read together (`Windows`), and stay pinned only while a
+tensor of them is alive; if they cannot be read together, they are read one by one.
 """
 
 from __future__ import annotations

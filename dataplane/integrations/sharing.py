@@ -9,7 +9,8 @@ only from `TENSOR` bytes, and in puts of a few rows: those of large batches are 
 as long as storing them. Columns of objects whose rows share parts are not looked up.
 
 Invariants: if several threads put equal values at once, one of them stores the value and the others wait for it; a
-waiting thread holds no claim that another waits for. Values are equal if their xxh3-128 and their stored fields are.
+thread that waits has no unfinished value for which another thread waits. Values count as equal if their xxh3-128
+digests and their stored fields are.
 
 Rejected: an index in the node, by digests that clients send: a client could replace another's value.
 """

@@ -1,10 +1,10 @@
 """Drafts of a history in Hugging Face's `generate`: the model verifies each, so its outputs are its own.
 
 `generate` takes candidates when it decodes with assistance: one response at a time (it is limited to batches of one),
-with a cache that can be cropped. With `do_sample` it samples from the model's distribution at each position and keeps a
-draft as far as it equals the samples: the distribution is the model's, but other random numbers are used than without
-drafts. With `SeededSampling` the tokens are the same with and without drafts, because a sample depends only on the seed
-and the position.
+with a cache that can be cropped. With `do_sample` it samples from the model's distribution at each position, and keeps
+the tokens of a draft up to the first that differs from the sample. So the distribution is the model's, but not the same
+random numbers are used as without drafts. With `SeededSampling` the tokens are the same with and without drafts,
+because a sample depends only on the seed and the position.
 
 Checked with transformers 5.10. Raises ImportError with the name of the package if transformers is not installed.
 """

@@ -1,4 +1,4 @@
-"""Pixels leave the rollout worker once: as one handle for each prompt.
+"""Stores the processed pixels of a prompt once, and passes a handle for them in place of the tensors.
 
     # agent.py, for --train.agent_func_path agent.py
     from openrlhf.utils.agent import SingleTurnAgentExecutor
@@ -11,15 +11,15 @@ OpenRLHF asks an executor for n samples of a prompt at once. It would run the pr
 tensors to the controller n times. With the mixin `LazyInputs`, the processor runs once for equal text and pictures, its
 result is put once, and a handle takes its place (`mm_train_inputs`), the same one for all samples with equal inputs.
 
-The process that draws samples (OpenRLHF's PPOTrainer; with asynchronous training its generator and then its
-TrainingActor) keeps a handle in an Experience, and drops it with a filter, an evaluation, or the end of the step. Only
-there an unpickled handle owns its inputs: they are freed with the last sample of the prompt. Workers of the models
-receive plain handles (`remote`), which own nothing.
+The process that draws samples is OpenRLHF's PPOTrainer; with asynchronous training, its generator and then its
+TrainingActor. It keeps a handle in an Experience. It drops the handle when a filter removes the sample, when an
+evaluation ends, or when the step ends. A handle owns its inputs only if it was unpickled in this process: the inputs
+are freed with the last sample of the prompt. Workers of the models receive plain handles (`remote`), which own nothing.
 
-Invariants: calls of the processor with different text, pictures or options are all made; the result of a call is
-only kept while a sample of the prompt is being made; pixels without a sample are freed. Pickling passes the ownership
-to the process that unpickles the handle, so nothing is freed that a process may still read; the inputs of a handle that
-is lost on the way stay until the node ends.
+Invariants: the processor runs for each distinct combination of text, pictures and options; its result is kept only
+while a sample of the prompt is being made; inputs of which no sample is left are freed. Pickling passes the ownership
+to the process that unpickles the handle, so nothing is freed that a process may still read. If a pickled handle is
+lost on the way, its inputs stay until the node ends.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Merges puts that are awaited at the same time: hundreds of trajectories that are put singly take the time of a few
-puts, because a put costs a message, whatever its rows.
+"""Merges puts that are awaited at the same time. A put takes the time of a message, almost independent of its number of
+rows; so hundreds of trajectories that are put one by one take the time of a few puts.
 
 A put begins at once if no other is running; puts that are requested meanwhile form the next one. Puts are merged if
 they go into one partition, have fields of the same names, dtypes and dimensions, and have no key in common.

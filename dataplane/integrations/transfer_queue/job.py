@@ -4,8 +4,8 @@ A job is named by `init(job=...)`, by `$DATAPLANE_JOB`, or by Ray: all processes
 puts the name into the environment, which children inherit. Without a name, the first `init()` creates a job for its own
 process and its children.
 
-Invariants: two jobs share keys only if both were given one name. A process that cannot determine its job is refused:
-a guess would share keys with a stranger, or leave the process alone.
+Invariants: two jobs share keys only if both were given the same name. A process that cannot determine its job is
+refused: if it guessed, it could share the keys of another job, or share none with its own.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
     controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
     ray.get(controller.get_config.remote())
 
-The first `init()` of a Ray job creates it. Workers find the name and the address of the job there, whatever their
-environment; recipes find the configuration. A worker that uses TransferQueue itself finds a controller, so it starts no
-second one, and reads an error from it that says what to do.
+The first `init()` of a Ray job creates the actor. Workers get the name and the address of the job from it, independent
+of their environment; recipes get the configuration. A worker that uses TransferQueue itself finds a controller, so it
+starts no second one, and gets an error from it that says what to do.
 
-Invariants: without Ray it does nothing; the actor of another Ray job is never used. A name exists once in a Ray
-cluster: of two Ray jobs, the second has no actor, and its workers have only their environment.
+Invariants: without Ray the registry does nothing; the actor of another Ray job is never used. A Ray cluster has at most
+one actor of a name: if two Ray jobs run, the second has no actor, and its workers use only their environment.
 """
 
 from __future__ import annotations

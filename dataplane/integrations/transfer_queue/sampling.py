@@ -2,12 +2,12 @@
 sample.
 
 A sampler is one of TransferQueue's or a user's own. TransferQueue's samplers keep the state that ranks share in one
-process. Here ranks that have to see the same rows make one claim, and the first to make it samples for all; any process
-can replace another. A group is the rows of one prompt: those with the same value of the tag `uid`, or of the tag that
-the sampler's `group_by` names. Rows without the tag are grouped by position, from the first row of the call that put
-them.
+process. Here, ranks that have to get the same rows use the same claim id: the first of them samples, and the others get
+its rows from the node. So no state is lost with a process. A group is the rows of one prompt: those with the same value
+of the tag `uid`, or of the tag that the sampler's `group_by` names. Rows without the tag are grouped by position, from
+the first row of the call that put them.
 
-Invariants: a row is given to one call of a task, or to all calls that make one claim; if another call claimed a row
+Invariants: a row is given to one call of a task, or to all calls with one claim id; if another call claimed a row
 first, the sampler samples again from the rest; a call that times out has claimed nothing, and blocks no other call.
 No batch mixes prompts.
 """

@@ -45,7 +45,8 @@ class _Variant(NamedTuple):
 
 
 def variants_of(parts: Sequence[Part], rows: int) -> Values:
-    """The column with rows of these kinds; of each: its name, the numbers of its rows (None: all), and the rows."""
+    """A column whose rows are of several kinds. Each part has the name of its kind, a flag for each row of the column
+    that says whether the row is of this kind (None: all are), and the values of those rows."""
     flags = [np.ones(rows, np.bool_) if present is None else present for _, present, _ in parts]
     return struct([name for name, _, _ in parts], flags, [values for _, _, values in parts], rows)
 

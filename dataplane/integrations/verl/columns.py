@@ -6,7 +6,7 @@ must have different names, as in a TensorDict with both. `store` puts them, and 
 
 | a column of | is stored as | is returned as |
 |---|---|---|
-| `batch` | dense, or ragged if it is nested | a tensor on the CPU, in place if the rows lie in one run |
+| `batch` | dense, or ragged if it is nested | a tensor on the CPU, in place if the rows are contiguous |
 | `non_tensor_batch`, an array of numbers or times | dense | an array of that dtype |
 | ... of text, or of bytes | text, or bytes | an array of text, or of bytes, as wide as its longest row |
 | ... of text in several dimensions, of records | MessagePack, an array a row | an array of that dtype |

@@ -1,14 +1,14 @@
-"""Puts in progress: stores their rows, and tells TransferQueue's controller of them.
+"""Executes puts: stores their rows, and reports them to TransferQueue's controller.
 
-A row put by itself costs a write to the store, and a message to TransferQueue's controller, whose one thread all
-processes share. verl's agent loops put each trajectory by itself, and many at once. So small puts that wait while
-another is in progress go together, as one shard and one message; no put waits for others to come.
+Each put takes a write to the store and a message to TransferQueue's controller, whose only thread serves all processes.
+verl's agent loops put each trajectory separately, and many at the same time. So small puts that arrive while another
+one is in progress are merged into one shard and one message. No put waits for others to arrive.
 
-Invariants: a put begins once all earlier puts of its rows are done; the controller knows each put, or the put has left
-nothing and raises why; cells that the controller may have recorded are not freed: it is told of them up to `_TELLS`
-times, and if it never answers they are left until their key is cleared; puts that fail together are tried again one by
-one, so that none fails for another's fault; a put that waits for room delays no puts of other rows; one that is given
-up before the controller was told of it leaves nothing.
+Invariants: a put begins once all earlier puts of its rows are done. Either the controller knows a put, or the put
+raises and nothing of it stays stored. Cells that the controller may have recorded are not freed: they are reported up
+to `_TELLS` times, and if the controller never answers they stay until their key is cleared. Merged puts that fail are
+repeated one by one, so that no put fails because of another. A put that waits for room delays no puts of other rows. If
+a put is cancelled before it was reported to the controller, nothing of it stays stored.
 """
 
 from __future__ import annotations

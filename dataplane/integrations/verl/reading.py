@@ -1,9 +1,9 @@
 """`Reading`: the part of a RemoteProto that needs bytes: reads columns, and puts those that are assigned.
 
-The base class of RemoteProto. An operation of a DataProto that needs its bytes reads all of it, and continues as
-verl's. `batch` and `non_tensor_batch` are mappings by name over stored columns (`View`): a column is read at an access,
-and put at an assignment, so code that uses a few small columns moves only those. A column that was read is a private
-copy: a write to it changes nothing, an assignment does.
+This is the base class of RemoteProto. An operation of a DataProto that needs its bytes reads all of the DataProto, and
+then calls verl's own operation. `batch` and `non_tensor_batch` are mappings by name over stored columns (`View`): a
+column is read at an access, and put at an assignment, so code that uses a few small columns moves only those. A column
+that was read is a private copy: writing into it does not change the stored column, assigning a column does.
 """
 
 from __future__ import annotations

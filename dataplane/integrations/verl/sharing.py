@@ -1,6 +1,7 @@
 """Stores rows of fields; large values that this process has put before become links to the stored rows.
 
-Invariants: each returned cell belongs to its row alone, and is freed by itself; a failed put leaves nothing.
+Invariants: each returned cell belongs to one row only, and can be freed separately; of a failed put nothing stays
+stored.
 """
 
 from __future__ import annotations
