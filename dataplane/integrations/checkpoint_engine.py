@@ -4,9 +4,9 @@ For NeMo-RL, which loads it by its name, and for verl (`verl.checkpointing`), wh
 
     policy.generation.refit_transport: "dataplane.integrations.checkpoint_engine:DataplaneCheckpointEngine"
 
-Invariants: one rank of the trainer publishes and the others only iterate over their weights, which gathers sharded
-ones; the version of an update is one above the newest that any rank has found, the same for all participants; a
-reader has one whole version, in place, which does not change when newer ones are published; nothing is sent to
+Invariants: one rank of the trainer publishes; the others only iterate over their weights, because that gathers sharded
+weights. All participants use the same version for an update: one more than the newest that any rank has found. A
+reader has one complete version, in place, which does not change when newer ones are published. Nothing is sent to
 readers, so a slow or dead one delays no other.
 """
 
@@ -59,7 +59,7 @@ class DataplaneCheckpointEngine:
         self._expected: int | None = None
         self._held: Mapping[str, Any] | None = None
         self.version: int | None = None
-        """The version that was sent or received last."""
+        """The version that was last sent or received."""
 
     @property
     def weights(self) -> Weights:

@@ -4,7 +4,8 @@ Finalizers notice that. They run at any point, also within a call to the plane o
 only add an entry to a queue that may be used there (`queue.SimpleQueue`), and a thread of this module frees the
 entries.
 
-Invariants: nothing is freed that has a user in this process. If the node has ended, its values have too.
+Invariants: a value is not freed while it is used in this process. The values of a node that has ended need not be
+freed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Watch:
 
 
 def settle(timeout: float = 30.0) -> bool:
-    """Wait until all entries of the queue are freed. Returns whether they were in time."""
+    """Wait until all entries of the queue are freed. Returns False if the timeout was reached before."""
     done = threading.Event()
     _start()
     _queue.put(done)

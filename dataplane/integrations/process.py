@@ -65,8 +65,8 @@ def start(config: NodeConfig | None = None) -> Plane:
 
 
 def with_plane(work: Callable[[Plane], T]) -> T:
-    """The result of `work` with this process's plane; repeated if its node has ended and another runs, so it must be
-    work that may be repeated."""
+    """The result of `work` with this process's plane. If the node of the plane has ended and another one runs, `work`
+    is repeated there, so it must be safe to repeat."""
     first = plane()
     try:
         return work(first)
@@ -148,7 +148,7 @@ def _address(*, start: bool) -> str | None:
 
 
 def _own_address() -> str | None:
-    """The address that this process itself left in the environment, of a Ray job that has ended since."""
+    """The address of a node of a Ray job that has ended, if this process has set it in the environment."""
     return os.environ.get(_INHERITED) if _by_ray is not None and _pid == os.getpid() else None
 
 

@@ -7,13 +7,14 @@ An actor of the job, the manager, creates an actor on each live Ray node, includ
 process of the node, which ends with it. The nodes of the driver's host run the cluster's etcd (`cluster.seeds`), which
 the extra installs there.
 
-Invariants: the nodes belong to one Ray job, share a key that was created for it, and end with it, or with the
-process that called `up`; a node's process that ends is replaced by another node; Ray's view of live Ray nodes only
-decides where nodes run.
+Invariants: the nodes belong to one Ray job, share a key that was created for it, and end with the job, or with the
+process that called `up`. If the process of a node ends, another node is started in its place. Ray's list of live Ray
+nodes decides only where nodes run.
 
 The actor with the process of a node reads its statistics every `EVERY_S` and reports them as metrics of Ray
 (`Exporting`), next to those of its actors: `dataplane_put_bytes_total` of `/metrics` is `ray_dataplane_put_bytes_total`
-there, with the tag `node`. Statistics that cannot be read now are read later; no error there ends the node.
+there, with the tag `node`. If the statistics cannot be read, they are read at the next interval; no such error ends the
+node.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def find(config: NodeConfig | None = None, dead: str = "") -> str:
 
 
 def _ask(asked: Any, timeout_s: float) -> str:
-    """The answer of the manager. Raises Rejected or PeerUnavailable if it says that nodes do not run."""
+    """The answer of the manager. Raises Rejected or PeerUnavailable if it reports that nodes do not run."""
     import ray
     from ray.exceptions import RayError
 
@@ -281,7 +282,7 @@ class _DataplaneHost:
 
 @dataclass(slots=True)
 class _RayNode:
-    """A Ray node with its node. `address` is empty while none runs there, and `why` is the reason."""
+    """A Ray node, and the node on it. `address` is empty while no node runs there, and `why` is the reason."""
 
     ip: str
     task: asyncio.Task[None] | None = None

@@ -10,12 +10,13 @@ receive them read them there.
     ray.init()
     dataplane.integrations.ray.up()
 
-Owns the rows of the tensors that this process returned, from the return until Ray has no reference to them.
+This module owns the rows of the tensors that this process returned, from the return until Ray has no reference to them.
 
-Invariants: the tensors of one object are one row of one put, one column each, and Ray sends only the reference. They
-have their values at the time of the return; later writes to them are not seen by others. A receiver reads in place; its
-writes are private. The rows are freed with Ray's last reference, and with the process that returned them, as by Ray's
-other transports. Nothing is sent, so a failed transfer ends no actor.
+Invariants: the tensors of one object are stored by one put, as one row with a column for each tensor, and Ray sends
+only the reference. Receivers get the values at the time of the return; later writes to the tensors do not reach them. A
+receiver reads in place, and its writes are private. The rows are freed when Ray drops its last reference, or when the
+process that returned them ends, as with Ray's other transports. No tensors are sent between actors, so a failed
+transfer ends no actor.
 
 Rejected: a scope for each object, which would never be freed after the death of its actor. The node frees the staged
 columns of a client that is gone, so all tensors of a process are staged under one scope.

@@ -128,7 +128,7 @@ class LazyRow(Mapping[str, Any]):
         return row
 
     def _names(self) -> tuple[str, ...]:
-        """Its keys; of a struct's row, known after the first read."""
+        """The keys of the row. Those of a row of a struct column are known only after the first read."""
         return tuple(self.read()) if self._keys is None else self._keys
 
     def _may_have(self, key: object) -> bool:

@@ -62,9 +62,9 @@ class LocationCache(Generic[T]):
 
     @contextmanager
     def claim(self, keys: Iterable[bytes], wait_s: float) -> Iterator[dict[bytes, T]]:
-        """A context with the locations of the known ones among these values. Within it, the caller stores the others
-        and calls `learn`. Another thread that claims one of them waits until the context ends, at most this long, and
-        then stores the value too."""
+        """A context with the locations of those of these values that are known. Within it, the caller stores the others
+        and calls `learn`. Another thread that needs one of those waits until the context ends, or until its timeout,
+        after which it stores the value too."""
         self._forked()
         wanted, until = dict.fromkeys(keys), Deadline.after(wait_s)
         mine: Future[None] = Future()

@@ -1,7 +1,7 @@
 """The asynchronous twins: each runs its synchronous call in a thread, so that any event loop can await it.
 
-Calls that may wait for other processes run in a pool of their own, so that the call that they wait for finds a
-thread. A cancelled call is made anyway.
+Calls that may wait for other processes run in a pool of their own, so that a thread is free for the call for which they
+wait. A call that is cancelled is executed anyway.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Checkpoints of all partitions: rows with their keys, tags, fields and consumption, in a directory.
 
-    dataplane.rows    a chain of frames (`client.checkpointfile`): the metadata; each partition without its values, and
-                      behind it the values of some of its rows, as Arrow IPC streams
-    metadata.json     the user's metadata once more, for other programs
+    dataplane.rows    a chain of frames (`client.checkpointfile`): the metadata; then for each partition its rows
+                      without values, followed by their values, some rows at a time, as Arrow IPC streams
+    metadata.json     a copy of the user's metadata, for other programs
 
-Invariants: a load restores all that was saved, or raises `Corrupt` and drops nothing; whenever the process dies, the
-directory has the old rows or the new ones; nothing is unpickled. Restored rows have other global indexes, in the same
-order. Each process of the job may save and load; a load replaces everything that exists.
+Invariants: a load restores everything that was saved, or raises `Corrupt` and drops nothing. If the process dies during
+a save, the directory has either the old rows or the new ones. Nothing is unpickled. Restored rows have other global
+indexes, in the same order. Each process of the job may save and load; a load replaces all existing partitions.
 """
 
 from __future__ import annotations

@@ -85,8 +85,9 @@ class Contents:
 
 @dataclass(slots=True)
 class Asked:
-    """A requested put. rows: for each field one value a row; None if the put has only tags. large: fields with a
-    large value. alone: makes the put by itself. contents: of the large fields, once they were looked up."""
+    """A requested put. rows: for each field one value a row; None if the put has only tags. large: the fields with a
+    large value. alone: a function that makes only this put. contents: those of the large fields, once they were looked
+    up."""
 
     partition: str
     keys: list[str]

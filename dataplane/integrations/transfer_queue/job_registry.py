@@ -48,14 +48,15 @@ _said: Posted | None = None  # in the actor's process, its content: an actor can
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """The content of the registry. address: of a node that is not the Ray job's own; `place`: the Ray node of that."""
+    """The content of the registry. address: the address of the job's node, if that is not one of the Ray job; place:
+    the Ray node on which it runs."""
 
     job: Job
     address: str
     place: str
 
     def attach(self) -> None:
-        """Attach this process to the job's plane. Raises Misuse if that exists on another host only."""
+        """Attach this process to the job's plane. Raises Misuse if the plane's node is on another host."""
         own = environment().address
         if not self.address or own is not None:
             return

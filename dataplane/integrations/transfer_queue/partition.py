@@ -8,10 +8,10 @@ groups.
 
 Global indexes are small numbers from 0 upwards for the rows of all partitions of a job.
 
-Invariants: an index means one row of one partition in every process of the job, and is never reused. The rows of a
-partition have their indexes in blocks of 256, in the order of their numbers. The number of a block is the number of
-a row in one more table, which the leader of that table assigns to the first process that asks. A process asks once
-for each block.
+Invariants: in every process of the job an index refers to the same row of the same partition, and no index is reused.
+The rows of a partition have their indexes in blocks of 256, in the order of their numbers. A separate table has a row
+for each block, whose number is the number of the block; its leader assigns it when the first process asks. A process
+asks once for each block.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class _Watched:
 
 
 class Partition:
-    """A partition of a job, by its name, whether it exists or not. `lost` is called if every replica of it was lost:
-    its name then means a new, empty partition. `names`: of those that exist."""
+    """A partition of a job, by its name. It need not exist. `lost` is called if every replica of it was lost; its name
+    then refers to a new, empty partition. `names`: the names of the partitions that exist."""
 
     def __init__(
         self, plane: Plane, job: str, name: str, lost: Callable[[], object], names: Callable[[], list[str]]

@@ -1,7 +1,8 @@
 """The membership of this process in a job: its plane, the job's settings, and its sampler.
 
-Invariants: there is no controller; a process has one session, a forked child its own; all processes of a job use one
-plane, or raise; `close()` of the process that called `init()` first clears the job, others only leave.
+Invariants: there is no controller. A process has one session, and a forked child has its own. All processes of a job
+use the same node or cluster; others raise. `close()` deletes the partitions only in the process whose `init()` was the
+job's first; in other processes it only leaves the job.
 """
 
 from __future__ import annotations

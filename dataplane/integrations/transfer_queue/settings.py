@@ -1,7 +1,7 @@
 """The settings given to `init()`, as plain values that every process of the job reads from the plane.
 
-The first `init()` writes them; later ones adopt them, as in TransferQueue, and must not contradict them. A user's own
-sampler is code: only the processes that pass it use it.
+The first `init()` writes them; later calls adopt them, as in TransferQueue, and must not contradict them. A user's own
+sampler is code, so only the processes that pass it to `init()` use it.
 
 A configuration is a nested mapping, or one of OmegaConf. Unknown settings are refused, with the nearest known one.
 The settings of TransferQueue's own backends are ignored: verl's configuration names all of them.
@@ -46,8 +46,8 @@ _ARGUMENTS = ("n_samples_per_prompt", "dp_size", "group_by")
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """sampler: the name of its class, one of those here. polling: `get_meta` never waits. dense: tensors that were
-    put dense are returned dense; false: nested, as by TransferQueue."""
+    """sampler: the name of its class, one of `_SAMPLERS`. polling: whether `get_meta` returns without waiting. dense:
+    whether tensors that were put dense are returned dense, rather than nested as by TransferQueue."""
 
     sampler: str = "SequentialSampler"
     arguments: tuple[tuple[str, Any], ...] = ()

@@ -1,10 +1,10 @@
 """Values in and out: each field of a TensorDict as a column whose rows are of several kinds, and back.
 
-Invariants: a row is returned as it was put, whatever the other rows of the field: a tensor with its dtype and shape, a
-row of a TensorDict as a dict, any other value unchanged (text, numbers, None, lists, dicts, which may contain tensors).
-Tensors that were put dense are returned dense if that is wanted and the requested rows have one shape; otherwise
-nested, of the jagged layout if that can represent them, also if they were put in a NonTensorStack. All other fields are
-returned as a NonTensorStack.
+Invariants: a row is returned as it was put, independent of the other rows of the field: a tensor with its dtype and
+shape, a row of a TensorDict as a dict, any other value unchanged (text, numbers, None, lists, dicts, which may contain
+tensors). Tensors that were put dense are returned as a dense tensor if that was requested and the rows have one shape.
+Other tensors are returned as a nested tensor, of the jagged layout if that can represent them, even if they were put in
+a NonTensorStack. All other fields are returned as a NonTensorStack.
 
 A column with rows of several kinds is a struct with a key for each kind, of which a row has one or more. The keys:
 tensors put dense, `=even/<dtype>/<dimensions>`, or nested or one by one, `=ragged/<dtype>/<dimensions>`; `=text`;

@@ -102,8 +102,8 @@ def of_row(node: bytes, shard: int, columns: Sequence[tuple[str, Field, int]], h
 
 
 def retained(several: Sequence[bytes]) -> list[bytes]:
-    """Another cell of each stored value, which stays until both were freed: all or none. Raises Freed, OwnerDied,
-    Corrupt, LimitExceeded, PeerUnavailable."""
+    """A second cell for each stored value; the value is freed when both cells were freed. Either all values get one or
+    none does. Raises Freed, OwnerDied, Corrupt, LimitExceeded, PeerUnavailable."""
     by_node: defaultdict[bytes, list[int]] = defaultdict(list)
     wanted = []
     for at, cell in enumerate(several):
@@ -127,8 +127,8 @@ def retained(several: Sequence[bytes]) -> list[bytes]:
 
 
 def free(fields: Mapping[str, Sequence[bytes | None]]) -> None:
-    """Free the values of these cells, by field, a row each. Those of a dead node are gone already. Raises
-    PeerUnavailable, Corrupt."""
+    """Free the values of these cells, which are given by field, one for each row. Values of a node that has ended are
+    ignored. Raises PeerUnavailable, Corrupt."""
     for found in find(fields):
         with_plane(methodcaller("free", found.ref))
 

@@ -5,11 +5,12 @@
 
 With this setting, verl imports the module in the trainer, its ranks and the rollout workers. The import registers the
 engine, and replaces the update of verl's `CheckpointEngineManager` for it: an update only publishes the weights. verl's
-own update aborts all requests first, and makes the trainer wait until each rollout has loaded. Here a thread for each
-replica loads the newest version as soon as the one before is loaded; a slow replica skips versions.
+own update aborts all requests first, and makes the trainer wait until each rollout has loaded the weights. Here a
+thread for each replica loads the newest version as soon as the replica has loaded the previous one; a slow replica
+skips versions.
 
-Invariants: all ranks of a replica load the same version; a replica loads one version at a time; an error of one is
-raised by the next update. Managers of other backends are unchanged.
+Invariants: all ranks of a replica load the same version; a replica loads one version at a time; the error of a replica
+is raised by the next update. Managers of other backends are unchanged.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@ The sockets of TransferQueue's client belong to an event loop, and the way to bo
 version. Here a caller owns a socket until it has its answer, and waits in a thread of this package, so no event loop is
 involved.
 
-Invariants: a request that changes something, was sent and was not answered raises OutcomeUnknown, because the
-controller may still execute it; repeated, it is executed once. There are never more sockets than concurrent callers;
-a socket whose answer did not come in time, or whose connection was lost, is closed, so a late answer is ignored.
-Requests that are sent together are executed in order. A process can end while it waits, and a forked child does not
-use its parent's sockets.
+Invariants: if a request that changes something was sent and not answered, it raises OutcomeUnknown, because the
+controller may still execute it; it may be repeated without being applied twice. There are at most as many sockets as
+concurrent callers. A socket whose answer did not arrive in time, or whose connection was lost, is closed, so a late
+answer is ignored. Requests that are sent together are executed in order. A waiting caller does not keep the process
+from ending, and a forked child does not use its parent's sockets.
 """
 
 from __future__ import annotations

@@ -6,14 +6,14 @@ A value is the rows of one column. Rows are selected before they are read, so a 
 tokens and verl's own operations (`Ref.apply_funcs`) are applied to the rows after the read. Values with the same number
 of rows that are put together are one put.
 
-Invariants: a value is returned as it was put, on the CPU; later writes to it, or to a copy that was read, change it for
-no other reader. Nothing is pickled: an unsupported value raises SchemaMismatch with the name of its field. A process
-has one `Handle` of a value, the `dataptr` of verl's `Ref`, and a borrowed one frees nothing.
+Invariants: a value is returned as it was put, on the CPU; later writes to it, or to a copy that was read, do not change
+what other readers get. Nothing is pickled: an unsupported value raises SchemaMismatch with the name of its field. A
+process has one `Handle` of a value, the `dataptr` of verl's `Ref`; a borrowed handle frees nothing.
 
-The trainer's process owns each value that it has a handle of. Another process owns the values it put until it passes
-the handle on, by which the value reaches the trainer; a handle that it got is borrowed. An owner frees the value when
-its last handle of it is gone. So values that the trainer has dropped are freed, wherever they were put, and no process
-counts the handles of others.
+The trainer's process owns each value of which it has a handle. Any other process owns a value that it has put until it
+passes the handle on, by which the value reaches the trainer; a handle that it received is borrowed. An owner frees the
+value when its last handle of the value is gone. So values that the trainer has dropped are freed, no matter where they
+were put, and no process counts the handles of others.
 
 Rejected: Ray's references as the owners of handles, because Ray does not tell a process outside its own object store
 when the last one is gone; a link of the plane for each process (`Plane.retain`), which costs a message for each
