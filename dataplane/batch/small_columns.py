@@ -1,11 +1,11 @@
-"""Small, simple columns laid out at once, byte by byte as `batch.put_plan` plans them, in a tenth of its time.
+"""Lays out small, simple columns directly, in a tenth of the time of `batch.put_plan` and with the same result.
 
-A trajectory that is put by itself has some 25 columns of a few bytes to a few kilobytes each: token ids in a list,
+A trajectory that is put separately has some 25 columns of a few bytes to a few kilobytes each: token ids in a list,
 log-probabilities in an array, text, a reward. Planning each (values, buffers, a layout) takes several times as long as
-copying all of their bytes. Columns whose names, types and sizes came before have the layout that they had then.
+copying all of their bytes. The layout of columns is cached by their names, types and sizes.
 
-Invariants: the result equals, byte by byte, that of a plan of the same columns; columns that are not clearly simple are
-refused with None, and left to the plan.
+Invariants: the result has the same bytes as that of a plan of the same columns. For columns that a quick check does not
+show to be simple, the functions return None, and the caller uses the plan.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST = 64 << 10
 """The most bytes of a small row, which travels in a message to the node."""
 
 LARGE = 16 << 10
-"""Bytes from which on a value is not small: a few of those would take all of that."""
+"""The size in bytes from which a value is not small: a few such values would exceed `MOST`."""
 
 _PADDING = tuple([bytes(-over % ALIGNMENT) for over in range(ALIGNMENT)])  # behind so many bytes above a multiple
 _PRESENT = b"\1".ljust(ALIGNMENT, b"\0")

@@ -1,12 +1,13 @@
-"""Stored columns as a reader holds them: pieces of shards, opened once, trusted only after their tables are checked.
+"""Stored columns in a reader: pieces of shards, which are opened once, and whose tables are checked before they are
+used.
 
-A column that is read is the rows of a few pieces one after another, or those rows in an order. `Reading` covers both:
-rows in one run are read without a copy, all others as (piece, row) pairs.
+A column that is read consists of the rows of a few pieces, concatenated or in another order. `Reading` represents both:
+contiguous rows are read without a copy, all others as (piece, row) pairs.
 
-Many small shards with the same layout are read as one (`Stack`): a batch of a few hundred rows that were put one by one
-is as many shards, and opening each column of each shard costs more than copying its bytes. A stack copies whole pieces,
-at the first use. Its tables are checked on the copy; the copy is this process's own, and writes to a private copy do
-not show in it.
+Many small shards with the same layout are read as one (`Stack`): if a few hundred rows were put one by one, each is a
+shard, and opening each column of each shard takes longer than copying its bytes. A stack copies whole pieces at the
+first use. Its tables are checked on the copy, which no other process can change; writes to a private copy of the values
+do not change it.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Memory(Protocol):
         """A read-only view of these bytes, uint8."""
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """A writable view of these bytes, uint8; writes are private to its holder (copy on write)."""
+        """A writable view of these bytes, uint8. Writes are private to this process (copy on write)."""
 
     def own(self, offset: int, nbytes: int) -> Bytes:
         """As `private`, but no other view sees writes. Raises LimitExceeded if the process can have no further
@@ -132,7 +133,7 @@ class Stored:
 
 
 class Copied(Stored):
-    """A column that was put together in this process: all of its bytes are in `values`, and its tables are true."""
+    """A column that was assembled in this process: all of its bytes are in `values`, and its tables are valid."""
 
     def __init__(self, name: str, field: Field, rows: int) -> None:
         self.name = name
@@ -193,10 +194,10 @@ def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
 
 
 class Reading:
-    """The rows of several selections one after another, in `order` where there is one (positions among them).
+    """The rows of several selections, concatenated. If `order` is given, row i is row `order[i]` of those.
 
-    `parts` are the selections with their index applied: rows as they are stored. `cut`: the slice of each row that is
-    meant.
+    `parts`: the selections after their index is applied, which select stored rows. `cut`: the slice of each row that
+    is read.
     """
 
     def __init__(self, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING) -> None:
@@ -261,7 +262,7 @@ class Scattered:
 
 
 def _even(memory: Bytes, begins: Index, sizes: Index) -> Bytes | None:
-    """Parts of one size that lie at one distance from each other, copied in one go; None for others."""
+    """A copy of parts that have equal sizes and equal distances, made by one call; None for other parts."""
     if len(begins) < 2 or not (sizes == sizes[0]).all():
         return None
     size, steps = int(sizes[0]), np.diff(begins)

@@ -1,18 +1,19 @@
 """TensorDicts in and out. tensordict is imported only when a TensorDict is put or asked for.
 
 In: every entry is a column; a nested TensorDict is a struct. The first batch dimension counts rows. A NonTensorStack
-has a value for each row. A NonTensorData has one value for all rows, except that a list, an array or a tensor has a
-value for each: so `data[name]` reads, and so tensordict itself keeps an array that it cannot make a tensor of. Rows of
-a lazy stack may differ in shape; where they differ in their keys, the stack itself shows only those that all have:
-nested, it is a struct of all keys, and a whole batch of such rows is refused.
+has a value for each row. A NonTensorData has one value for all rows; but if its data is a list, an array or a tensor,
+that has a value for each row. `data[name]` returns it in this sense, and tensordict itself stores arrays in this way
+that it cannot convert to a tensor. Rows of a lazy stack may differ in shape. If they differ in their keys, the stack
+itself shows only the keys that all rows have: a nested stack of this kind becomes a struct of all keys, but as the
+whole batch it is refused.
 
 Out: `stacked` makes one entry of a value for each row, as TransferQueue does. No value is converted: rows of several
 dtypes are a NonTensorStack.
 
-`NonTensorData(value)` takes 10 microseconds, and a get of verl's makes thousands. Its result is a dict of attributes
-that differ in the value alone, so tensordict makes one and the others are copies of its attributes (`stack_of`): the
-same attributes as tensordict would give, and nothing mutable shared. If tensordict's result is not that simple, its
-constructors are called for each row.
+`NonTensorData(value)` takes 10 microseconds, and a get of verl's creates thousands. The results have a dict of
+attributes, which differ only in the value. So tensordict creates one, and the others are copies of its attributes
+(`stack_of`). They have the same attributes that tensordict would give them, and share nothing mutable. If the result of
+tensordict has other state, its constructors are called for each row.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ _SIGNED = {1: "int8", 2: "int16", 4: "int32"}
 
 
 def is_tensor(value: object) -> bool:
-    """Whether it is a torch tensor. Where torch was never imported, nothing is."""
+    """Whether the value is a torch tensor. False if torch was never imported."""
     kind = getattr(sys.modules.get("torch"), "Tensor", None)
     return kind is not None and isinstance(value, kind)
 
@@ -118,7 +118,7 @@ def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
 
 
 def alike(rows: Sequence[Any]) -> bool:
-    """Whether they are plain tensors of one dtype and number of dimensions: a column gives back exactly them."""
+    """Whether they are plain tensors of one dtype and number of dimensions, so that a column returns exactly them."""
     if not len(rows) or not is_tensor(rows[0]):
         return False
     torch = _torch()
@@ -151,7 +151,8 @@ def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
 
 
 def require(column: str, name: str) -> None:
-    """Raises SchemaMismatch where this release of torch has not the dtype `name` of another. Imports torch."""
+    """Raises SchemaMismatch if this release of torch lacks the dtype `name`, which other releases have. Imports
+    torch."""
     if name.isidentifier() and not hasattr(_torch(), name):
         raise mismatch(column, f"torch here has no {name}", expected="a dtype of torch", found=name)
 
@@ -164,8 +165,8 @@ def shaped(flat: Tensor, name: str, shape: Sequence[int]) -> Tensor:
 def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = None) -> Tensor:
     """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy.
 
-    It is told the lengths of its shortest and longest row: torch 2.13 pads one that is not to the length of all rows
-    together (`to_padded_tensor`). `lengths`: those of the rows, where they are known on the host.
+    The lengths of the shortest and longest row are set in it: without them, torch 2.13 pads each row to the length of
+    all rows together (`to_padded_tensor`). `lengths`: those of the rows, if they are known on the host.
     """
     lengths = offsets.diff() if lengths is None else lengths
     bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())} if len(lengths) else {}
