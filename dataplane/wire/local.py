@@ -460,7 +460,7 @@ class Channel:
             self._watch(self._loop.add_reader, self._readable)
 
     def take_descriptors(self, count: int) -> list[int]:
-        """The next `count` descriptors that arrived, for the caller to close. Raises ProtocolMismatch if too few did."""
+        """The next `count` descriptors that came; the caller closes them. Raises ProtocolMismatch if too few came."""
         if count > len(self._descriptors):
             raise ProtocolMismatch(f"{count} descriptors were announced and {len(self._descriptors)} came")
         return [self._descriptors.popleft() for _ in range(count)]

@@ -50,7 +50,7 @@ class PollingSelector(selectors.EpollSelector):
         if not self.polls:
             return super().select(timeout)
         until = self._until(began, self._look_s if timeout is None else min(self._look_s, timeout))
-        poll = self._selector.poll  # type: ignore[attr-defined]  # super().select() wraps more around the call than it takes
+        poll = self._selector.poll  # type: ignore[attr-defined]  # select() would cost more than the call
         while now < until:
             if poll(0, 1):
                 return super().select(0)

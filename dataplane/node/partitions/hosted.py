@@ -214,9 +214,7 @@ class Hosted:
         try:
             key = self._owner.key(self.partition)
             before = None if swap.expected is None else encode(swap.expected)
-            value = await self._owner.coordinator.read(
-                key
-            )  # a host that can send but not receive must change nothing
+            value = await self._owner.coordinator.read(key)  # a host that can send but not receive must change nothing
             if value == before:
                 value = await self._owner.coordinator.swap(key, before, encode(swap.wanted))
         except (Unavailable, OutcomeUnknown) as error:
