@@ -33,6 +33,7 @@ def run(blocks: list[Path], directory: Path, environment: dict[str, str], limit_
         if process.exitcode != 0:  # what it had started is there yet
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # if it has no group of its own yet
         process.join()
         process.close()
 

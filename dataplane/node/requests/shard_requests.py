@@ -331,6 +331,8 @@ class ShardRequests:
         self._channel.send(sm.Replicated(request.id, nodes))
 
     async def _free_elsewhere(self, request: sm.Free) -> None:
+        if request.shards or request.scope:
+            raise ProtocolMismatch("of another node, only parts of shards are freed")
         why = "what is to be freed is on node {}, and this node is alone: free it there"
         await self._fetcher(request.node, why).free(request.node, request.parts)
         self._channel.send(m.Done(request.id))
