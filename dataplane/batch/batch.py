@@ -130,8 +130,9 @@ class Column:
         """The values of all rows for a key. Raises SchemaMismatch."""
         keys = dict(self.field.children)
         if key not in keys:
-            there = ", ".join(keys) or "none"
-            raise mismatch(self.name, f"there is no key {key!r}; there are {there}", expected=there, found=repr(key))
+            there = ", ".join(keys)
+            why = f"it has {there}" if keys else f"it is {self.field}, not a struct"
+            raise mismatch(self.name, f"there is no key {key!r}: {why}", expected=there, found=repr(key))
         name = f"{self.name}.{key}"
         present, selections, order = gather.keyed(self.reading, key)
         if not present.all():
@@ -344,6 +345,9 @@ class Batch:
                 raise mismatch(name, f"{found}, not {expected}", expected=expected, found=found)
         self._columns = MappingProxyType(dict(columns))
         self._rows = len(head)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise Misuse("a batch is memory of this host and cannot be pickled: send its reference, and get() that there")
 
     def __len__(self) -> int:
         return self._rows

@@ -199,7 +199,8 @@ def _refuse_objects(name: str, field: Field, given: Any) -> None:
     row = _spoiler(name, rows)
     found = _type_name(rows[row])
     among = f" among {_type_name(rows[0])}" if row and _type_name(rows[0]) != found else ""
-    message = f"{found}{among}: the column would be stored as objects, which have no tensor"
+    wide = " beyond 64 bits" if isinstance(rows[row], int) and not -(1 << 63) <= rows[row] < 1 << 64 else ""
+    message = f"{found}{among}{wide}: the column would be stored as objects, which have no tensor"
     raise mismatch(name, message, row=row, expected=expected, found=found)
 
 

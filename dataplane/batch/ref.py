@@ -222,7 +222,10 @@ class BatchRef:
         """All columns but these."""
         for name in names:
             place_of(self._columns, name)
-        return self.select(*(name for name in self._columns if name not in names))
+        left = [name for name in self._columns if name not in names]
+        if not left:
+            raise SchemaMismatch("no column would be left: a reference has at least one", found=", ".join(names))
+        return self.select(*left)
 
     def slice_rows(
         self,

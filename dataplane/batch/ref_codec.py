@@ -144,7 +144,9 @@ def unpack(
         columns = found(ref.fields, ref.columns, tuple([frame.width for frame in frames]), ref.rows > 0)
         return ref.rows, columns, frames, origin, ref.traces
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, Corrupt) as error:
-        raise ProtocolMismatch(f"not a reference: {error}", ours=str(VERSION)) from error
+        raise ProtocolMismatch(
+            f"these bytes are no reference that encode() made: {error}", ours=str(VERSION)
+        ) from error
 
 
 def _cut(frames: Sequence[Frame], encoded: Sequence[_Cut], rows: int) -> tuple[Frame, ...]:

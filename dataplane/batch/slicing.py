@@ -52,8 +52,8 @@ def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> Step:
         cuts.check(step)
     except (TypeError, ValueError, OverflowError):
         raise Misuse(
-            f"a share is of a rank of so many, in rows padded to a multiple of {least}; "
-            f"not of {rank!r} of {ranks!r} in multiples of {multiple!r}"
+            f"rank is 0 to ranks - 1, ranks 1 to {MOST_RANKS}, and multiple None or a multiple of {least}; "
+            f"not rank={rank!r}, ranks={ranks!r}, multiple={multiple!r}"
         ) from None
     return step
 
@@ -144,7 +144,10 @@ def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int
     except (TypeError, ValueError):
         raise Misuse("lengths are integers, one a row; rank, ranks and multiple are integers") from None
     if rows.ndim != 1 or rows.min(initial=0) < 0 or not (0 <= own < count <= MOST_RANKS and unit >= 1):
-        raise Misuse(f"a share is of a rank of so many and of rows of lengths, not of {_told(rank, ranks, multiple)}")
+        raise Misuse(
+            f"lengths are 0 or more, one a row, rank is 0 to ranks - 1, ranks 1 to {MOST_RANKS}, and multiple 1 or"
+            f" more; not rank={rank!r}, ranks={ranks!r}, multiple={multiple!r}"
+        )
     padded = -(-rows // unit) * unit
     begins = np.cumsum(padded) - padded
     part = -(-int(padded.sum()) // count)

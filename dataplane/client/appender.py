@@ -70,7 +70,7 @@ class AsyncAppender:
         self._timeout_s = arguments.seconds(how["timeout"], TIMEOUT_S)
         self._narrow: Narrow = how.get("narrow", False)
         if self._max_rows < 1:
-            raise Misuse("a block has a row or more")
+            raise Misuse(f"max_rows is 1 or more, not {self._max_rows}")
         self._lock = threading.Lock()
         self._blocks: deque[Block] = deque()  # the first of them is being appended, or waits for its delay
         self._form: RowSchema | None = None  # the layout of the last rows

@@ -95,8 +95,8 @@ def plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[An
     found = set(map(type, listed))
     if not found <= set(kinds):
         odd = next(value for value in listed if type(value) not in kinds)
-        named = ", ".join(kind.__name__ for kind in kinds)
-        raise Misuse(f"{what} is of {named}, one a row or one for all, not {odd!r}")
+        named = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+        raise Misuse(f"{what} is {named}, one value for all rows or a list with one a row; not {odd!r:.80}")
     for kind, fits in ((int, is_int64), (str, is_text)):
         for value in listed if kind in found and kind in kinds else ():
             if type(value) is kind and not fits(value):
@@ -109,7 +109,10 @@ def tagged(tags: Any, rows: int) -> dict[str, list[Any]]:
     if tags is None:
         return {}
     if not isinstance(tags, Mapping):
-        raise Misuse(f"tags are values by name, not {type(tags).__name__}")
+        raise Misuse(
+            "tags are a dict by name, with one value for all rows or a list with one a row, such as"
+            f" {{'hard': [True, False]}}; not {type(tags).__name__}"
+        )
     for name in tags:
         text("a tag's name", name)
     return {name: plain(f"tag {name!r}", values, rows, TAG_KINDS) for name, values in tags.items()}
@@ -166,7 +169,7 @@ def replicas(value: Any) -> int:
     """The number of hosts that are to store something. Raises Misuse."""
     count = whole("replicas", value)
     if not 1 <= count <= MAX_REPLICAS:
-        raise Misuse(f"what is put is on 1 to {MAX_REPLICAS} hosts, not on {count}")
+        raise Misuse(f"replicas is the number of hosts that store the rows, 1 to {MAX_REPLICAS}; not {count}")
     return count
 
 

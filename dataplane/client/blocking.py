@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any, Protocol, Self, TypeVar
 
 from dataplane.client.loop_runner import LoopRunner
-from dataplane.errors import Closed, Forked
+from dataplane.errors import Closed, Forked, Misuse
 
 T = TypeVar("T")
 K = TypeVar("K", bound=type)
@@ -46,6 +46,10 @@ class Blocking:
         self._inner = inner
         self._wait = wait
         self._turns = turns
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind = type(self).__name__
+        raise Misuse(f"{kind} belongs to the process that made it and cannot be pickled: send a name or a reference")
 
     def _wrap(self, found: Any) -> Any:
         """The blocking object for a result that has a blocking class, else the result."""

@@ -153,8 +153,7 @@ class CheckpointReader:
             raise
 
     def _begin(self) -> None:
-        magic = self._read(len(MAGIC))
-        if magic != MAGIC:
+        if self.size < len(MAGIC) or self._read(len(MAGIC)) != MAGIC:
             raise self.corrupt("is no checkpoint, or one of another version", 0)
         self._chain = _Chain()
         kind, self.id = self.frame()

@@ -98,14 +98,15 @@ class WaitLog:
             self._logging.cancel()
 
 
-async def explained(stream: AsyncStream, error: NotReady, task: str, columns: Sequence[str]) -> NotReady:
-    """The same error, with the reason why no rows are ready, if it is known."""
-    why = await describe_wait(stream, task, columns) if error.waited_s > 0 else ""
+async def explained(stream: AsyncStream, error: NotReady, task: str, how: Mapping[str, Any]) -> NotReady:
+    """The same error, with the reason why no rows are ready, if it is known. `how`: the arguments of the consume."""
+    columns = [*how.get("columns", ()), *names("needs", getattr(how.get("sampler"), "needs", ()))]
+    why = await describe_wait(stream, task, columns, how.get("min_rows", 1)) if error.waited_s > 0 else ""
     fields = {"stream": error.stream, "task": error.task, "waited_s": error.waited_s}
     return NotReady(f"{error}: {why}", **fields) if why else error
 
 
-async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str]) -> str:
+async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], min_rows: int = 1) -> str:
     """Why no rows with these columns are ready for a task; empty if the node does not answer."""
     try:
         async with asyncio.timeout(_WHY_S):
@@ -118,8 +119,10 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str]) 
     missing = [name for name in columns if name not in known]
     if missing and figures["rows"]:
         said.append(f"no row has {', '.join(map(repr, missing))}: the columns are {', '.join(known) or 'none yet'}")
+    elif of["pending"] and of["pending"] < min_rows:
+        said.append(f"min_rows is {min_rows}")
     elif of["pending"]:
-        said.append("those lack a column, or are fewer than min_rows or the sampler asks for")
+        said.append(f"too few of those have {', '.join(map(repr, columns))}, or the sampler chooses none")
     said += [f"group {each['group']!r} has {each['rows']} of {each['of']} rows" for each in of["incomplete"][:1]]
     return "; ".join(said)
 
@@ -154,7 +157,7 @@ async def deliveries(
             return ahead.pop(0).result()
         what = f"no rows of stream {stream.name!r} became ready for task {task!r} in {wait_s:.1f} s"
         error = NotReady(what, stream=stream.name, task=task, waited_s=wait_s)
-        raise await explained(stream, error, task, how.get("columns", ()))
+        raise await explained(stream, error, task, how)
 
     try:
         while True:

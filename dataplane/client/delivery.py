@@ -101,7 +101,7 @@ class Delivery:
     async def _settle(self, *, done: bool, seen: bool = True, reason: str = "") -> None:
         if self.settled:
             if done != self._acked:
-                raise LeaseExpired(f"these rows were {'acked' if self._acked else 'given back'} before")
+                raise self._settled_before()
             return
         grant, replica = self._given.grant, self._given.replica
         if done:
@@ -111,8 +111,13 @@ class Delivery:
             await self._ask(r.Nack(grant=grant, replica=replica, seen=seen, reason=reason))
         self.settled, self._acked = True, done
 
+    def _settled_before(self) -> LeaseExpired:
+        return LeaseExpired(f"these rows were {'acked' if self._acked else 'given back'} before")
+
     async def renew(self) -> None:
         """Renew the lease for its original duration. Raises LeaseExpired."""
+        if self.settled:
+            raise self._settled_before()
         await self._ask(r.Renew(grant=self._given.grant, replica=self._given.replica))
 
     async def _ask(self, asked: r.FromClient) -> None:

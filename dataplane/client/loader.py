@@ -125,6 +125,8 @@ class Loader:
             raise Misuse(f"{stream!r} has no task {task!r}")
         if isinstance(how["columns"], str) or not how["columns"]:
             raise Misuse(f"columns is a list of one name or more, not {how['columns']!r}")
+        if how["rows"] < 1 or not 1 <= how["min_rows"] <= how["rows"]:
+            raise Misuse(f"rows is 1 or more, and min_rows 1 to rows: not {how['rows']!r} and {how['min_rows']!r}")
         if prefetch < 0:
             raise Misuse(f"prefetch is how many batches are fetched ahead, not {prefetch}")
         self.steps = 0
@@ -371,7 +373,7 @@ class _Ahead:
                     waited = {"stream": self._stream.name, "task": self._task, "waited_s": timeout_s}
                     error = NotReady(f"no rows of {what}", **waited)
                     inner = self._stream._inner
-                    raise self._stream._wait(explained(inner, error, self._task, self._how["columns"])) from None
+                    raise self._stream._wait(explained(inner, error, self._task, self._how)) from None
         if isinstance(fetched, BaseException):
             raise fetched
         if fetched is not None:

@@ -265,7 +265,8 @@ class AsyncStream:
                 if self._connection.events is not None:
                     self._connection.events.record(_CONSUME, began)
         except NotReady as error:
-            raise await consuming.explained(self, error, task, asked.columns) from None
+            how = {"columns": asked.columns, "min_rows": min_rows, "sampler": sampler}
+            raise await consuming.explained(self, error, task, how) from None
         finally:
             if wait_log is not None:
                 wait_log.stop()

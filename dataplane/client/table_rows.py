@@ -124,7 +124,7 @@ def tags_of(tags: Any, count: int) -> list[dict[str, Any]]:
         return []
     listed = arguments.listed("tags", tags)
     if len(listed) != count or not all(isinstance(each, Mapping) for each in listed):
-        raise Misuse(f"tags are a mapping a row, {count} of them")
+        raise Misuse(f"tags are a list with a dict for each row, {count} here, such as [{{'hard': True}}]")
     try:
         encoded = _encoder.encode(listed)
         found: list[dict[str, Any]] = _decode(encoded)

@@ -185,7 +185,8 @@ def planned(
     chosen = list(by_name) if names is None else list(dict.fromkeys(names))
     unknown = [name for name in [*chosen, *(slices or ())] if name not in by_name]
     if unknown:
-        raise Misuse(f"version {version} has no tensor {unknown[0]!r}; it has {len(by_name)}: {list(by_name)[:8]}...")
+        some = ", ".join(list(by_name)[:8]) + ", ..." * (len(by_name) > 8)
+        raise Misuse(f"version {version} has no tensor {unknown[0]!r}; it has {len(by_name)}: {some}")
     wanted = {name: _wanted(name, by_name[name], (slices or {}).get(name)) for name in chosen}
     chunks: dict[Place, list[Piece]] = {}
     for each in wanted.values():

@@ -94,7 +94,7 @@ class AsyncWeights:
         """
         number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
         if not 0 <= mine < arguments.whole("ranks", ranks):
-            raise Misuse(f"rank {rank} of {ranks}")
+            raise Misuse(f"rank is 0 to ranks - 1: not {rank} of {ranks}")
         deadline = Deadline.after(arguments.seconds(timeout))
         seen = await self._seen()
         newest = max(seen.complete, default=None)
@@ -103,6 +103,8 @@ class AsyncWeights:
         older = None if newest is None else await self._older(seen, newest, mine, ranks, deadline)
         async with Publication(self._connection, self._writer, deadline, older, deltas=True) as publication:
             chunks, entries, bases = await publication.write(tensors)
+            if not entries:
+                raise Misuse("there is no tensor to publish")
             part = PublishedPart(number, mine, ranks, chunks, entries, bases)
             if self.replicas > 1 and publication.refs:
                 await self._writer.replicate(concat(publication.refs), self.replicas, deadline.remaining_s)

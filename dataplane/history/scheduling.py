@@ -125,7 +125,7 @@ def plan(
     behind: for each worker, the remaining time of earlier steps, as in `Schedule.ends`. Raises Misuse.
     """
     if workers < 1 or samples < 1 or (slots is not None and slots < 1):
-        raise Misuse(f"a schedule is of one worker, sample and slot or more, not {workers}, {samples} and {slots}")
+        raise Misuse(f"workers, samples and slots are 1 or more, not {workers}, {samples} and {slots}")
     late = np.zeros(workers) if behind is None else np.array(behind, np.float64)
     if late.shape != (workers,):
         raise Misuse(f"behind is a number for each of {workers} workers, not {late.shape}")

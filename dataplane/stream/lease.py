@@ -48,7 +48,7 @@ class Who:
 
     def __post_init__(self) -> None:
         if not self.member and self.replica is not None:
-            raise Misuse("a replica is one of a member; name the member")
+            raise Misuse("replica= is one of the processes of a member: name it with member=")
         if self.replicas < 0 or not 0 <= (self.replica or 0) < (self.replicas or _REPLICAS):
             raise Misuse(f"there is no replica {self.replica}" + f" of {self.replicas}" * bool(self.replicas))
 

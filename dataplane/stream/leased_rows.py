@@ -25,7 +25,7 @@ from dataplane.stream.commands import Command, Remove, Settle, Unkeep
 from dataplane.stream.lease import Grant, Leases
 from dataplane.stream.page import Index
 from dataplane.stream.partition_state import StreamState
-from dataplane.stream.progress import ACKED, DEAD, EXPIRED, PENDING
+from dataplane.stream.progress import ACKED, EXPIRED, PENDING
 from dataplane.stream.row_choice import Demand, choose, least
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import Settings
@@ -256,8 +256,8 @@ class LeasedRows:
         """Raises Closed if no row will ever be ready for this task again."""
         if not self.drained(task):
             return
-        counts, name = self.partition.progress.counts[task], self.settings.tasks[task]
-        dead, expired = counts[DEAD], counts[EXPIRED]
+        progress, name = self.partition.progress, self.settings.tasks[task]
+        dead, expired = progress.tally(task)["dead"], progress.counts[task][EXPIRED]
         if not dead and not expired:
             raise Closed("the stream is closed, and this task has done all of it", drained=True)
         parts = [f"{dead} are dead letters (stream.dead_letters({name!r}))"] * (dead > 0)

@@ -30,11 +30,26 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
         if len(self.tasks) > MAX_TASKS:
             raise Misuse(f"a stream has at most {MAX_TASKS} tasks, not {len(self.tasks)}")
         if not 1 <= self.replicas <= MAX_REPLICAS:
-            raise Misuse(f"rows are on 1 to {MAX_REPLICAS} hosts, not on {self.replicas}")
+            raise Misuse(f"replicas is 1 to {MAX_REPLICAS} hosts, not {self.replicas}")
         if self.group_size < 0:
             raise Misuse(f"a group has a row or more, not {self.group_size}")
-        if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1 or not 1 <= self.max_deliveries <= 255:
-            raise Misuse(f"limits are positive, and max_deliveries at most 255: {self}")
+        if not 1 <= self.max_deliveries <= 255:
+            raise Misuse(f"max_deliveries is 1 to 255, not {self.max_deliveries}")
+        if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1:
+            raise Misuse(f"max_bytes, max_rows and max_lag are not negative: {self}")
+
+    def check_same(self, stream: str, asked: Settings) -> None:
+        """Raises Misuse if a stream with these settings was opened with others."""
+        other = [
+            f"{name}={there!r}, and this asks for {name}={wanted!r}"
+            for name in self.__struct_fields__
+            if (there := getattr(self, name)) != (wanted := getattr(asked, name))
+        ]
+        if other:
+            raise Misuse(
+                f"the stream {stream!r} was made with {'; with '.join(other)};"
+                f" plane.stream({stream!r}) without tasks opens it as it is"
+            )
 
     @property
     def limited(self) -> bool:

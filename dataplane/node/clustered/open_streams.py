@@ -127,8 +127,8 @@ class OpenStreams:
             if len(self._by_name) >= MAX_STREAMS:
                 self._forget_dropped()
             stream = self._enter(await self._opened(name, settings))
-        if settings is not None and settings != stream.settings:
-            raise Misuse(f"the stream {name!r} was made with {stream.settings}, and this asks for {settings}")
+        if settings is not None:
+            stream.settings.check_same(name, settings)
         return stream
 
     async def _opened(self, name: str, settings: Settings | None) -> Record:

@@ -332,8 +332,8 @@ class LocalStreams:
             if settings.durable:
                 raise Misuse(f"the stream {name!r} can't be durable here: start the node with --data-dir DIR")
             stream = self._by_name[name] = self._made(name, settings, secrets.token_hex(_MARK))
-        elif settings is not None and settings != stream.settings:
-            raise Misuse(f"the stream {name!r} was made with {stream.settings}, and this asks for {settings}")
+        elif settings is not None:
+            stream.settings.check_same(name, settings)
         return stream
 
     def _made(self, name: str, settings: Settings, mark: str) -> LocalStream:

@@ -143,11 +143,14 @@ def _check_consume(request: r.Consume, stream: Stream) -> None:
     checks.bound("rows of a delivery", rm.MAX_ROWS, request.rows)
     stream.settings.task(request.task)
     if not 1 <= request.min_rows <= request.rows:
-        raise Misuse(f"a delivery is of one row or more: rows={request.rows}, min_rows={request.min_rows}")
+        raise Misuse(f"rows is 1 or more, and min_rows 1 to rows: not rows={request.rows}, min_rows={request.min_rows}")
     if not 0 < request.lease_s <= _MAX_LEASE_S:
         raise Misuse(f"a lease is of more than 0 and at most {_MAX_LEASE_S:.0f} s, not {request.lease_s}")
+    groups_of, most = getattr(request.sampler, "group_size", None), stream.settings.group_size
+    if groups_of and most and groups_of > most:
+        raise Misuse(f"the sampler waits for groups of {groups_of} rows, and the stream's group_size is {most}")
     if not request.columns or len(set(request.columns)) != len(request.columns):
-        raise Misuse("a task asks for at least one column, and each once")
+        raise Misuse(f"columns are one name or more, each once; not {list(request.columns)}")
 
 
 def _queue(asked: r.Consume | r.Look) -> str:

@@ -324,7 +324,10 @@ class ShardRequests:
         if self._hosts is None or self._hosts.fetcher is None:
             what = "nodes of the cluster"
             raise LimitExceeded(
-                f"{request.replicas} replicas, and this node is alone", what=what, asked=request.replicas, limit=1
+                f"replicas={request.replicas}, and this node is in no cluster",
+                what=what,
+                asked=request.replicas,
+                limit=1,
             )
         replicas = self._hosts.fetcher.replicas
         nodes = await replicas.replicate(request.shards, request.replicas, deadline_of(request.timeout_s))
