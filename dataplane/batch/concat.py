@@ -89,8 +89,10 @@ def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
         if odd:
             name = min(odd)
             expected, found = ("no such column", "one") if name not in first else (repr(first[name].field), "none")
+            own = [", ".join(name for name in each if name in odd) for each in (first, ref._columns)]
+            alone = [f"{which} alone has {names}" for which, names in zip((0, number), own, strict=True) if names]
             raise SchemaMismatch(
-                f"batches 0 and {number} do not have the same columns; one alone has {', '.join(sorted(odd))}",
+                f"batches 0 and {number} do not have the same columns: {', and '.join(alone)}",
                 column=name,
                 expected=expected,
                 found=found,

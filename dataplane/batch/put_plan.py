@@ -257,7 +257,12 @@ def columns_of(columns: Any) -> Iterator[tuple[str, Values]]:
         raise SchemaMismatch(f"{found} {what}{hint}", expected="a mapping of names to columns", found=found)
     for name, values in pairs:
         if not is_text(name) or not name:
-            raise mismatch(str(name), f"a column's name is text, not {name!r}", expected="a name", found=repr(name))
+            raise mismatch(
+                str(name),
+                f"a column's name is text of one character or more, not {name!r}",
+                expected="a name",
+                found=repr(name),
+            )
         yield name, values if isinstance(values, Values) else values_of(name, values)
 
 

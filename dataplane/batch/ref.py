@@ -278,7 +278,9 @@ class BatchRef:
         for name, column in self._columns.items():
             new = renaming.get(name, name)
             if not new or not is_text(new):
-                raise SchemaMismatch(f"a column's name is text, not {new!r}", expected="a name", found=repr(new))
+                raise SchemaMismatch(
+                    f"a column's name is text of one character or more, not {new!r}", expected="a name", found=repr(new)
+                )
             if new in renamed:
                 raise SchemaMismatch(f"two columns would be called {new!r}", column=new)
             renamed[new] = column

@@ -25,7 +25,7 @@ def seconds(value: Any, default: float | None = None, what: str = "a timeout") -
         return default
     fits = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
     if not fits or (isinstance(value, int) and abs(value) >= 1 << 1023) or math.isnan(value):
-        raise Misuse(f"{what} is seconds, not {value!r:.100}")
+        raise Misuse(f"{what} is a number of seconds, not {value!r:.100}; leave it out for the default")
     return max(0.0, float(value))
 
 
@@ -45,7 +45,7 @@ def whole(what: str, value: Any) -> int:
 def text(what: str, value: Any) -> str:
     """A text that a message can hold, of a character or more. Raises Misuse."""
     if not is_text(value) or not value:
-        raise Misuse(f"{what} is a text, not {value!r}")
+        raise Misuse(f"{what} is text of one character or more, not {value!r}")
     return str(value)
 
 
@@ -66,7 +66,7 @@ def names(what: str, values: Any) -> list[str]:
     """A list of texts. Raises Misuse."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise Misuse(f"{what} is a list of names, not {values!r}")
-    return [text(f"a name in {what}", value) for value in values]
+    return [text(f"each name in {what}", value) for value in values]
 
 
 def listed(what: str, values: Any) -> list[Any]:

@@ -64,7 +64,9 @@ def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
 
 def _require_spec(name: Any, spec: Any) -> None:
     if not name or not is_text(name):
-        raise SchemaMismatch(f"a column's name is text, not {name!r}", expected="a name", found=repr(name))
+        raise SchemaMismatch(
+            f"a column's name is text of one character or more, not {name!r}", expected="a name", found=repr(name)
+        )
     if not isinstance(spec, Spec):
         raise SchemaMismatch(
             f"column {name!r} of a draft is described by dataplane.dense or dataplane.ragged; put() takes values",
@@ -93,7 +95,10 @@ def _dtype_name(dtype: Any) -> str:
             name = np.dtype(dtype).name
         storage(name)
     except (TypeError, ValueError):
-        raise SchemaMismatch(f"{dtype!r} is no dtype that a column can have", expected="a dtype", found=name) from None
+        what = "a draft has columns of numbers, with a dtype such as 'float32', 'int64' or 'bool'"
+        raise SchemaMismatch(
+            f"{what}, not {dtype!r}; put() takes other values", expected="a dtype", found=name
+        ) from None
     return name
 
 

@@ -32,7 +32,7 @@ def following(history: Any) -> Following | None:
     if isinstance(found, AsyncHistory):
         found = found.following()
     if found is not None and not isinstance(found, Following):
-        raise Misuse(f"a stream's history is a history, or history.following(...), not {history!r:.100}")
+        raise Misuse(f"history= is what plane.history(NAME) returned, or its .following(...), not {history!r:.100}")
     return found
 
 

@@ -134,10 +134,8 @@ class AsyncPlane:
         self.check()
         scope, deadline = _scope(scope), Deadline.after(arguments.seconds(timeout))
         copies = arguments.replicas(replicas)
-        if device not in (None, "keep"):
-            raise Misuse(f'device is "keep", to leave tensors on their device, or None; not {device!r}')
-        if device and copies > 1:
-            raise Misuse(f'device="keep" is for one host: not with replicas={copies}')
+        if device not in (None, "keep") or (device and copies > 1):
+            raise Misuse(f'device is None or, with replicas=1, "keep"; not {device!r} with replicas={copies}')
         planned = await self.writer.plan(columns, dedupe)
         keep = self._kept_columns.keeping(columns, scope, deadline) if device else None
         ref = await self.writer.write(planned, scope, deadline.remaining_s, keep)

@@ -333,8 +333,8 @@ def record(
     """See `AsyncStream.record`, which calls this."""
     if task not in stream.settings.tasks:
         raise Misuse(
-            f"a recorder is a task of the stream: make {stream.name!r} with a task {task!r}, or name one of "
-            f"{', '.join(stream.settings.tasks)}"
+            f"stream {stream.name!r} has no task {task!r} whose rows could be recorded, only"
+            f" {', '.join(stream.settings.tasks)}: make it with one, or pass task= of one that nothing else consumes"
         )
     if on_full not in ("skip", "wait"):
         raise Misuse(f'on_full is "skip" or "wait", not {on_full!r}')

@@ -78,7 +78,7 @@ def waiters(stream: Mapping[str, Any]) -> list[str]:
     for name, task in stream["task"].items():
         if task["waiting"]:
             asked = "; ".join(f"{columns} ({count:,} rows ready)" for columns, count in task["ready"].items())
-            lines.append(_waits(task["waiting"], "consumer", f" of {name}") + f" for {asked or 'rows'}")
+            lines.append(_waits(task["waiting"], "request", f" of {name}") + f" for {asked or 'rows'}")
         for group in task["incomplete"][:_GROUPS]:
             there = f"{group['rows']} of {group['of']} rows, {group['dropped']} dropped"
             lines.append(f"{name} waits for the group {group['group']!r} since {duration(group['age_s'])}: {there}")

@@ -66,6 +66,8 @@ class Manifest(msgspec.Struct):
         it has another format."""
         path = directory / NAME
         with typed(path):
+            if not directory.exists():
+                raise Misuse(f"there is no directory {directory}: a recording is in the directory that record() wrote")
             if not path.exists():
                 raise Misuse(f"{directory} is no recording: it has no {NAME}")
             data = path.read_bytes()

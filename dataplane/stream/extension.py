@@ -67,8 +67,8 @@ def _require(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> No
     if not there.all():
         partition.require(rows, (holds > 0) & (rows >= 0) & (rows < partition.rows.next) if len(holds) else None)
         raise LeaseExpired(
-            f"{np.count_nonzero(~there)} of these rows are gone: they went to others who have done them, or were"
-            " dropped; what was computed from them does not count"
+            f"{np.count_nonzero(~there)} of these rows are gone: they were acked, here or, after their lease, by"
+            " others, or dropped; columns are added before the ack"
         )
     partition.unfinished.refuse(rows)
     if len(np.unique(rows)) != len(rows):

@@ -196,7 +196,7 @@ class Leader(Replicated):
         rows = partition.keys.known_rows([asked.key])
         if not partition.rows.there(rows)[0]:
             raise LeaseExpired(
-                f"the row {asked.key!r} is in progress no more: it was dropped, or lost, or finished by another"
+                f"no row {asked.key!r} is in progress: it was never begun, or was dropped, lost, or finished by another"
             )
         return int(rows[0])
 

@@ -228,6 +228,18 @@ def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plan
     assert [stream.consume("actor", **how).groups[0] for _ in range(2)] == ["q", "p"]
 
 
+def test_a_dead_row_that_was_dropped_and_made_again_is_not_told_of_at_the_end(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=1)
+    stream.append({"x": [0, 1]}, keys=["a", "b"])
+    stream.consume("actor", rows=1, columns=["x"]).nack("out of memory")
+    dead = stream.dead_letters("actor")
+    stream.drop_rows(dead.keys)
+    stream.append({"x": [5]}, keys=dead.keys)
+    stream.close()
+    done = stream.deliveries("actor", rows=1, columns=["x"], at_end="raise")
+    assert [delivery.get()["x"].to_list() for delivery in done] == [[1], [5]]
+
+
 # In another process
 
 

@@ -111,3 +111,5 @@ def test_a_put_with_copies_passes_over_a_host_that_has_just_died(hosts: list[Any
     eventually(lambda: len(planes[2].members()["members"]) == 1, "both have died")
     for ref in refs:
         assert planes[2].get(ref)["x"].to_list() == [0, 1, 2, 3]
+    with pytest.raises(dp.Retryable, match="replicas=2, and the cluster has 1 nodes now: start another"):
+        planes[2].put({"x": np.arange(4)}, replicas=2)

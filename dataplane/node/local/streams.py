@@ -330,7 +330,10 @@ class LocalStreams:
             if settings is None:
                 raise Misuse(f"there is no stream {name!r}; name its tasks to make it")
             if settings.durable:
-                raise Misuse(f"the stream {name!r} can't be durable here: start the node with --data-dir DIR")
+                raise Misuse(
+                    f"the stream {name!r} can't be durable: the node has no data directory; start it with"
+                    " --data-dir DIR or NodeConfig(data_dir=DIR)"
+                )
             stream = self._by_name[name] = self._made(name, settings, secrets.token_hex(_MARK))
         elif settings is not None:
             stream.settings.check_same(name, settings)

@@ -239,7 +239,10 @@ def _check_name(name: str) -> None:
 def _check_here(request: rm.AskTable) -> None:
     """Raises Misuse if the table has to be durable, since tables of this module end with the process."""
     if request.durable:
-        raise Misuse(f"the table {request.table!r} can't be durable here: start the node with --data-dir DIR")
+        raise Misuse(
+            f"the table {request.table!r} can't be durable: the node has no data directory; start it with"
+            " --data-dir DIR or NodeConfig(data_dir=DIR)"
+        )
 
 
 def not_ready(table: str, asked: r.Ready, deadline: Deadline) -> NotReady:

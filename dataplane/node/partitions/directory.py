@@ -122,7 +122,10 @@ class Directory:
 
     def _new(self, name: str, settings: bytes, followers: int, *, durable: bool) -> Record:
         if self._me not in self._fit(durable):
-            raise Misuse(f"the {self._what} {name!r} can't be durable here: start the node with --data-dir DIR")
+            raise Misuse(
+                f"the {self._what} {name!r} can't be durable: the node has no data directory; start it with"
+                " --data-dir DIR or NodeConfig(data_dir=DIR)"
+            )
         if sum(each.key is not None for each in self.records) >= MAX_RECORDS:
             what = f"{self._what}s"
             raise LimitExceeded(

@@ -85,10 +85,10 @@ class Router:
                 kept = error
             if deadline.remaining_s <= pause_s:
                 if unknown is not None:
-                    raise OutcomeUnknown(f"{partition} has not answered in time: {unknown}") from unknown
+                    raise OutcomeUnknown(f"the leader of {partition} has not answered in time: {unknown}") from unknown
                 if isinstance(kept, Backpressure):
                     raise kept
-                raise PeerUnavailable(f"{partition} has not answered in time: {kept}") from kept
+                raise PeerUnavailable(f"the leader of {partition} has not answered in time: {kept}") from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
 

@@ -20,7 +20,7 @@ from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Placement
-from dataplane.errors import DataplaneError, LimitExceeded, OwnerDied, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
 from dataplane.node.shards.retention import links_of, selection_of
 from dataplane.store.links import Selected
@@ -59,20 +59,15 @@ class ShardReplicas:
     # of this node's shards
 
     async def replicate(self, shards: Sequence[int], replicas: int, deadline: Deadline) -> list[bytes]:
-        """Store these shards on so many nodes, including this one. Returns the others. Raises LimitExceeded if there
-        are fewer, Backpressure, Freed; OwnerDied or PeerUnavailable if too few of them answer."""
+        """Store these shards on so many nodes, including this one. Returns the others. Raises PeerUnavailable if
+        there are fewer, Backpressure, Freed; OwnerDied or PeerUnavailable if too few of them answer."""
         others = [node for node in self._membership.members if node != self._node]
         keeping = [node for node in others if self._membership.keeps(node.hex())]
         if len(keeping) >= replicas - 1:  # durable data must reach disks, and a put may yet become durable
             others = keeping
         if len(others) < replicas - 1:
-            what = "nodes of the cluster"
-            raise LimitExceeded(
-                f"{replicas} replicas, and there are {len(others) + 1} {what}",
-                what=what,
-                asked=replicas,
-                limit=len(others) + 1,
-            )
+            there = len(others) + 1
+            raise PeerUnavailable(f"replicas={replicas}, and the cluster has {there} nodes now: start another")
         tried: list[bytes] = []  # each is told of freed parts: one that did not answer may have stored replicas
         for shard in shards:
             self._elsewhere[shard] = tried

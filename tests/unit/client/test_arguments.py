@@ -17,7 +17,7 @@ SURROGATE = "\ud800"
 class TestSeconds:
     @each_case("value", ["1", True, float("nan"), [1], None, 1j])
     def test_what_is_no_duration(self, value: Any) -> None:
-        with pytest.raises(Misuse, match="a lease is seconds"):
+        with pytest.raises(Misuse, match="a lease is a number of seconds"):
             arguments.seconds(value, what="a lease")
 
 
@@ -31,7 +31,7 @@ class TestWhole:
 class TestTexts:
     @each_case("value", [1, "", SURROGATE, "a" + SURROGATE, None, b"a", ["a"]])
     def test_what_is_no_text(self, value: Any) -> None:
-        with pytest.raises(Misuse, match="a task is a text"):
+        with pytest.raises(Misuse, match="a task is text of"):
             arguments.text("a task", value)
 
     @each_case("values", ["ids", 5, None, (1,), [""], ["a", SURROGATE], [b"a"], b"ab"])
