@@ -22,10 +22,12 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane.clock import Clock, monotonic
+from dataplane.closing import close_each
 from dataplane.cluster.groups import first_of
 from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
@@ -318,26 +320,30 @@ class Node:
         return crossed | {"asked": hosts.asked, "answered": hosts.answered, **self.hosts.roles()}
 
     async def _close(self) -> None:
-        self._listener.close()
+        """Stop: tell the clients, leave the cluster, and wait for the disk, a bounded time each."""
         gone = PeerUnavailable("the node was stopped", address=self.address)
-        for client in list(self._clients):
-            client.end(gone)
-        await self._observing.aclose()
-        self._streams.close()
-        self._trimming.close()
-        self._tables.close()
-        if self.hosts is not None:
-            try:
-                async with asyncio.timeout(_LEAVE_S):
-                    await self.hosts.aclose()
-            except TimeoutError:
-                log.warning("other hosts' reads have not ended in %s s; they are cut off", _LEAVE_S)
-            except OSError as error:
-                log.warning("this node could not say goodbye to others: %s", error)
-        if self._single is not None:
-            await self._single.aclose()
-        await self._store.aclose()
-        self.abandon()
+        await close_each(
+            self._listener.close,
+            *[partial(client.end, gone) for client in self._clients],
+            self._observing.aclose,
+            self._streams.close,
+            self._trimming.close,
+            self._tables.close,
+            self._leave,
+            *([] if self._single is None else [self._single.aclose]),
+            self._store.aclose,
+            self.abandon,
+        )
+
+    async def _leave(self) -> None:
+        if self.hosts is None:
+            return
+        try:
+            await self.hosts.aclose(_LEAVE_S)
+        except TimeoutError:
+            log.warning("other hosts' reads have not ended in %s s; they are cut off", _LEAVE_S)
+        except OSError as error:
+            log.warning("this node could not say goodbye to others: %s", error)
 
     def abandon(self) -> None:
         """Leave nothing on this host, whether or not the node has served. Idempotent."""

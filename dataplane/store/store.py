@@ -30,6 +30,7 @@ import numpy as np
 from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import link_of, shard_of
 from dataplane.clock import Clock, Deadline, monotonic
+from dataplane.closing import close_each
 from dataplane.config import NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import OWN, Arena, ArenaStatistics, Extent
@@ -437,10 +438,8 @@ class Store:
 
     async def aclose(self) -> None:
         """Wait for the disk, then return everything to the host. The store cannot be used afterwards."""
-        await self.residency.aclose()
-        if self.persistence is not None:
-            await self.persistence.aclose()
-        self.abandon()
+        persistent = [] if self.persistence is None else [self.persistence.aclose]
+        await close_each(self.residency.aclose, *persistent, self.abandon)
 
     def abandon(self) -> None:
         """Return everything to the host, whatever is in progress; a hanging disk is not waited for. Idempotent."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import secrets
 
 from dataplane.clock import Deadline
+from dataplane.closing import close_each
 from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import DELETED
 from dataplane.coordinator.process import ProcessCoordinator
@@ -107,11 +108,8 @@ class SingleNode:
 
     async def aclose(self) -> None:
         """Stop. Idempotent."""
-        await self._columns.aclose()
-        await self.tables.aclose()
-        await self.streams.aclose()
-        await self.partitions.aclose()
-        await self._coordinator.aclose()
+        parts = (self._columns, self.tables, self.streams, self.partitions, self._coordinator)
+        await close_each(*[part.aclose for part in parts])
 
 
 def _unasked(request: object) -> Message:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dataplane.closing import close_each
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.node.partitions.background import BackgroundTasks
@@ -73,9 +74,5 @@ class Partitions:
 
     async def aclose(self) -> None:
         """Stop, without a message to other nodes. Idempotent."""
-        await self._background.aclose()
-        await self.columns.aclose()
-        await self.departed.aclose()
-        await self.directory.aclose()
-        await self.replicas.aclose()
-        await self.channel.aclose()
+        parts = (self._background, self.columns, self.departed, self.directory, self.replicas, self.channel)
+        await close_each(*[part.aclose for part in parts])

@@ -38,6 +38,15 @@ def test_a_node_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert list(tmp_path.rglob("*")) == []
 
 
+def test_a_node_of_which_a_part_does_not_close_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    node = Node(config(tmp_path))
+    monkeypatch.setattr(node._tables, "close", _refuse)
+    with pytest.raises(OSError, match="refused"):
+        asyncio.run(once(node))
+    assert list(tmp_path.rglob("*")) == []
+
+
 async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as living:
         with pytest.raises(FileExistsError, match="a node listens at"):

@@ -1,0 +1,34 @@
+"""Closing several things one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable
+
+
+async def close_each(*closes: Callable[[], object], within_s: float | None = None) -> None:
+    """Call each of these, in order, and await what it returns. A call that raises, hangs or is cancelled skips no
+    other.
+
+    within_s: seconds for all together; what still waits then is cancelled, and so is each later call once it waits.
+
+    Raises the first error at the end, with the others as its notes: TimeoutError for a call that was cancelled because
+    of `within_s`. If the caller is cancelled, CancelledError comes before other errors.
+    """
+    deadline = None if within_s is None else asyncio.get_running_loop().time() + within_s
+    errors: list[BaseException] = []
+    for close in closes:
+        try:
+            async with asyncio.timeout_at(deadline):
+                closing = close()
+                if inspect.isawaitable(closing):
+                    await closing
+        except BaseException as error:  # raised below
+            errors.append(error)
+    if errors:
+        first = min(errors, key=lambda error: not isinstance(error, asyncio.CancelledError))
+        for other in errors:
+            if other is not first:
+                first.add_note(f"closing failed too: {other!r}")
+        raise first
