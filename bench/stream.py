@@ -42,7 +42,7 @@ class _Books:
         self._stream = UnreplicatedStream("s", Settings(("reward", "actor")), "", self, 0.0)
         self.shards = 0
 
-    def free(self, patches: Any) -> None:
+    def free(self, batches: Any) -> None:
         """Nothing is stored."""
 
     read = unread = free

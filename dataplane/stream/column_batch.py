@@ -1,4 +1,4 @@
-"""The columns of one append or extend (a column batch; `patch` in names), and the nodes that have them.
+"""The columns of one append or extend (a column batch), and the nodes that have them.
 
 A column batch is a reference whose rows are rows of the stream. Invariant: `nodes` store its columns, and `spares` have
 copies of all of them; a row is lost once one of its columns is on none of these nodes.
@@ -86,14 +86,14 @@ class ColumnBatch:
         return self._in(lambda node, shard: not there(node, shard))[index]
 
 
-class Patches(dict[int, ColumnBatch]):
+class ColumnBatches(dict[int, ColumnBatch]):
     """The column batches of a stream, by number; `next` is that of the next one.
 
     Invariant: a column batch is returned once, to be freed, when no row and no reader needs it any more.
     """
 
-    def __init__(self, patches: Mapping[int, ColumnBatch] | None = None, following: int = 0) -> None:
-        super().__init__(patches or {})
+    def __init__(self, batches: Mapping[int, ColumnBatch] | None = None, following: int = 0) -> None:
+        super().__init__(batches or {})
         self.next = following
 
     def add(self, ref: BatchRef, hold: Hold, spares: Sequence[bytes]) -> int:
@@ -122,29 +122,29 @@ class Patches(dict[int, ColumnBatch]):
 
 
 @dataclass(slots=True, eq=False)
-class ReplacedPatch:
+class ReplacedBatch:
     """The numbers of the column batches that one extend replaced. `readers`: the leader's grants that may read them.
     `over`: their removal is decided."""
 
-    patches: Index
+    batches: Index
     readers: set[int] = field(default_factory=set)
     over: bool = False
 
 
-class ReplacedPatches:
+class ReplacedBatches:
     """The replaced column batches of a stream. They stay until no grant reads them. Iteration gives their numbers."""
 
-    def __init__(self, patches: Iterable[Index] = ()) -> None:
-        self._replaced = [ReplacedPatch(each) for each in patches]
+    def __init__(self, batches: Iterable[Index] = ()) -> None:
+        self._replaced = [ReplacedBatch(each) for each in batches]
 
     def __iter__(self) -> Iterator[Index]:
-        return (each.patches for each in self._replaced)
+        return (each.batches for each in self._replaced)
 
-    def keep(self, patches: Index, readers: set[int]) -> None:
+    def keep(self, batches: Index, readers: set[int]) -> None:
         """Keep these replaced column batches."""
-        self._replaced.append(ReplacedPatch(patches, readers))
+        self._replaced.append(ReplacedBatch(batches, readers))
 
-    def unread(self, leases: Leases) -> list[ReplacedPatch]:
+    def unread(self, leases: Leases) -> list[ReplacedBatch]:
         """Those that no grant reads any more and whose removal is not decided yet."""
         return [
             each
@@ -152,9 +152,9 @@ class ReplacedPatches:
             if not each.over and all(leases.live(number) is None for number in each.readers)
         ]
 
-    def remove(self, patches: Index) -> bool:
+    def remove(self, batches: Index) -> bool:
         """Forget these column batches. Returns whether they were kept."""
-        same = [each for each in self._replaced if np.array_equal(each.patches, patches)]
+        same = [each for each in self._replaced if np.array_equal(each.batches, batches)]
         if same:
             self._replaced.remove(next((each for each in same if each.over), same[0]))
         return bool(same)

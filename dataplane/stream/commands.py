@@ -90,7 +90,7 @@ class End(Command, tag=50, kw_only=True):
 class Unkeep(Command, tag=19, kw_only=True):
     """Free these replaced column batches (by number), which have no readers any more."""
 
-    patches: Index
+    batches: Index
 
 
 class PutBack(Command, tag=21, kw_only=True):

@@ -20,7 +20,7 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Misuse
 from dataplane.stream.admission import Admission, Usage
-from dataplane.stream.column_batch import ColumnBatch, ReplacedPatches
+from dataplane.stream.column_batch import ColumnBatch, ReplacedBatches
 from dataplane.stream.commands import Command, Remove, Settle, Unkeep
 from dataplane.stream.lease import Grant, Leases
 from dataplane.stream.page import Index
@@ -48,7 +48,7 @@ class LeasedRows:
         released: Callable[[list[ColumnBatch]], None] = lambda _: None,
         mark: str = "",
     ) -> None:
-        """`released(patches)` is called with column batches that no row needs any more. `mark`: the prefix of generated
+        """`released(batches)` is called with column batches that no row needs any more. `mark`: the prefix of generated
         keys."""
         self.settings: Settings = settings
         self.changes = 0
@@ -65,7 +65,7 @@ class LeasedRows:
         """By task, the size of the whole groups of its last request."""
         self.lost: dict[int, LostRow] = {}
         """The lost rows that were not reported yet, by number."""
-        self.replaced = ReplacedPatches()
+        self.replaced = ReplacedBatches()
         self.partition.loose = self._note_loose
 
     def _note_loose(self, rows: Index) -> None:
@@ -77,7 +77,7 @@ class LeasedRows:
         partition = self.partition
         partition.progress.unlease(partition.rows.places(partition.rows.all()))
         partition.unfinished.forget_leases()
-        self.replaced = ReplacedPatches(self.replaced)
+        self.replaced = ReplacedBatches(self.replaced)
         self.group_sizes.clear()
         self.leases = Leases(first)
         self.admission = Admission(self.settings, self._held)
@@ -225,7 +225,7 @@ class LeasedRows:
                 due.append(Remove(rows=free))
         for each in self.replaced.unread(self.leases):
             each.over = True
-            due.append(Unkeep(patches=each.patches))
+            due.append(Unkeep(batches=each.batches))
         return due
 
     def leave(self, client: str) -> None:

@@ -31,13 +31,13 @@ def grown(array: npt.NDArray[A], room: int, fill: Any = 0) -> npt.NDArray[A]:
 
 
 class Layer:
-    """The columns of one set, for each row of a page: `patch`, the number of its column batch (-1: none), and `index`,
+    """The columns of one set, for each row of a page: `batch`, the number of its column batch (-1: none), and `index`,
     its position there."""
 
-    __slots__ = ("index", "patch")
+    __slots__ = ("batch", "index")
 
-    def __init__(self, patch: Index, index: Index) -> None:
-        self.patch = patch
+    def __init__(self, batch: Index, index: Index) -> None:
+        self.batch = batch
         self.index = index
 
     @classmethod
@@ -47,11 +47,11 @@ class Layer:
 
     def grow(self, room: int) -> None:
         """Enlarge to `room` rows."""
-        self.patch, self.index = grown(self.patch, room, -1), grown(self.index, room)
+        self.batch, self.index = grown(self.batch, room, -1), grown(self.index, room)
 
     def copy(self) -> Layer:
         """A copy."""
-        return Layer(self.patch.copy(), self.index.copy())
+        return Layer(self.batch.copy(), self.index.copy())
 
 
 class Page:

@@ -131,7 +131,7 @@ class StreamState:
 
     def unkept(self, kept: Index) -> None:
         """Free kept column batches, which have no readers any more."""
-        self._release(self.rows.patches.release(kept))
+        self._release(self.rows.batches.release(kept))
 
     def require(self, rows: Index, once: Flags | None = None) -> None:
         """Raises Misuse for a row that does not exist. Rows whose flag in `once` is set may have existed before."""
@@ -247,10 +247,10 @@ class StreamState:
         self.metadata.tidy()
         self.progress.tidy()
 
-    def _release(self, patches: list[ColumnBatch]) -> None:
-        if patches:
-            self.nbytes -= sum(patch.nbytes for patch in patches)
-            self._released([each for patch in patches for each in patch.each])
+    def _release(self, batches: list[ColumnBatch]) -> None:
+        if batches:
+            self.nbytes -= sum(batch.nbytes for batch in batches)
+            self._released([each for batch in batches for each in batch.each])
 
     def end(self) -> None:
         """Remove the callbacks: the stream is dropped."""
@@ -258,9 +258,9 @@ class StreamState:
 
     def clear(self) -> None:
         """Remove all rows."""
-        patches = self.rows.clear()
+        batches = self.rows.clear()
         self._empty()
-        self._release(patches)
+        self._release(batches)
 
     # queries
 

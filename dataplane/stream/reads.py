@@ -88,9 +88,9 @@ def unfinished(leader: Leader, asked: r.ListUnfinished, now: float) -> r.Unfinis
 def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
     """References to columns that rows need of a node, in parts. Never refused."""
     refs, nbytes, following = [], 0, -1
-    for number, patch in leader.leased.partition.rows.patches.stored(asked.after):
-        if asked.node in patch.nodes or asked.node in patch.spares:
-            refs.append(patch.encode())
+    for number, batch in leader.leased.partition.rows.batches.stored(asked.after):
+        if asked.node in batch.nodes or asked.node in batch.spares:
+            refs.append(batch.encode())
             nbytes += len(refs[-1])
         if nbytes > MAX_HELD:
             following = number

@@ -24,7 +24,7 @@ from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
-from dataplane.stream.column_batch import ColumnBatch, ReplacedPatches
+from dataplane.stream.column_batch import ColumnBatch, ReplacedBatches
 from dataplane.stream.extension import extend
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
@@ -52,7 +52,7 @@ _UNOPENED = Settings(("unopened",))
 class Columns(Protocol):
     """The store that has the columns of a stream of one node."""
 
-    def free(self, patches: list[ColumnBatch]) -> None:
+    def free(self, batches: list[ColumnBatch]) -> None:
         """Free column batches that no row needs any more."""
 
     def read(self, refs: Sequence[BatchRef]) -> None:
@@ -82,12 +82,12 @@ class Replicated:
         self.lost_nodes = LostNodes()
         self.outboxes = Outboxes(self.lost_nodes)
 
-    def _released(self, patches: list[ColumnBatch]) -> None:
+    def _released(self, batches: list[ColumnBatch]) -> None:
         if self.columns is not None:
-            self.columns.free(patches)
+            self.columns.free(batches)
             return
-        for patch in patches:
-            self.outboxes.release(patch.encode(), (*patch.nodes, *patch.spares))
+        for batch in batches:
+            self.outboxes.release(batch.encode(), (*batch.nodes, *batch.spares))
 
     def _holds(self, ref: BatchRef, nodes: Sequence[bytes]) -> None:
         """Count the nodes that have the columns of this reference, which rows need."""
@@ -253,23 +253,23 @@ class Replicated:
         partition.remove(rows[partition.progress.dropped(partition.rows.places(rows), len(rows))])
 
     def _do_unkeep(self, command: c.Unkeep) -> None:
-        if self.leased.replaced.remove(command.patches):
-            self.leased.partition.unkept(command.patches)
+        if self.leased.replaced.remove(command.batches):
+            self.leased.partition.unkept(command.batches)
 
     def _do_lose(self, command: r.Lose) -> None:
         """Lose rows that have lost a column. The holder of a dropped row may go on."""
         self.lost_nodes.lose(command.node)
         partition = self.leased.partition
-        for _, patch in partition.rows.patches.stored():
-            patch.spares = tuple(spare for spare in patch.spares if spare != command.node)
+        for _, batch in partition.rows.batches.stored():
+            batch.spares = tuple(spare for spare in batch.spares if spare != command.node)
         dead = partition.rows.dead(self.lost_nodes.there)
         self.leased.lose_rows(dead[~partition.progress.dropped(partition.rows.places(dead), len(dead))])
         self._count_holders()
 
     def _count_holders(self) -> None:
         """Count again, for each node, the columns there that rows need."""
-        patches = self.leased.partition.rows.patches.stored()
-        self.outboxes.recount((*patch.nodes, *patch.spares) for _, patch in patches)
+        batches = self.leased.partition.rows.batches.stored()
+        self.outboxes.recount((*batch.nodes, *batch.spares) for _, batch in batches)
 
     def _do_take_lost(self, command: r.TakeLost) -> r.AnyResult:
         lost = self.leased.lost
@@ -279,7 +279,7 @@ class Replicated:
         leased = self.leased
         for grant in leased.leases:
             leased.leases.end(grant)
-        leased.replaced = ReplacedPatches()
+        leased.replaced = ReplacedBatches()
         leased.partition.clear()
         leased.close()
 
@@ -332,7 +332,7 @@ class Replicated:
             restore_head(leased, found.head)
             restore_rows(partition, found.rows, 0.0)
             kept = restore_columns(partition, np.sort(partition.rows.all()), found.columns)
-            leased.replaced = ReplacedPatches(kept)
+            leased.replaced = ReplacedBatches(kept)
             sessions.restore(found.sessions)
         partition.metadata.know_tags(found.tag_names)
         partition.unfinished.ended = dict.fromkeys(found.ended)

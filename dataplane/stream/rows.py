@@ -18,7 +18,7 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
-from dataplane.stream.column_batch import ColumnBatch, Hold, Patches, There
+from dataplane.stream.column_batch import ColumnBatch, ColumnBatches, Hold, There
 from dataplane.stream.page import PAGE, Flags, Index, Page
 from dataplane.stream.stream_schema import StreamSchema
 
@@ -39,7 +39,7 @@ class Rows:
         """The number of the next row."""
         self.count = 0
         self.schema = StreamSchema()
-        self.patches = Patches()
+        self.batches = ColumnBatches()
 
     # writing
 
@@ -47,13 +47,13 @@ class Rows:
         """Append rows with these columns; the nodes `spares` have copies. Returns the number of the first. Raises
         SchemaMismatch, LimitExceeded."""
         names, need = self.schema.append(ref)
-        first, number = self.next, self.patches.add(ref, -1, spares)
+        first, number = self.next, self.batches.add(ref, -1, spares)
         if len(ref) == 1:
             self._append_one(names, need, number)
             return first
         for page, inside, taken in self._ranges(first, len(ref)):
             layer = page.layer(names)
-            layer.patch[inside] = number
+            layer.batch[inside] = number
             layer.index[inside] = np.arange(taken.start, taken.stop)
             page.columns[inside] = need
             page.count = inside.stop
@@ -68,7 +68,7 @@ class Rows:
         page, inside = self._page(self.next // PAGE), self.next % PAGE
         page.need(inside + 1)
         layer = page.layer(names)
-        layer.patch[inside] = number
+        layer.batch[inside] = number
         layer.index[inside] = 0
         page.columns[inside] = need
         page.count = inside + 1
@@ -108,12 +108,12 @@ class Rows:
                         f"row {int(rows[chosen][at])} has a column {name!r} already; say replace=True to replace it"
                     )
         need = self.schema.add(ref)
-        number, names = self.patches.add(ref, hold, spares), tuple(sorted(ref.columns))
+        number, names = self.batches.add(ref, hold, spares), tuple(sorted(ref.columns))
         over: list[Index] = []
         for page, inside, chosen in pages:
             layer = page.layer(names)
-            over.append(layer.patch[inside])
-            layer.patch[inside] = number
+            over.append(layer.batch[inside])
+            layer.batch[inside] = number
             layer.index[inside] = chosen
             page.columns[inside] |= need
             page.changes += 1
@@ -122,20 +122,20 @@ class Rows:
         before = np.concatenate(over)
         kept = np.unique(before[before >= 0]) if keep else _NONE
         for number in kept.tolist():
-            self.patches[number].left += 1
-        return kept, self.patches.release(before)
+            self.batches[number].left += 1
+        return kept, self.batches.release(before)
 
     def holds(self, rows: Index, column: str) -> Index:
         """For each row the delivery number under which its column was added: -1 for none, -2 if it lacks the column."""
-        patch, index = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
+        batch, index = np.full(len(rows), -1), np.zeros(len(rows), np.int64)
         for page, inside, chosen in self.places(rows):
             for names, layer in page.layers.items():
                 if column in names:  # several layers may have the column; the latest column batch counts
-                    later = layer.patch[inside] > patch[chosen]
-                    patch[chosen[later]], index[chosen[later]] = layer.patch[inside[later]], layer.index[inside[later]]
+                    later = layer.batch[inside] > batch[chosen]
+                    batch[chosen[later]], index[chosen[later]] = layer.batch[inside[later]], layer.index[inside[later]]
         found = np.full(len(rows), -2)
-        for number in np.unique(patch[patch >= 0]).tolist():
-            hold, of = self.patches[number].hold, patch == number
+        for number in np.unique(batch[batch >= 0]).tolist():
+            hold, of = self.batches[number].hold, batch == number
             found[of] = hold if isinstance(hold, int) else hold[index[of]]
         return found
 
@@ -206,18 +206,18 @@ class Rows:
             for names, layer in page.layers.items():
                 if not any(name in names for name in columns):
                     continue
-                patch, index = found.setdefault(names, (np.full(len(rows), -1), np.zeros(len(rows), np.int64)))
-                patch[chosen], index[chosen] = layer.patch[inside], layer.index[inside]
+                batch, index = found.setdefault(names, (np.full(len(rows), -1), np.zeros(len(rows), np.int64)))
+                batch[chosen], index[chosen] = layer.batch[inside], layer.index[inside]
         together: dict[tuple[tuple[str, ...], ...], list[str]] = {}
         for name in columns:
             together.setdefault(tuple(names for names in found if name in names), []).append(name)
         made: BatchRef | None = None
         for layers, chosen_names in together.items():
-            patch, index = found[layers[0]]
+            batch, index = found[layers[0]]
             for names in layers[1:]:  # several layers have the column; the latest column batch counts
-                later = found[names][0] > patch
-                patch, index = np.where(later, found[names][0], patch), np.where(later, found[names][1], index)
-            part = assembled(lambda number: self.patches[number].ref, patch, index, chosen_names)
+                later = found[names][0] > batch
+                batch, index = np.where(later, found[names][0], batch), np.where(later, found[names][1], index)
+            part = assembled(lambda number: self.batches[number].ref, batch, index, chosen_names)
             made = part if made is None else made.union(part)
         if made is None:
             raise Misuse("a delivery has at least one column")
@@ -230,13 +230,13 @@ class Rows:
 
     def dead(self, there: There) -> Index:
         """The rows that have lost a column. `there` tells whether a shard exists."""
-        lost = {number: patch for number, patch in self.patches.items() if not patch.lives(there)}
+        lost = {number: batch for number, batch in self.batches.items() if not batch.lives(there)}
         found = [_NONE]
         for page in self.pages.values() if lost else ():
             for layer in page.layers.values():
-                patches, index = layer.patch[: page.count], layer.index[: page.count]
-                for number in np.intersect1d(patches, list(lost)).tolist():
-                    at = np.flatnonzero((patches == number) & page.present)
+                batches, index = layer.batch[: page.count], layer.index[: page.count]
+                for number in np.intersect1d(batches, list(lost)).tolist():
+                    at = np.flatnonzero((batches == number) & page.present)
                     found.append(page.first + at[lost[number].lost(there, index[at])])
         return np.unique(np.concatenate(found))
 
@@ -247,7 +247,7 @@ class Rows:
         copied = Rows()
         copied.pages = {number: page.copy() for number, page in self.pages.items()}
         copied.next, copied.count = self.next, self.count
-        copied.schema, copied.patches = self.schema.copy(), Patches(self.patches)
+        copied.schema, copied.batches = self.schema.copy(), ColumnBatches(self.batches)
         return copied
 
     def restore(self, rows: Index) -> None:
@@ -259,7 +259,7 @@ class Rows:
             page.left += len(inside)
             page.columns[inside] = 0
             for layer in page.layers.values():
-                layer.patch[inside] = -1
+                layer.batch[inside] = -1
         self.count += len(rows)
 
     # as a replica's state
@@ -273,16 +273,16 @@ class Rows:
         found: dict[tuple[str, ...], tuple[Index, Index]] = {}
         for page, inside, chosen in self.places(rows):
             for names, layer in page.layers.items():
-                patch, index = found.setdefault(names, (np.full(len(rows), -1), np.zeros(len(rows), np.int64)))
-                patch[chosen] = layer.patch[inside]
-                index[chosen] = np.where(layer.patch[inside] < 0, 0, layer.index[inside])
+                batch, index = found.setdefault(names, (np.full(len(rows), -1), np.zeros(len(rows), np.int64)))
+                batch[chosen] = layer.batch[inside]
+                index[chosen] = np.where(layer.batch[inside] < 0, 0, layer.index[inside])
         return [(names, *found[names]) for names in sorted(found) if (found[names][0] >= 0).any()]
 
     def restore_columns(
         self,
         rows: Index,
         schema: Mapping[str, Field],
-        patches: Patches,
+        batches: ColumnBatches,
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
@@ -290,25 +290,25 @@ class Rows:
         still have readers. Raises ValueError, LookupError or LimitExceeded if column batches and layers contradict
         each other."""
         self.schema.give_bits(schema)
-        self.schema.fields, self.patches = dict(schema), patches
+        self.schema.fields, self.batches = dict(schema), batches
         for names, of, index in layers:
             need = self.schema.give_bits(names)
             for number, at in _by_number(of).items():
-                patch = patches[number]
-                if (names and set(patch.ref.columns) != set(names)) or not 0 <= index[at].min() <= index[
+                batch = batches[number]
+                if (names and set(batch.ref.columns) != set(names)) or not 0 <= index[at].min() <= index[
                     at
-                ].max() < len(patch.ref):
-                    raise ValueError("a row of no patch")
-                patch.left += len(at)
+                ].max() < len(batch.ref):
+                    raise ValueError("a row of no batch")
+                batch.left += len(at)
             for page, inside, chosen in self.places(rows):
                 layer = page.layer(names)
-                layer.patch[inside], layer.index[inside] = of[chosen], index[chosen]
+                layer.batch[inside], layer.index[inside] = of[chosen], index[chosen]
                 page.columns[inside] |= np.where(of[chosen] >= 0, need, np.uint64(0))
                 page.changes += 1
         for number in (number for numbers in kept for number in numbers.tolist()):
-            patches[number].left += 1
-        if not all(patch.left for patch in patches.values()):
-            raise ValueError("a patch that no row needs")
+            batches[number].left += 1
+        if not all(batch.left for batch in batches.values()):
+            raise ValueError("a batch that no row needs")
 
     # going
 
@@ -318,34 +318,34 @@ class Rows:
         for page, inside, _ in self.places(rows):
             page.gone[inside] = True
             page.left -= len(inside)
-            over.extend(layer.patch[inside] for layer in page.layers.values())
+            over.extend(layer.batch[inside] for layer in page.layers.values())
             if not page.left and page.first + PAGE <= self.next:
                 del self.pages[page.first // PAGE]
         self.count -= len(rows)
-        return self.patches.release(np.concatenate(over)) if over else []
+        return self.batches.release(np.concatenate(over)) if over else []
 
     def clear(self) -> list[ColumnBatch]:
         """Remove all rows. Returns all column batches."""
-        patches = list(self.patches.values())
-        self.patches.clear()
+        batches = list(self.batches.values())
+        self.batches.clear()
         self.pages.clear()
         self.count = 0
-        return patches
+        return batches
 
 
-def assembled(of: Callable[[int], BatchRef], patch: Index, index: Index, names: Sequence[str]) -> BatchRef:
-    """A reference with these columns: its row i is row `index[i]` of the reference `of(patch[i])`."""
+def assembled(of: Callable[[int], BatchRef], batch: Index, index: Index, names: Sequence[str]) -> BatchRef:
+    """A reference with these columns: its row i is row `index[i]` of the reference `of(batch[i])`."""
     order = None
-    steps = np.diff(patch)
+    steps = np.diff(batch)
     edges = np.flatnonzero(steps) + 1
     if len(edges) > _RUNS and (steps < 0).any():
-        order = np.argsort(patch, kind="stable")
-        patch, index = patch[order], index[order]
-        edges = np.flatnonzero(np.diff(patch)) + 1
-    bounds = [0, *edges.tolist(), len(patch)]
+        order = np.argsort(batch, kind="stable")
+        batch, index = batch[order], index[order]
+        edges = np.flatnonzero(np.diff(batch)) + 1
+    bounds = [0, *edges.tolist(), len(batch)]
     several = []
     for start, stop in pairwise(bounds):
-        ref = of(int(patch[start]))
+        ref = of(int(batch[start]))
         ref = ref if ref.columns == tuple(names) else ref.select(*names)
         several.append(ref if stop - start == len(ref) == 1 else ref[index[start:stop]])
     together = concat(several)

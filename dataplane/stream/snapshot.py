@@ -18,7 +18,7 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
-from dataplane.stream.column_batch import ColumnBatch, Hold, Patches
+from dataplane.stream.column_batch import ColumnBatch, ColumnBatches, Hold
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.packing import Packed, pack, unpack
 from dataplane.stream.page import PAGE, Index
@@ -27,10 +27,10 @@ from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.row_metadata import UNFINISHED
 from dataplane.stream.settings import MAX_TASKS
 from dataplane.stream.snapshot_format import (
+    BatchState,
     ColumnsState,
     Head,
     LayerState,
-    PatchState,
     RowsState,
     decode_rows,
     encode_rows,
@@ -60,7 +60,7 @@ class Snapshot:
     @property
     def refs(self) -> list[BatchRef]:
         """References to all of its columns, which must be kept while the snapshot is read."""
-        return [patch.ref for _, patch in self._partition.rows.patches.stored()]
+        return [batch.ref for _, batch in self._partition.rows.batches.stored()]
 
     def _there(self, first: int, count: int) -> Index:
         rows, partition = np.arange(first, first + count), self._partition
@@ -232,20 +232,20 @@ def columns_state(partition: StreamState, rows: Index, kept: Sequence[Index]) ->
     needed = np.unique(np.concatenate([*(of for _, of, _ in layers), *kept, rows[:0]]))
     return ColumnsState(
         schema=[(name, stored.schema.fields[name]) for name in stored.schema.bits],
-        next=stored.patches.next,
-        patches=[_patch_state(int(number), stored.patches[int(number)]) for number in needed if number >= 0],
+        next=stored.batches.next,
+        batches=[_batch_state(int(number), stored.batches[int(number)]) for number in needed if number >= 0],
         layers=[LayerState(names, pack(of), pack(index)) for names, of, index in layers],
         kept=[pack(np.array(of, np.int64)) for of in sorted(of.tolist() for of in kept)],
     )
 
 
-def _patch_state(number: int, patch: ColumnBatch) -> PatchState:
-    hold = np.array([patch.hold]) if isinstance(patch.hold, int) else patch.hold
-    pieces = [(piece.encode(), piece.spares) for piece in patch.pieces]
-    return PatchState(number, patch.encode(), pack(hold), patch.spares, pieces)
+def _batch_state(number: int, batch: ColumnBatch) -> BatchState:
+    hold = np.array([batch.hold]) if isinstance(batch.hold, int) else batch.hold
+    pieces = [(piece.encode(), piece.spares) for piece in batch.pieces]
+    return BatchState(number, batch.encode(), pack(hold), batch.spares, pieces)
 
 
-def _patch(state: PatchState) -> ColumnBatch:
+def _batch(state: BatchState) -> ColumnBatch:
     ref, holds = BatchRef.decode(state.ref), _integers(state.hold)
     if len(holds) not in (1, len(ref)):
         raise ValueError("holds of other rows")
@@ -260,13 +260,13 @@ def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) ->
     """Restore the columns of all rows (`rows`). Returns the kept column batches. Raises the errors that `refused`
     replaces."""
     count, kept = len(rows), [_integers(of) for of in state.kept]
-    layers = [(layer.names, _integers(layer.patch, count), _integers(layer.index, count)) for layer in state.layers]
+    layers = [(layer.names, _integers(layer.batch, count), _integers(layer.index, count)) for layer in state.layers]
     begun = np.isin(rows, list(partition.unfinished.begun))
-    if any(names and (patch[begun] >= 0).any() for names, patch, _ in layers):
+    if any(names and (batch[begun] >= 0).any() for names, batch, _ in layers):
         raise ValueError("a row in progress that tasks are given")
-    patches = Patches({each.number: _patch(each) for each in state.patches}, state.next)
-    partition.rows.restore_columns(rows, dict(state.schema), patches, layers, kept)
-    partition.nbytes = sum(patch.nbytes for patch in patches.values())
+    batches = ColumnBatches({each.number: _batch(each) for each in state.batches}, state.next)
+    partition.rows.restore_columns(rows, dict(state.schema), batches, layers, kept)
+    partition.nbytes = sum(batch.nbytes for batch in batches.values())
     return kept
 
 

@@ -64,7 +64,7 @@ class RowsState(msgspec.Struct, array_like=True):
     begun: list[Begun]
 
 
-class PatchState(msgspec.Struct, array_like=True):
+class BatchState(msgspec.Struct, array_like=True):
     """See `column_batch.ColumnBatch`."""
 
     number: int
@@ -79,7 +79,7 @@ class LayerState(msgspec.Struct, array_like=True):
     """A layer (`page`): the columns with these names, for each row."""
 
     names: tuple[str, ...]
-    patch: Packed
+    batch: Packed
     index: Packed
 
 
@@ -89,7 +89,7 @@ class ColumnsState(msgspec.Struct, array_like=True):
 
     schema: list[tuple[str, Field]]
     next: int
-    patches: list[PatchState]
+    batches: list[BatchState]
     layers: list[LayerState]
     kept: list[Packed]
 

@@ -67,13 +67,13 @@ class Unfinished:
     def hide(self, row: int) -> None:
         """Hide the row from all tasks: move its columns to the layer without names."""
         page, inside = self.rows.place(row)
-        for layer in [layer for names, layer in page.layers.items() if names and layer.patch[inside] >= 0]:
-            number, layer.patch[inside] = int(layer.patch[inside]), -1
+        for layer in [layer for names, layer in page.layers.items() if names and layer.batch[inside] >= 0]:
+            number, layer.batch[inside] = int(layer.batch[inside]), -1
             hidden = page.layer(())
-            hidden.patch[inside], hidden.index[inside] = number, 0
-            first = self.rows.patches[number]
+            hidden.batch[inside], hidden.index[inside] = number, 0
+            first = self.rows.batches[number]
             piece = ColumnBatch(first.ref, 1, spares=first.spares)
-            self.rows.patches[number] = ColumnBatch.whole(first.ref, (piece,))
+            self.rows.batches[number] = ColumnBatch.whole(first.ref, (piece,))
         page.columns[inside] = 0
 
     def require(self, row: int, *tokens: int) -> Begun:
@@ -103,7 +103,7 @@ class Unfinished:
         if len(ref) != 1:
             raise Misuse(f"a piece of {len(ref)} rows; it is of one")
         self.rows.schema.fits(ref)
-        pieces = self._patch(row).pieces
+        pieces = self._batch(row).pieces
         for name, found in ref.schema.items():
             before = next((each.ref.schema[name] for each in reversed(pieces) if name in each.ref.columns), None)
             if before is not None:
@@ -115,9 +115,9 @@ class Unfinished:
         """Add the next piece, after `check`. Raises LimitExceeded."""
         self.rows.schema.add(ref)
         begun, number = self.begun[row], self._number(row)
-        before = self.rows.patches[number]
+        before = self.rows.batches[number]
         more = ColumnBatch(ref, 1, spares=tuple(spares))
-        self.rows.patches[number] = ColumnBatch.whole(before.ref, (*before.pieces, more))
+        self.rows.batches[number] = ColumnBatch.whole(before.ref, (*before.pieces, more))
         places = self.rows.places(np.array([row]))
         for name, length in lengths.items():
             joined_to = self.metadata.lengths(places, name) if ref.schema[name].varying == 1 else 0
@@ -134,12 +134,12 @@ class Unfinished:
         """Finish the row: it may be delivered to tasks."""
         page, inside = self.rows.place(row)
         number = self._number(row)
-        patch = self.rows.patches[number]
-        ref = joined([piece.ref for piece in patch.pieces])
-        self.rows.patches[number] = ColumnBatch.whole(ref, patch.pieces)
-        page.layers[()].patch[inside] = -1
+        batch = self.rows.batches[number]
+        ref = joined([piece.ref for piece in batch.pieces])
+        self.rows.batches[number] = ColumnBatch.whole(ref, batch.pieces)
+        page.layers[()].batch[inside] = -1
         layer = page.layer(tuple(sorted(ref.columns)))
-        layer.patch[inside], layer.index[inside] = number, 0
+        layer.batch[inside], layer.index[inside] = number, 0
         mask = self.rows.schema.mask(ref.columns)
         page.columns[inside] = 0 if mask is None else mask
         page.changes += 1
@@ -257,14 +257,14 @@ class Unfinished:
 
     def columns(self, row: int) -> BatchRef:
         """A reference to the columns of all pieces, joined."""
-        return joined([piece.ref for piece in self._patch(row).pieces])
+        return joined([piece.ref for piece in self._batch(row).pieces])
 
     def _number(self, row: int) -> int:
         page, inside = self.rows.place(row)
-        return int(page.layers[()].patch[inside])
+        return int(page.layers[()].batch[inside])
 
-    def _patch(self, row: int) -> ColumnBatch:
-        return self.rows.patches[self._number(row)]
+    def _batch(self, row: int) -> ColumnBatch:
+        return self.rows.batches[self._number(row)]
 
     # in a snapshot
 

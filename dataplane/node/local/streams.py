@@ -72,9 +72,9 @@ class LocalStream:
 
     # columns
 
-    def free(self, patches: list[ColumnBatch]) -> None:
+    def free(self, batches: list[ColumnBatch]) -> None:
         """Free the columns of appends and extends that no row needs any more."""
-        self._needed.released(patches, self.name)
+        self._needed.released(batches, self.name)
 
     def read(self, refs: Sequence[BatchRef]) -> None:
         """Keep these columns until `unread`, even if no row needs them."""

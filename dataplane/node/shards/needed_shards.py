@@ -169,17 +169,17 @@ class NeededShards:
         self.keep_too(ref)
         self.released([ColumnBatch(ref, len(ref))])
 
-    def released(self, patches: Iterable[ColumnBatch], stream: str = "") -> None:
+    def released(self, batches: Iterable[ColumnBatch], stream: str = "") -> None:
         """Free column batches that no row needs any more. `stream`: the name of the stream whose rows did, if any."""
         freeings = self._store.shards.freeings
         before, freeings.cause = freeings.cause, FreeCause("stream", stream) if stream else freeings.cause
         try:
-            for patch in patches:
-                for key, selected in locations.footprint(patch.ref).items():
+            for batch in batches:
+                for key, selected in locations.footprint(batch.ref).items():
                     if self.number(key) is not None:
                         self._spent[key].extend(selected)
-                self._needed.subtract(patch.ref.shards())
-                self._free(patch.ref.shards())
+                self._needed.subtract(batch.ref.shards())
+                self._free(batch.ref.shards())
         finally:
             freeings.cause = before
 

@@ -16,7 +16,7 @@ from dataplane.stream.settings import Settings
 class Needed:
     """Shards that rows need, of which this test looks at none."""
 
-    def released(self, patches: Any, stream: str) -> None:
+    def released(self, batches: Any, stream: str) -> None:
         pass
 
 

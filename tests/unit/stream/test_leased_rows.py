@@ -51,8 +51,8 @@ class Stream:
         self.leased = Home(Settings(tasks or ("actor",), **limits), self._released)
         self.shards = 0
 
-    def _released(self, patches: list[ColumnBatch]) -> None:
-        self.released += [patch.ref.shards()[0][1] for patch in patches]
+    def _released(self, batches: list[ColumnBatch]) -> None:
+        self.released += [batch.ref.shards()[0][1] for batch in batches]
 
     def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:
         asked = Asked()

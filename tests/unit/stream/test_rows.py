@@ -1,4 +1,4 @@
-"""Where the columns of rows are, and when the patches that brought them are done."""
+"""Where the columns of rows are, and when the batches that brought them are done."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
     return [(piece.shard, at) for piece in pieces for at in piece.rows.array().tolist()]
 
 
-def shards(patches: list[ColumnBatch]) -> list[int]:
-    return [patch.ref.shards()[0][1] for patch in patches]
+def shards(batches: list[ColumnBatch]) -> list[int]:
+    return [batch.ref.shards()[0][1] for batch in batches]
 
 
 def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None:
@@ -30,7 +30,7 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
     assert rows.holds(again, "x").tolist() == [-2]
     rows.extend(again, stored(3, 1, "x"), replace=False)
     assert found(rows, [0, 1, 2], "x") == [(1, 0), (3, 0), (2, 0)]
-    assert shards(rows.remove(again)) == [3], "and the first patch is needed still"
+    assert shards(rows.remove(again)) == [3], "and the first batch is needed still"
     assert shards(rows.remove(np.array([0, 2]))) == [1, 2]
 
 

@@ -161,7 +161,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
 
 
 def state_of(stream: Stream) -> dict[str, Any]:
-    """The stream's figures, but for bytes, which are counted by other patches, for deliveries, which are counted again
+    """The stream's figures, but for bytes, which other batches count, for deliveries, which are counted again
     from 0, for who waits for groups, and for columns that no row has any more, which a copy does not know."""
     found = stream.leased.figures(stream.now)
     for task in found["task"].values():
