@@ -273,20 +273,16 @@ class Column:
 
     def _slice(self, rows: range) -> Column:
         """The rows at these positions, which share the pieces and so their memory."""
-        cut = cuts.take(self._cut, _positions(rows)) if self._cut else self._cut
-        if self._order is not None:
-            chosen = self._order[_positions(rows)]
-            return self._derived(self._selections, chosen, cut)
+        positions = np.fromiter(rows, np.int64, len(rows))  # not arange: a step may be beyond 64 bits
+        if self._order is not None or rows.step != 1:
+            return taken(self, positions)
         selections, start = [], 0
         for stored, own in self._selections:
-            # The positions of the range that fall into this piece, as a range of its rows.
-            inside = _within(rows, start, start + len(own))
+            first, last = max(rows.start - start, 0), min(rows.stop - start, len(own))
             start += len(own)
-            if len(inside):
-                positions = Rows.range(inside.start, inside.stop) if rows.step == 1 else Rows.index(_positions(inside))
-                selections.append(Selection(stored, own.take(positions)))
-        selections = selections if rows.step > 0 else selections[::-1]
-        return self._derived(tuple(selections), None, cut)
+            if first < last:
+                selections.append(Selection(stored, own.take(Rows.range(first, last))))
+        return self._derived(tuple(selections), None, cuts.take(self._cut, positions))
 
 
 def _narrowest(field: Field, parts: Sequence[Field]) -> Field:
@@ -307,20 +303,6 @@ def taken(column: Column, positions: Index) -> Column:
     """The column of the rows at these positions, none of them negative. IndexError beyond the end."""
     order = np.arange(len(column)) if column._order is None else column._order
     return column._derived(column._selections, order[positions], cuts.take(column._cut, positions))
-
-
-def _positions(rows: range) -> Index:
-    return np.fromiter(rows, np.int64, len(rows))  # not arange: a step may be beyond 64 bits
-
-
-def _within(rows: range, start: int, stop: int) -> range:
-    """The members of `rows` in start:stop, less `start`."""
-    ascending = rows if rows.step > 0 else rows[::-1]
-    low = max(0, -(-(start - ascending.start) // ascending.step))
-    high = max(low, min(len(ascending), -(-(stop - ascending.start) // ascending.step)))
-    part = ascending[low:high]
-    part = range(part.start - start, part.stop - start, part.step)
-    return part if rows.step > 0 else part[::-1]
 
 
 def _check_order(name: str, order: Index | None, count: int) -> None:

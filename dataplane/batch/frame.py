@@ -35,7 +35,7 @@ from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.field import Field
 from dataplane.batch.rows import Index, Rows
-from dataplane.errors import Misuse, SchemaMismatch
+from dataplane.errors import SchemaMismatch
 
 #: A range of fewer rows than this is worth no part of its own. A part takes some 30 bytes in an encoded ref, and
 #: a row number one or two.
@@ -224,32 +224,20 @@ class Frame:
 
     def distinct(self) -> tuple[Frame, Index | None]:
         """The distinct rows of the frame, and for each row its place among them; the frame itself and None if no row
-        repeats."""
+        repeats. Rows are equal if their cuts are equal, too."""
         if self.bounds is not None:
             return self, None
-        if self.cut:
-            return self._distinct()
-        owner, numbers = self._located()
-        if not len(numbers):
-            return self, None
-        once = _woven(self.parts, _canonical(self.parts)[owner], numbers)
-        assert once.order is not None, "what is woven has an order"
-        if len(once.order.distinct()[0]) == len(numbers):
-            return self, None
-        return Frame(once.parts), once.order.array()
-
-    def _distinct(self) -> tuple[Frame, Index | None]:
-        """As `distinct`, for frames with cuts: rows are equal if their cuts are equal, too."""
-        if cuts.is_even(self.cut):
-            once, index = self.whole().distinct()
-            return once.with_cut(self.cut), index
         owner, numbers = self._located()
         told = [number for step in self.cut for number in step.numbers if not isinstance(number, int)]
-        table = np.stack([_canonical(self.parts)[owner], numbers, *told])
-        _, first, index = np.unique(table, axis=1, return_index=True, return_inverse=True)
-        if len(first) == len(numbers):
+        keys = np.stack([*told, numbers, _canonical(self.parts)[owner]])
+        ascending = np.lexsort(keys)
+        new = np.ones(len(numbers), np.bool_)
+        new[1:] = (np.diff(keys[:, ascending]) != 0).any(axis=0)
+        if new.all():
             return self, None
-        return self.take(first.astype(np.int64, copy=False)), index.reshape(-1).astype(np.int64, copy=False)
+        index = np.empty(len(numbers), np.int64)
+        index[ascending] = np.cumsum(new) - 1
+        return self.take(ascending[new]), index
 
     def wanted(self) -> list[tuple[tuple[Cell, ...], Rows, Cut]]:
         """The rows to read, by part: its cells, the rows, ascending, and the cut of each. A row that is cut in two ways
@@ -409,20 +397,13 @@ def origin_of(stream: bytes, rows: npt.ArrayLike, hold: int) -> Frame:
     return Frame((BlockRows((cell,), part),), None if order is None else Rows.index(order))
 
 
-def origin_rows(origin: Frame) -> tuple[bytes, Index]:
-    """The stream and the numbers in it of all rows, in order. Raises Misuse where they are of several streams."""
-    streams = {part.cells[0].shard.node for part in origin.parts}
-    if len(streams) > 1:
-        raise Misuse("these rows come from several streams; extend each with its own")
-    return streams.pop(), _in_origin_order(origin, _listed_numbers(origin))
-
-
 def rows_by_stream(origin: Frame) -> list[tuple[bytes, Index, Index]]:
     """Of each stream, which of the rows (positions, ascending) are its, and their numbers in it."""
     streams = [part.cells[0].shard.node for part in origin.parts]
     known = list(dict.fromkeys(streams))
     of = np.repeat([known.index(stream) for stream in streams], [len(part.rows) for part in origin.parts])
-    rows, of = _in_origin_order(origin, _listed_numbers(origin)), _in_origin_order(origin, of)
+    listed = np.concatenate([part.rows.array() for part in origin.parts])
+    rows, of = _in_origin_order(origin, listed), _in_origin_order(origin, of)
     found = [(stream, np.flatnonzero(of == number)) for number, stream in enumerate(known)]
     return [(stream, at, rows[at]) for stream, at in found]
 
@@ -431,11 +412,6 @@ def delivery_numbers(origin: Frame) -> Index:
     """The numbers under which the rows were delivered, in order, int64."""
     listed = [np.full(len(part.rows), part.cells[0].shard.id & _MOST_DELIVERY, np.int64) for part in origin.parts]
     return _in_origin_order(origin, np.concatenate(listed))
-
-
-def _listed_numbers(origin: Frame) -> Index:
-    listed = [part.rows.array() for part in origin.parts]
-    return np.concatenate(listed) if len(listed) > 1 else listed[0]
 
 
 def _in_origin_order(origin: Frame, values: Index) -> Index:

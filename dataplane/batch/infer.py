@@ -31,6 +31,7 @@ from dataplane.batch.values import (
     dtype_name,
     leading,
     mismatch,
+    mismatch_in,
     ragged,
     ragged_rows,
     ragged_run,
@@ -225,11 +226,6 @@ def _dicts(column: str, rows: Sequence[dict[Any, Any]], depth: int) -> Values:
         try:
             children.append(infer(f"{column}.{key}", present, depth + 1))
         except SchemaMismatch as error:
-            if error.row < 0:
-                raise
-            row = int(np.flatnonzero(flags)[error.row])  # of the column, where the child counts its own
-            raise SchemaMismatch(
-                str(error).replace(f"row {error.row}", f"row {row}", 1), **{**error.fields, "row": row}
-            ) from error
+            raise mismatch_in(error, error.column, np.flatnonzero(flags).tolist()) from error
         presence.append(flags)
     return struct(keys, presence, children, len(rows))

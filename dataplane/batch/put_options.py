@@ -23,7 +23,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.put_plan import columns_of, values_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.row_sources import Joined, Rectangle, RowSource, Run, as_bytes
-from dataplane.batch.values import Values, bounds_of, mismatch
+from dataplane.batch.values import Values, bounds_of, mismatch, mismatch_in
 from dataplane.errors import Misuse, SchemaMismatch
 
 Narrow = bool | str | Collection[str]
@@ -217,10 +217,7 @@ def _check_key(name: str, key: str, field: Field, given: Any) -> None:
     try:
         _refuse_objects(f"{name}.{key}", field, [rows[i][key] for i in having])
     except SchemaMismatch as error:
-        if error.row < 0:
-            raise
-        message = str(error).replace(f"row {error.row}:", f"row {having[error.row]}:", 1)
-        raise SchemaMismatch(message, **{**error.fields, "row": having[error.row]}) from None
+        raise mismatch_in(error, error.column, having) from None
 
 
 def _rows_of(given: Any) -> Sequence[Any] | None:

@@ -33,7 +33,6 @@ from dataplane.batch.frame import (
     Frame,
     delivery_numbers,
     origin_of,
-    origin_rows,
     place_of,
     rows_by_stream,
 )
@@ -340,7 +339,10 @@ class BatchRef:
 
         Raises Misuse if they are of several streams.
         """
-        return None if self._origin is None or not self._rows else origin_rows(self._origin)
+        found = self.origins()
+        if len(found) > 1:
+            raise Misuse("these rows come from several streams; extend each with its own")
+        return (found[0][0], found[0][2]) if found else None
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
         """As `origin`, for rows of several streams, or of parts of a stream on several hosts: for each (8 bytes) the

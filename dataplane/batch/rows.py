@@ -77,10 +77,6 @@ class Rows:
         """The rows as a slice, or None if they are an index."""
         return slice(self.start, self.stop) if self._index is None else None
 
-    def covers(self, count: int) -> bool:
-        """Whether these are all rows of a block of `count` rows, in order."""
-        return self._index is None and self.start == 0 and self.stop == count
-
     def array(self) -> Index:
         """The row numbers, int64. Read-only if they are an index."""
         return np.arange(self.start, self.stop, dtype=np.int64) if self._index is None else self._index

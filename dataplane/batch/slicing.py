@@ -153,7 +153,3 @@ def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int
     part = -(-int(padded.sum()) // count)
     start = np.clip(own * part - begins, 0, rows)
     return start, np.clip((own + 1) * part - begins, start, rows)
-
-
-def _told(*values: Any) -> str:
-    return ", ".join(f"{value!r:.50}" for value in values)
