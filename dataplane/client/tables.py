@@ -122,12 +122,7 @@ class AsyncTable:
     ) -> tuple[Rows, list[str]]:
         """As `upsert`. Returns the rows as `look` does afterwards, for all columns of the table, and the names of the
         columns. One message instead of three (write, schema, look)."""
-        replies = await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow)
-        if not replies:
-            return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
-        names = replies[-1].columns
-        seen = [msgspec.structs.replace(reply, have=widened(reply, len(names))) for reply in replies]
-        return rows_of(seen, len(names)), names
+        return _seen(await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow))
 
     async def _write(
         self,
@@ -161,7 +156,8 @@ class AsyncTable:
         parts = ranges(count, keys, tagged)
         carried = self._writer.inline(planned) if staged and len(parts) == 1 and stored is None else None
         if carried is not None:
-            return [await self._write_inline(carried, written_as(keys, numbers, ref, tagged, kind), kind, deadline)]
+            write = written_as(keys, numbers, ref, tagged, kind)
+            return [await self.ask(write, kind, deadline.remaining_s, columns=carried)]
         try:
             if staged:
                 written = await self._writer.write(planned, staged, deadline.remaining_s)
@@ -189,30 +185,23 @@ class AsyncTable:
         inline = rm.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
         ref = functools.reduce(BatchRef.union, refs) if refs else None
         write = written_as(keys_of_rows([key]), np.empty(0, np.int64), ref, tags_of(tags, 1), r.Looked)
-        reply = await self._write_inline(inline, write, r.Looked, Deadline.after(TIMEOUT_S))
-        names = reply.columns
-        return rows_of([msgspec.structs.replace(reply, have=widened(reply, len(names)))], len(names)), names
+        return _seen([await self.ask(write, r.Looked, TIMEOUT_S, columns=inline)])
 
-    async def _write_inline(self, columns: rm.Inline, write: r.Upsert, kind: type[R], deadline: Deadline) -> R:
-        """Write rows with columns that are in the message."""
-        timeout_s = deadline.remaining_s
-        request = self._asking(write, timeout_s, columns=columns)
-        return self._result(await self._connection.request(request, rm.TableAnswer, timeout_s), kind)
-
-    async def ask(self, asked: r.FromClient, kind: type[R], timeout_s: float = 0.0, *, staged: str = "") -> R:
-        """Send a request to the table's partition. Returns the answer. Raises the partition's error."""
-        request = self._asking(asked, timeout_s, staged)
-        return self._result(await self._connection.request(request, rm.TableAnswer, timeout_s), kind)
-
-    def _asking(
-        self, asked: r.FromClient, timeout_s: float = 0.0, staged: str = "", columns: rm.Inline | None = None
-    ) -> rm.AskTable:
+    async def ask(
+        self,
+        asked: r.FromClient,
+        kind: type[R],
+        timeout_s: float = 0.0,
+        *,
+        staged: str = "",
+        columns: rm.Inline | None = None,
+    ) -> R:
+        """Send a request to the table's partition. Returns the answer. Raises the partition's error, and
+        ProtocolMismatch if the answer is of another type."""
         durable = self._durable and isinstance(asked, r.Upsert | r.Ready)  # only these create a table
         number = self._connection.next_id()
-        return rm.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
-
-    def _result(self, answer: rm.TableAnswer, kind: type[R]) -> R:
-        """The result of an answer. Raises ProtocolMismatch if it is of another type."""
+        request = rm.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
+        answer = await self._connection.request(request, rm.TableAnswer, timeout_s)
         self._home = answer.home
         if not isinstance(answer.result, kind):
             raise ProtocolMismatch(f"a table answered {type(answer.result).__name__} where {kind.__name__} was due")
@@ -403,6 +392,15 @@ def written_as(
     """The request of a write. `kind`: the type of its answer."""
     encoded = b"" if ref is None else ref.encode()
     return r.Upsert(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
+
+
+def _seen(replies: list[r.Looked]) -> tuple[Rows, list[str]]:
+    """The written rows, and the names of all columns."""
+    if not replies:
+        return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
+    names = replies[-1].columns
+    seen = [msgspec.structs.replace(reply, have=widened(reply, len(names))) for reply in replies]
+    return rows_of(seen, len(names)), names
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:

@@ -128,19 +128,21 @@ class Writer:
         kept = [] if keep is None else await keep(planned.columns)
         names = {column.name for column, *_ in kept}
         rest = [column for column in planned.columns if column.name not in names]
-        groups = _grouped(rest)
+        groups = _grouped(planned.rows, rest)
         try:
             if not rest:
                 shards = []
-            elif sum(column.nbytes for column in rest) <= sm.MAX_INLINE:
-                shards = [await self._put_inline(groups[0], scope, timeout, planned.on_device)]
+            elif sum(group.nbytes for group in groups) <= sm.MAX_INLINE:
+                shards = [await self._put_inline(groups[0], scope, timeout)]
             else:
-                shards = await self._put_shared(groups, scope, timeout, planned.on_device)
+                shards = await self._put_shared(groups, scope, timeout)
         except BaseException:
             if kept:
                 self._connection.tell(sm.Free(self._connection.next_id(), [shard for _, shard, _ in kept]))
             raise
-        placed = [(c, shard, i) for shard, group in zip(shards, groups, strict=True) for i, c in enumerate(group)]
+        placed = [
+            (c, shard, i) for shard, group in zip(shards, groups, strict=True) for i, c in enumerate(group.columns)
+        ]
         placed += kept
         order = {column.name: i for i, column in enumerate(planned.columns)}
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
@@ -231,15 +233,13 @@ class Writer:
             raise failed[0]
         return stored
 
-    async def _put_inline(self, group: Sequence[PlannedColumn], scope: str, timeout: float, device: bool) -> int:
-        payload = await self.in_thread(_IN_LOOP + 1 if device else 0, _payload, group)
-        request = sm.Put(self._connection.next_id(), payload, layout_of(group), scope, timeout)
+    async def _put_inline(self, group: Plan, scope: str, timeout: float) -> int:
+        payload = await self.in_thread(_IN_LOOP + 1 if group.on_device else 0, _payload, group.columns)
+        request = sm.Put(self._connection.next_id(), payload, layout_of(group.columns), scope, timeout)
         return (await self._connection.request(request, sm.Stored, timeout)).shard
 
-    async def _put_shared(
-        self, groups: Sequence[Sequence[PlannedColumn]], scope: str, timeout: float, device: bool
-    ) -> list[int]:
-        sizes = [sum(column.nbytes for column in group) for group in groups]
+    async def _put_shared(self, groups: Sequence[Plan], scope: str, timeout: float) -> list[int]:
+        sizes = [group.nbytes for group in groups]
         began = time.monotonic_ns()
         reserved = await self.reserve(sizes, timeout)
         shards = [shard for shard, *_ in reserved.extents]
@@ -249,14 +249,15 @@ class Writer:
             jobs: list[Job] = []
             for group, size, (_, segment, offset, _) in zip(groups, sizes, reserved.extents, strict=True):
                 memory = self._connection.segments[segment].mapping(writable=True).array(offset, size)
-                layouts.append(layout_of(group))
-                if device or sum(sizes) > _IN_LOOP:
-                    jobs += _jobs(group, memory, piece)
+                layouts.append(layout_of(group.columns))
+                if group.on_device or sum(sizes) > _IN_LOOP:
+                    jobs += group.jobs(memory, piece)
                 elif size:
-                    np.concatenate(_runs(group), out=memory)
+                    np.concatenate(_runs(group.columns), out=memory)
             if jobs:
                 await self.run(jobs)
-            await self._seal(list(zip(shards, layouts, strict=True)), scope, timeout)
+            seal = sm.Seal(self._connection.next_id(), list(zip(shards, layouts, strict=True)), scope, False)
+            await self._connection.request(seal, m.Done, timeout)
             if self._connection.events is not None:
                 self._connection.events.record(CODE["put"], began, sum(sizes))
         except BaseException:
@@ -272,9 +273,6 @@ class Writer:
         reserved = await self._connection.request(request, sm.Reserved, timeout)
         self._connection.heartbeat.due(+1)
         return reserved
-
-    async def _seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
-        await self._connection.request(sm.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled."""
@@ -301,20 +299,11 @@ def _nbytes_of(columns: Any) -> int:
     return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1
 
 
-def _grouped(columns: Sequence[PlannedColumn]) -> list[list[PlannedColumn]]:
+def _grouped(rows: int, columns: Sequence[PlannedColumn]) -> list[Plan]:
     """The columns by shard: the small ones together, each larger one by itself."""
-    small = [column for column in columns if column.nbytes < _OWN_SHARD]
-    large = [[column] for column in columns if column.nbytes >= _OWN_SHARD]
-    return [small, *large] if small else large
-
-
-def _jobs(group: Sequence[PlannedColumn], memory: Any, piece: int) -> list[Job]:
-    """The jobs that write columns one after another into `memory`, each of about `piece` bytes."""
-    jobs, base = [], 0
-    for column in group:
-        jobs += column.jobs(memory[base : base + column.nbytes], piece)
-        base += column.nbytes
-    return jobs
+    small = tuple([column for column in columns if column.nbytes < _OWN_SHARD])
+    large = [Plan(rows, (column,)) for column in columns if column.nbytes >= _OWN_SHARD]
+    return [Plan(rows, small), *large] if small else large
 
 
 def _runs(group: Sequence[PlannedColumn]) -> list[Any]:
