@@ -61,7 +61,7 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class _Writing:
     """The destination of columns, the means to read them, and the bytes of a piece."""
 
     file: CheckpointWriter
@@ -70,17 +70,13 @@ class Writing:
     piece: int
     timeout_s: float
 
-    @classmethod
-    def to(cls, path: str | os.PathLike[str], getter: Getter, writer: Writer, capacity: int, timeout: float) -> Writing:
-        """To the file at `path`, from a node with `capacity` bytes. Raises Misuse if no file can be written there."""
-        timeout_s = arguments.seconds(timeout)
-        return cls(CheckpointWriter(_path(path)), getter, writer, min(PIECE, capacity // _SHARE), timeout_s)
 
-
-async def write(stream: AsyncStream, to: Writing) -> None:
-    """Write the stream. Raises as `AsyncStream.checkpoint`."""
+async def write(stream: AsyncStream, path: str | os.PathLike[str], timeout: float) -> None:
+    """Write the stream to a file. Raises as `AsyncStream.checkpoint`."""
+    timeout_s, piece = arguments.seconds(timeout), min(PIECE, stream._connection.welcome.capacity // _SHARE)
     frames = 1
-    with to.file as file:
+    with CheckpointWriter(_path(path)) as file:
+        to = _Writing(file, stream._getter, stream._writer, piece, timeout_s)
         taken = await stream.ask(r.TakeSnapshot(), r.SnapshotTaken)
         try:
             file.frame(HEAD, msgspec.msgpack.encode(_Heading(stream.name, taken.head)))
@@ -113,7 +109,7 @@ async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) ->
             yield found
 
 
-async def _write_columns(to: Writing, rows: Index, task: int, ref: BatchRef) -> int:
+async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) -> int:
     """Write the columns of these rows in as few pieces as possible. Returns the number of frames."""
     if len(rows) == 1 or ref.stored_nbytes <= to.piece:
         try:
@@ -132,7 +128,7 @@ async def _write_columns(to: Writing, rows: Index, task: int, ref: BatchRef) -> 
     return first + await _write_columns(to, rows[half:], task, ref[half:])
 
 
-async def _tables(to: Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
+async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
     """Each column by itself, so that the shards of one column are held at a time: the row index, and the table."""
     for once, index in ref.distinct():
         for name in once.columns:

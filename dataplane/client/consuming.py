@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from dataplane.client import arguments
+from dataplane.client.appender import TIMEOUT_S
 from dataplane.client.arguments import names
 from dataplane.client.delivery import LEFT, Delivery
 from dataplane.diagnosis import recorder
@@ -134,9 +135,8 @@ async def deliveries(
     timeout: float | None,
     at_end: AtEnd,
     how: Mapping[str, Any],
-    fetch_ahead: Callable[[Delivery], object],
 ) -> AsyncIterator[Delivery]:
-    """See `AsyncStream.deliveries`. `fetch_ahead` is called with each delivery as it is leased."""
+    """See `AsyncStream.deliveries`."""
     check_at_end(at_end)
     wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
     ahead: list[asyncio.Task[Delivery]] = []
@@ -146,7 +146,7 @@ async def deliveries(
         while True:
             with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
                 delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
-                fetch_ahead(delivery)
+                stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
                 return delivery
 
     async def first() -> Delivery:

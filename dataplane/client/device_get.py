@@ -10,14 +10,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dataplane import threads
 from dataplane.batch import tensors
 from dataplane.batch.batch import Batch, Column
-from dataplane.batch.dtypes import name_of
+from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes
 from dataplane.batch.put_plan import values_of
@@ -28,18 +28,10 @@ from dataplane.device import ordering
 from dataplane.device.copies import fill
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 
+if TYPE_CHECKING:
+    from dataplane.client.plane import AsyncPlane
+
 _SHARED = 4  # from so many jobs on, threads share them
-
-
-class AsyncReader(Protocol):
-    """The source of the rows: an `AsyncPlane`."""
-
-    @property
-    def address(self) -> str:
-        """The node of this host that it reads from."""
-
-    async def get(self, ref: BatchRef, *, timeout: float) -> Batch:
-        """The rows of the reference."""
 
 
 def nbytes(batch: Batch, device: Any, out: Mapping[str, Any] | None) -> int:
@@ -74,7 +66,7 @@ def _on_host(out: Mapping[str, Any]) -> bool:
     return all(getattr(getattr(target, "device", None), "type", "cpu") == "cpu" for target in out.values())
 
 
-async def together(plane: AsyncReader, ref: BatchRef, group: Any, timeout: float) -> Batch:
+async def together(plane: AsyncPlane, ref: BatchRef, group: Any, timeout: float) -> Batch:
     """`collective.get` for an asynchronous plane: it waits in a thread. A cancellation ends the call on all ranks."""
     from dataplane import collective  # seldom needed
 
@@ -152,8 +144,6 @@ def _memory(column: Column, target: Any) -> Bytes:
 
 def _dtype(target: np.ndarray[Any, Any], field: Field) -> str:
     """The name of an array's dtype; the field's, if the array has the field's storage type."""
-    from dataplane.batch.dtypes import storage
-
     return field.dtype if target.dtype == storage(field.dtype) else name_of(target.dtype) or str(target.dtype)
 
 

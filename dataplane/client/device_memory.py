@@ -10,6 +10,7 @@ Invariants: all bytes are written before the handle is made, and never afterward
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import weakref
 from collections.abc import Callable
@@ -20,6 +21,7 @@ import numpy as np
 
 from dataplane.batch.layout import Bytes, aligned
 from dataplane.batch.put_plan import PlannedColumn
+from dataplane.client.kept_columns import MemoryHandle
 from dataplane.client.pins import drop_later
 from dataplane.device.ordering import NOTHING
 from dataplane.device.staging import leave, outward
@@ -43,14 +45,15 @@ class OwnDevice:
         with torch.cuda.device(device), torch.cuda.stream(outward(device).stream):  # the stream of all writes to it
             self._tensor: Any = torch.empty(size, dtype=torch.uint8, device=device)
 
-    def shared(self) -> tuple[str, tuple[Any, ...]]:
-        """The device's UUID, and torch's handle by which other processes map the memory."""
+    def handle(self) -> MemoryHandle:
+        """See `kept_columns.MappableMemory`."""
         import torch
 
         with torch.cuda.device(self._device):
             parts = self._tensor.untyped_storage()._share_cuda_()
             self._counter = parts[4], parts[5]
-        return str(torch.cuda.get_device_properties(self._device).uuid), (*parts, self._tensor.storage_offset())
+        name = str(torch.cuda.get_device_properties(self._device).uuid)
+        return MemoryHandle(os.getpid(), self.number, 0, name, (*parts, self._tensor.storage_offset()))
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
         """One job, since all copies are made on one stream of the device."""

@@ -1,6 +1,5 @@
 """A history, as a process uses it: the responses to each prompt in earlier epochs, for drafts and predicted lengths.
 
-It is stored in a table (`client.tables`): a row for each prompt, and in it a column for each response, of `keep *
 It is stored in a table (`client.tables`): a row for each prompt, and in it `keep * samples` columns, each with a place
 for one response. The metadata of a response is the tag of its place, so lengths are known without reading a token, and
 millions of prompts are as many rows at one leader. Tokens stay where they were written, or are recorded by reference;

@@ -279,9 +279,4 @@ def _own(column: PlannedColumn) -> MappableMemory:
         return OwnHost(column.nbytes)
     from dataplane.client.device_memory import OwnDevice
 
-    class Shared(OwnDevice):
-        def handle(self) -> MemoryHandle:
-            name, parts = self.shared()
-            return MemoryHandle(os.getpid(), self.number, 0, name, parts)
-
-    return Shared(column.nbytes, device)
+    return OwnDevice(column.nbytes, device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -70,23 +69,10 @@ async def _processes(
             events = (await connection.request(request, m.RingEvents, 5.0)).events
         except (Lost, Retryable):  # it has ended meanwhile, or its node has
             continue
-        found.append(_process(name, pid, label, alive, threads, ahead, error, events))
+        whole = np.frombuffer(events[: len(events) // EVENT.itemsize * EVENT.itemsize], EVENT)
+        named = {place: Thread(number, text) for place, number, text in threads}
+        found.append(Process(name, pid, label, alive, named, ahead, error, whole))
     return found
-
-
-def _process(
-    node: str,
-    pid: int,
-    label: str,
-    alive: bool,
-    threads: Iterable[tuple[int, int, str]],
-    ahead: int,
-    error: int,
-    encoded: bytes,
-) -> Process:
-    events = np.frombuffer(encoded[: len(encoded) // EVENT.itemsize * EVENT.itemsize], EVENT)
-    named = {place: Thread(number, text) for place, number, text in threads}
-    return Process(node, pid, label, alive, named, ahead, error, events)
 
 
 async def series(plane: AsyncPlane) -> list[tuple[str, str, str, dict[str, str], float]]:

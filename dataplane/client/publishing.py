@@ -156,12 +156,9 @@ class Older:
 class Publication:
     """One part of a version, from its first tensor to its rows in the table. `staged`: its scope."""
 
-    def __init__(
-        self, connection: Connection, writer: Writer, deadline: Deadline, older: Older | None, *, deltas: bool
-    ) -> None:
-        """`deltas`: store differences to the older version, since other hosts exist."""
+    def __init__(self, connection: Connection, writer: Writer, deadline: Deadline, older: Older | None) -> None:
         self._connection, self._writer, self._deadline = connection, writer, deadline
-        self._older, self._deltas = older, deltas
+        self._older = older
         self.staged = f"{rm.STAGED}w{secrets.token_hex(8)}"  # drawn here, so that forked processes differ
         self._chunks: list[Chunk] = []
         self._written = 0
@@ -272,7 +269,7 @@ class Publication:
                     found[chunk.number] = delta
 
         def jobs(chunk: Chunk, memory: Bytes) -> list[Callable[[], Any]]:
-            before = old.get(chunk.number) if self._deltas else None
+            before = old.get(chunk.number)
             if before is None:
                 return chunk.jobs(memory)
             fill = chunk.filling(memory)

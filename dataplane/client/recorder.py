@@ -23,13 +23,14 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
 from dataplane.client import arguments
 from dataplane.client.background import Background
@@ -52,10 +53,6 @@ from dataplane.recording.names import RESERVED
 if TYPE_CHECKING:
     from dataplane.batch.batch import Batch
     from dataplane.batch.ref import BatchRef
-    from dataplane.client.plane import AsyncPlane
-    from dataplane.client.streams import AsyncStream
-
-if TYPE_CHECKING:
     from dataplane.client.plane import AsyncPlane
     from dataplane.client.streams import AsyncStream
 
@@ -215,8 +212,10 @@ class Recording(Background):
         else:
             source.writer.acknowledged(names.rows)
         if source.writer.due:
-            with self._passing(0):
+            try:
                 source.writer.rotate()
+            except DataplaneError as error:
+                self._pass_over(error, 0)
 
     async def _write(self, source: _Source, ref: BatchRef, names: RowNames) -> bool:
         """Write rows, in parts of about `_PIECE` bytes. Returns whether all were recorded or skipped; false if one
@@ -263,13 +262,6 @@ class Recording(Background):
             log.warning("rows are passed over by the recorder: %s", str(error))
         self._passed = _bare(error)
         self._skipped += rows
-
-    @contextmanager
-    def _passing(self, rows: int) -> Iterator[None]:
-        try:
-            yield
-        except DataplaneError as error:
-            self._pass_over(error, rows)
 
 
 def _bare(error: DataplaneError) -> DataplaneError:
@@ -426,15 +418,10 @@ class Replay(Background):
         for end in range(1, len(groups) + 1):
             if end == len(groups) or (groups[end] is None) != (groups[start] is None):
                 run = range(start, end)
-                columns = {name: values.take(_index(run)) for name, values in recorded.columns.items()}
+                index = np.arange(start, end)
+                columns = {name: values.take(index) for name, values in recorded.columns.items()}
                 await self._append(plane, stream, Recorded(recorded.names.take(run), columns), stop)
                 start = end
-
-
-def _index(rows: range) -> Any:
-    import numpy as np
-
-    return np.arange(rows.start, rows.stop)
 
 
 async def replay(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
@@ -16,18 +16,19 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow, Objects, refuses
 from dataplane.batch.put_plan import Plan, columns_of
 from dataplane.batch.ref import BatchRef
-from dataplane.client import arguments, consuming, unfinished
-from dataplane.client.appender import TIMEOUT_S, AsyncAppender, Begin
+from dataplane.client import arguments, consuming
+from dataplane.client.appender import TIMEOUT_S, AsyncAppender
 from dataplane.client.connection import Connection
 from dataplane.client.consuming import CONSUME_TIMEOUT_S, LOG_WAIT_S, AtEnd, Consuming, Sampling, WaitLog, check_sampler
 from dataplane.client.delivery import DeadLetters, Delivery, LostRow, LostRows, Taken
 from dataplane.client.reader import Getter
 from dataplane.client.stream_writes import StreamWrites
-from dataplane.client.unfinished import LEASE_S, AsyncRow, Unfinished
+from dataplane.client.unfinished import LEASE_S, SPANS, AsyncRow, Unfinished, row_lease, row_token
 from dataplane.client.writer import Writer
 from dataplane.errors import DataplaneError, Misuse, NotReady, ProtocolMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
+from dataplane.stream.pieces import Listed
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FIRST_LEASE_S = 60.0
+_MOST_UNFINISHED = 4096
 _CONSUME = CODE["consume"]
 _BUILT_IN = get_args(BuiltIn)
 
@@ -161,11 +163,7 @@ class AsyncStream:
             task.add_done_callback(tasks.discard)
 
         how: dict[str, Any] = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
-        return self.gathering(begin, lambda work: work(), **how)
-
-    def gathering(self, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any) -> AsyncAppender:
-        """An appender. `begin`, `soon`: as for `AsyncAppender`."""
-        return AsyncAppender(self, begin, soon, **how)
+        return AsyncAppender(self, begin, lambda work: work(), **how)
 
     async def extend(
         self,
@@ -223,41 +221,27 @@ class AsyncStream:
         Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
         counts of `dead` letters and of rows that were dropped or `expired`; Misuse.
         """
-        return Consuming(
-            lambda: self._consume(task, rows, columns, min_rows, sampler, member, replica, replicas, lease, timeout)
-        )
-
-    async def _consume(
-        self,
-        task: str,
-        rows: int,
-        columns: Sequence[str],
-        min_rows: int,
-        sampler: Sampler | None,
-        member: str | None,
-        replica: int | None,
-        replicas: int,
-        lease: float,
-        timeout: float | None,
-    ) -> Delivery:
-        deadline_s = arguments.seconds(timeout, CONSUME_TIMEOUT_S)
-        sampler = Fifo() if sampler is None else sampler
-        check_sampler(sampler)
-        built_in = sampler if isinstance(sampler, _BUILT_IN) and type(sampler) in _BUILT_IN else None
+        chooses = Fifo() if sampler is None else sampler
+        check_sampler(chooses)
         asked = r.Consume(
             task=arguments.text("a task", task),
             columns=tuple(arguments.names("columns", columns)),
             rows=arguments.whole("rows", rows),
             min_rows=arguments.whole("min_rows", min_rows),
-            sampler=built_in,
+            sampler=chooses if isinstance(chooses, _BUILT_IN) and type(chooses) in _BUILT_IN else None,
             lease_s=arguments.seconds(lease, what="a lease"),
             member=arguments.text("a member", member) if member else "",
             replica=None if replica is None else arguments.whole("replica", replica),
             replicas=arguments.whole("replicas", replicas),
         )
-        wait_log = WaitLog(self, task, asked.columns) if deadline_s > LOG_WAIT_S else None
+        deadline_s = arguments.seconds(timeout, CONSUME_TIMEOUT_S)
+        return Consuming(lambda: self._consume(asked, chooses, deadline_s))
+
+    async def _consume(self, asked: r.Consume, sampler: Sampler, deadline_s: float) -> Delivery:
+        """Send the request of a consume, with a choice of the sampler if that is not built in."""
+        wait_log = WaitLog(self, asked.task, asked.columns) if deadline_s > LOG_WAIT_S else None
         try:
-            if built_in is not None:
+            if asked.sampler is not None:
                 given = await self.ask(asked, r.Delivered, deadline_s)
             else:
                 began = time.monotonic_ns()
@@ -265,8 +249,8 @@ class AsyncStream:
                 if self._connection.events is not None:
                     self._connection.events.record(_CONSUME, began)
         except NotReady as error:
-            how = {"columns": asked.columns, "min_rows": min_rows, "sampler": sampler}
-            raise await consuming.explained(self, error, task, how) from None
+            how = {"columns": asked.columns, "min_rows": asked.min_rows, "sampler": sampler}
+            raise await consuming.explained(self, error, asked.task, how) from None
         finally:
             if wait_log is not None:
                 wait_log.stop()
@@ -274,9 +258,13 @@ class AsyncStream:
         return Delivery(self._connection, self._getter, self._token, given, self._mark, balance)
 
     async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
-        """Send a request to the stream's partition. Returns the answer. Raises the partition's error."""
+        """Send a request to the stream's partition. Returns the answer. Raises the partition's error, and
+        ProtocolMismatch if the answer is of another type."""
         request = rm.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
-        return _result(await self._connection.request(request, rm.StreamAnswer, timeout_s), kind)
+        answer = await self._connection.request(request, rm.StreamAnswer, timeout_s)
+        if not isinstance(answer.result, kind):
+            raise ProtocolMismatch(f"a stream answered {type(answer.result).__name__} where {kind.__name__} was due")
+        return answer.result
 
     def tell(self, asked: r.FromClient) -> None:
         """As `ask`, without waiting for the answer."""
@@ -300,11 +288,7 @@ class AsyncStream:
 
         Raises as `consume`, and Closed if the stream is dropped.
         """
-
-        def fetch_ahead(delivery: Delivery) -> None:
-            self._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
-
-        return consuming.deliveries(self, task, prefetch, timeout, at_end, how, fetch_ahead)
+        return consuming.deliveries(self, task, prefetch, timeout, at_end, how)
 
     async def take(
         self,
@@ -395,17 +379,37 @@ class AsyncStream:
         lease: float = LEASE_S,
         timeout: float | None = None,
     ) -> AsyncRow:
-        """Begin a row that grows piece by piece; see `client.unfinished.begin`."""
-        said: dict[str, Any] = {"group": group, "version": version, "tags": tags, "columns": columns}
-        return await unfinished.begin(self, key, **said, tokens=tokens, lease=lease, timeout=timeout)
+        """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on,
+        and is delivered to no task before it is finished.
+
+        key, group, version, tags, timeout: as for `append`, of one row.
+        columns: those that the row has from the start, such as its prompt; of one row.
+        tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
+        lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's
+            process ends, another may resume it at once.
+
+        Raises as `append`.
+        """
+        token, lease_s = row_token(), row_lease(lease)
+        first = {**(columns or {}), SPANS: [np.zeros((0, 3), np.int64)]}
+        how: dict[str, Any] = {"keys": None if key is None else [key], "group": group, "version": version, "tags": tags}
+        said = token, lease_s, arguments.text("a column", tokens)
+        (named,) = await self.writes.append_block(first, **how, timeout=timeout, begin=said)
+        begun = Listed(0, named, group, version, dict(tags or {}), tokens, 0, [], 0.0, False)
+        return AsyncRow(self, begun, token, lease_s)
 
     async def unfinished(self) -> list[Unfinished]:
-        """The rows in progress; see `client.unfinished.Unfinished`."""
-        return await unfinished.listed(self)
+        """The rows in progress, the oldest first; of each partition at most 4,096."""
+        listed = (await self.ask(r.ListUnfinished(most=_MOST_UNFINISHED), r.UnfinishedRows)).rows
+        return list(map(Unfinished.of, sorted(listed, key=lambda row: -row.age_s)))
 
     async def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> AsyncRow | None:
-        """Take over a row in progress that has no producer; see `client.unfinished.resume`."""
-        return await unfinished.resume(self, key, lease)
+        """Take over a row in progress, and continue after its last piece: the row with this key or, without a key, the
+        one that was begun first among those without a holder; None if there is none. If several call at once, one gets
+        it. Raises LeaseExpired, for a key, if another process holds it, or it is no longer in progress."""
+        token, lease_s = row_token(), row_lease(lease)
+        reply = await self.ask(r.TakeUp(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
+        return AsyncRow(self, reply.rows[0], token, lease_s) if reply.rows else None
 
     async def stats(self) -> Mapping[str, Any]:
         """Statistics of the stream: see `docs/operations.md`."""
@@ -422,8 +426,7 @@ class AsyncStream:
         """
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 
-        to = checkpoint.Writing.to(path, self._getter, self._writer, self._connection.welcome.capacity, timeout)
-        await checkpoint.write(self, to)
+        await checkpoint.write(self, path, timeout)
 
     async def record(
         self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any
@@ -451,10 +454,3 @@ class AsyncStream:
     async def drop(self) -> None:
         """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
         await self._connection.request(rm.DropStream(self._connection.next_id(), self._token), m.Done, 0.0)
-
-
-def _result(answer: rm.StreamAnswer, kind: type[A]) -> A:
-    """The result of an answer. Raises ProtocolMismatch if it is of another type."""
-    if not isinstance(answer.result, kind):
-        raise ProtocolMismatch(f"a stream answered {type(answer.result).__name__} where {kind.__name__} was due")
-    return answer.result

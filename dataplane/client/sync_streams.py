@@ -168,8 +168,9 @@ class Stream(StreamCalls):
         timeout: float | None = None,
         narrow: Narrow = False,
     ) -> Appender:
-        how = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
-        return Appender(self._inner.gathering(self._turns.begin, self._turns.soon, **how), self._wait, self._turns)
+        how: dict[str, Any] = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
+        inner = AsyncAppender(self._inner, self._turns.begin, self._turns.soon, **how)
+        return Appender(inner, self._wait, self._turns)
 
     def extend(
         self,

@@ -14,7 +14,7 @@ those of the appends and puts, in whatever process they were. A span has the att
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,7 @@ from dataplane.batch.ref_codec import MOST_TRACES
 from dataplane.client import delivery, streams
 from dataplane.client.blocking import CLASSES
 from dataplane.client.plane import AsyncPlane
+from dataplane.stream import requests as r
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext
@@ -58,11 +59,15 @@ class TracedAsyncStream(streams.AsyncStream):
         self.__dict__.update(made.__dict__)
 
     async def append(self, columns: Any, **how: Any) -> list[str]:
-        about = about_append(how.get("group"), how.get("keys"), how.get("tags"))
-        with spanned("append", "PRODUCER", self.name, **about) as span:
+        tags = how.get("tags") or {}
+        rollouts = tags.get("rollout_id", how.get("keys"))
+        with spanned("append", "PRODUCER", self.name, group=some(how.get("group")), rollout_id=some(rollouts)) as span:
             link(span, getattr(columns, "traces", ()))
-            keys = await super().append(columns, **how | {"tags": tagged(span, how.get("tags"))})
-            appended(span, keys, how.get("tags"))
+            made = parent(span)
+            keys = await super().append(columns, **how | ({"tags": {TAG: made[0], **tags}} if made else {}))
+            span.set_attribute("rows", len(keys))
+            if "rollout_id" not in tags:
+                span.set_attribute("rollout_id", some(keys) or "")
             return keys
 
     async def extend(self, rows: Any, columns: Any, **how: Any) -> None:
@@ -70,11 +75,11 @@ class TracedAsyncStream(streams.AsyncStream):
             link(span, getattr(rows, "traces", ()))
             await super().extend(rows, columns, **how)
 
-    async def _consume(self, task: str, *given: Any) -> delivery.Delivery:
-        with spanned("consume", "CONSUMER", self.name, task=task) as span:
-            found = await super()._consume(task, *given)
-            consumed(span, found)
-            return TracedAsyncDelivery(found, self.name, task, parent(span))
+    async def _consume(self, asked: r.Consume, *given: Any) -> delivery.Delivery:
+        with spanned("consume", "CONSUMER", self.name, task=asked.task) as span:
+            found = await super()._consume(asked, *given)
+            _consumed(span, found)
+            return TracedAsyncDelivery(found, self.name, asked.task, parent(span))
 
 
 class TracedAsyncDelivery(delivery.Delivery):
@@ -175,28 +180,7 @@ def some(values: Any) -> Any:
     return None if not found else found[0] if len(found) == 1 else found
 
 
-def about_append(group: Any, keys: Sequence[str] | None, tags: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The attributes of an append, as far as the caller gives them."""
-    rollouts = (tags or {}).get("rollout_id", keys)
-    return {"group": some(group), "rollout_id": some(rollouts)}
-
-
-def appended(current: Span, keys: Sequence[str], tags: Mapping[str, Any] | None) -> None:
-    """Record the keys that an append gave its rows."""
-    current.set_attribute("rows", len(keys))
-    if "rollout_id" not in (tags or {}):
-        current.set_attribute("rollout_id", some(keys) or "")
-
-
-def tagged(current: Span, tags: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """The tags of an append with its span's trace parent; one that the caller gives stays."""
-    made = parent(current)
-    if not made or TAG in (tags or {}):
-        return tags
-    return {**(tags or {}), TAG: made[0]}
-
-
-def consumed(current: Span, delivery: Any) -> None:
+def _consumed(current: Span, delivery: Any) -> None:
     """Record the delivered rows in the span, and link it to the spans that made them, which the delivery's reference
     carries on. Tags may have any values, since users set them."""
     parents = [each for each in delivery.tags.get(TAG, ()) if isinstance(each, str)]
@@ -204,7 +188,7 @@ def consumed(current: Span, delivery: Any) -> None:
     delivery.ref.traces = tuple(parents)
     link(current, parents)
     current.set_attribute("rows", len(delivery))
-    about = {"group": some(delivery.groups), "rollout_id": some(delivery.tags.get("rollout_id", delivery.keys))}
-    for name, value in about.items():
+    rollouts = delivery.tags.get("rollout_id", delivery.keys)
+    for name, value in (("group", some(delivery.groups)), ("rollout_id", some(rollouts))):
         if value is not None:
             current.set_attribute(name, value)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +34,6 @@ SPANS = "version_spans"
 LEASE_S = 600.0
 """Seconds without a piece or a renewal after which a holder loses its row. A process that ends loses it at once."""
 
-_MOST = 4096  # the most rows that are listed
-
 
 @dataclass(frozen=True, slots=True)
 class Unfinished:
@@ -55,6 +52,11 @@ class Unfinished:
     """Seconds since it was begun."""
     free: bool
     """Whether no process holds it, so that `resume` can take it over."""
+
+    @classmethod
+    def of(cls, row: Listed) -> Unfinished:
+        """The row as its leader lists it."""
+        return cls(row.key, row.group, row.version, row.tags, row.pieces, row.spans, row.age_s, row.free)
 
     @property
     def tokens(self) -> int:
@@ -213,62 +215,13 @@ def _spans(spans: list[tuple[int, int]]) -> Any:
     return found
 
 
-async def begin(
-    stream: AsyncStream,
-    key: str | None = None,
-    *,
-    group: str | int | None = None,
-    version: int = 0,
-    tags: Mapping[str, Any] | None = None,
-    columns: Mapping[str, Any] | None = None,
-    tokens: str = "response_ids",
-    lease: float = LEASE_S,
-    timeout: float | None = None,
-) -> AsyncRow:
-    """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on, and
-    is delivered to no task before it is finished.
-
-    key, group, version, tags, timeout: as for `stream.append`, of one row.
-    columns: those that the row has from the start, such as its prompt; of one row.
-    tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
-    lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's process
-        ends, another may resume it at once.
-
-    Raises as `stream.append`.
-    """
-    token, lease_s = secrets.randbits(62) | 1, _lease(lease)
-    first = {**(columns or {}), SPANS: [np.zeros((0, 3), np.int64)]}
-    said = token, lease_s, arguments.text("a column", tokens)
-    keys = None if key is None else [key]
-    (named,) = await stream.writes.append_block(
-        first, keys=keys, group=group, version=version, tags=tags, timeout=timeout, begin=said
-    )
-    return AsyncRow(
-        stream, Listed(0, named, group, version, dict(tags or {}), tokens, 0, [], 0.0, False), token, lease_s
-    )
+def row_token() -> int:
+    """A new token of a holder."""
+    return secrets.randbits(62) | 1
 
 
-async def listed(stream: AsyncStream) -> list[Unfinished]:
-    """The unfinished rows, the oldest first; of each partition at most 4,096."""
-    rows = sorted((await stream.ask(r.ListUnfinished(most=_MOST), r.UnfinishedRows)).rows, key=lambda row: -row.age_s)
-    return [
-        Unfinished(row.key, row.group, row.version, row.tags, row.pieces, row.spans, row.age_s, row.free)
-        for row in rows
-    ]
-
-
-async def resume(stream: AsyncStream, key: str | None, lease: float) -> AsyncRow | None:
-    """Take over an unfinished row, and continue after its last piece: the row with this key or, without a key, the one
-    that was begun first among those without a holder; None if there is none. If several call at once, one gets it.
-
-    Raises LeaseExpired, for a key, if another process holds it, or it is no longer unfinished.
-    """
-    token, lease_s = secrets.randbits(62) | 1, _lease(lease)
-    reply = await stream.ask(r.TakeUp(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
-    return AsyncRow(stream, reply.rows[0], token, lease_s) if reply.rows else None
-
-
-def _lease(lease: float) -> float:
+def row_lease(lease: float) -> float:
+    """The lease of a row in seconds. Raises Misuse."""
     lease_s = arguments.seconds(lease, what="a lease")
     if not lease_s > 0:
         raise Misuse(f"a lease is of more than 0 s, not {lease}")

@@ -101,7 +101,7 @@ class AsyncWeights:
         if newest is not None and number <= newest:
             raise Misuse(f"version {number} of {self!r} is not newer than {newest}, which is complete")
         older = None if newest is None else await self._older(seen, newest, mine, ranks, deadline)
-        async with Publication(self._connection, self._writer, deadline, older, deltas=True) as publication:
+        async with Publication(self._connection, self._writer, deadline, older) as publication:
             chunks, entries, bases = await publication.write(tensors)
             if not entries:
                 raise Misuse("there is no tensor to publish")
