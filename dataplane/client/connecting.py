@@ -6,13 +6,11 @@ import asyncio
 import importlib
 import logging
 import sys
-from collections.abc import Generator
-from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
 
 from dataplane.client import embedded
 from dataplane.client.connection import Connection, Soon
+from dataplane.client.consuming import Beginning
 from dataplane.client.plane import GPU_BUDGET, AsyncPlane
 from dataplane.config import NodeConfig, parse_size
 from dataplane.errors import Misuse, PeerUnavailable
@@ -20,7 +18,7 @@ from dataplane.errors import Misuse, PeerUnavailable
 log = logging.getLogger(__name__)
 
 
-class Connecting(AbstractAsyncContextManager[AsyncPlane]):
+class Connecting(Beginning[AsyncPlane]):
     """A plane that is being connected: `await` it, or enter it with `async with`."""
 
     def __init__(
@@ -40,17 +38,13 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
         self._config = config
         self._open = partial(Connection.open, writes=writes, name=name)
         self._soon = soon
-        self._plane: AsyncPlane | None = None
 
-    def __await__(self) -> Generator[Any, None, AsyncPlane]:
-        return self._connect().__await__()
-
-    async def _connect(self) -> AsyncPlane:
+    async def _make(self) -> AsyncPlane:
         soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
         address, node = str(self._address), None
         if self._address is None:
             address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
-        if _is_door(address):
+        if address in _DOORS:
             return self._kind()(await self._through(address, soon), None, self._gpu_budget)
         try:
             opened = await self._opened(address, soon, started=node is not None)
@@ -95,14 +89,6 @@ class Connecting(AbstractAsyncContextManager[AsyncPlane]):
             address = await asyncio.to_thread(_resolved, system, None, address)
             return await self._open(address, soon)
 
-    async def __aenter__(self) -> AsyncPlane:
-        self._plane = await self._connect()
-        return self._plane
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._plane is not None:
-            await self._plane.aclose()
-
 
 def connect(
     address: str | None = None,
@@ -127,11 +113,7 @@ def connect(
 
 
 _DOORS = {"ray": "dataplane.integrations.ray"}
-
-
-def _is_door(address: str) -> bool:
-    """Whether the address names a system, such as Ray, that knows the address of the node."""
-    return address in _DOORS
+"""The addresses that name a system, such as Ray, that knows the address of the node."""
 
 
 def _resolved(address: str, config: NodeConfig | None, dead: str = "") -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import warnings
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 
 CONSUME_TIMEOUT_S = 600.0
 """The default timeout of a consume."""
@@ -55,23 +57,34 @@ def ended(closed: Closed, at_end: AtEnd) -> None:
     warnings.warn(f"{closed}; at_end='ignore' or 'raise' chooses what happens then", UserWarning, stacklevel=3)
 
 
-class Consuming:
-    """A consume in progress: `await` it, or enter it with `async with`."""
+class Beginning(Generic[C]):
+    """A context manager that is being made: `await` it, or enter it with `async with`."""
 
-    def __init__(self, consume: Callable[[], Any]) -> None:
-        self._begin = consume
-        self._delivery: Delivery | None = None
+    _made: C | None = None
 
-    def __await__(self) -> Generator[Any, None, Delivery]:
-        return self._begin().__await__()  # type: ignore[no-any-return]
+    def _make(self) -> Coroutine[Any, Any, C]:
+        raise NotImplementedError
 
-    async def __aenter__(self) -> Delivery:
-        self._delivery = await self
-        return self._delivery
+    def __await__(self) -> Generator[Any, None, C]:
+        return self._make().__await__()
 
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._delivery is not None:
-            await self._delivery.__aexit__(kind)
+    async def __aenter__(self) -> C:
+        self._made = await self
+        return self._made
+
+    async def __aexit__(self, *error: Any) -> None:
+        if self._made is not None:
+            await self._made.__aexit__(*error)
+
+
+class Consuming(Beginning[Delivery]):
+    """A consume in progress."""
+
+    def __init__(self, consume: Callable[[], Coroutine[Any, Any, Delivery]]) -> None:
+        self._consume = consume
+
+    def _make(self) -> Coroutine[Any, Any, Delivery]:
+        return self._consume()
 
 
 class WaitLog:
