@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from dataplane.client.column_assembly import ColumnAssembly, Holding, PinnedShar
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
+from dataplane.client.row_requests import portions
 from dataplane.errors import Freed, Misuse, ProtocolMismatch
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, numbers, only, unpack
@@ -38,8 +39,6 @@ from dataplane.wire.places import ShardPlace, numbers, only, unpack
 _NAMED = 5  # at most so many columns are named in an error
 _ALL: Mapping[ShardKey, sm.ChunkPart] = {}
 
-
-T = TypeVar("T")
 
 _PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # bytes of one message; of a shard in it beside its parts
 
@@ -89,8 +88,11 @@ class Getter:
         first = int.from_bytes(self._connection.welcome.node, "big") % max(1, len(others))
         wanted = _wanted(ref, others)
         order = [*range(first, len(others)), *range(first)]
-        asking = [self._hold(ref, some, [], [], timeout) for some in _portions(mine, lambda key: 0)]
-        for some in _portions(order, lambda at: len(chunks[others[at]][0]) if chunks else 0):
+        asking = [
+            self._hold(ref, some, [], [], timeout) for some in portions(mine, lambda _: _SHARD_BYTES, _PART_BYTES)
+        ]
+        sizes = [_SHARD_BYTES + (len(chunks[key][0]) if chunks else 0) for key in others]
+        for some in portions(order, sizes.__getitem__, _PART_BYTES):
             said = [chunks[others[at]] for at in some] if chunks else []
             asking.append(self._hold(ref, [], [wanted[at] for at in some], said, timeout))
         found: dict[ShardKey, PinnedShard] = {}
@@ -103,7 +105,7 @@ class Getter:
         own = self._connection.welcome.node
         keys = [(own, shard) for shard in shards]
         found: dict[ShardKey, PinnedShard] = {}
-        for some in _portions(keys, lambda key: 0):
+        for some in portions(keys, lambda _: _SHARD_BYTES, _PART_BYTES):
             found |= await self._hold(None, some, [], [], timeout)
         return [found[key] for key in keys]
 
@@ -254,20 +256,6 @@ class Getter:
         own, keys = self._connection.welcome.node, ref.shards()
         others = [key for key in keys if key[0] != own]
         return [key for key in keys if key[0] == own] if others else list(keys), others
-
-
-def _portions(items: Sequence[T], nbytes: Callable[[T], int]) -> list[list[T]]:
-    """The items, divided into messages."""
-    found: list[list[T]] = []
-    left = 0
-    for item in items:
-        size = _SHARD_BYTES + nbytes(item)
-        if size > left:
-            found.append([])
-            left = _PART_BYTES
-        found[-1].append(item)
-        left -= size
-    return found
 
 
 def _opened(ref: BatchRef, holding: Holding) -> Batch:

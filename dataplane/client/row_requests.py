@@ -8,8 +8,9 @@ many rows are named one by one.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
 from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef, ShardKey
@@ -20,33 +21,48 @@ from dataplane.errors import DataplaneError, LimitExceeded
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 
+T = TypeVar("T")
+
 _BYTES = 2 << 20  # of encoded rows in a message, approximately
 _PART = 64  # bytes beside the rows: of a shard, and of a column
 
 Wanted = tuple[int, sm.Selection]
-Placed = tuple[int, Wanted]
-"""The position of a reference in the list, and the rows and columns of one shard that it refers to."""
+
+
+def portions(items: Iterable[T], nbytes: Callable[[T], int], most: int = _BYTES) -> Iterator[list[T]]:
+    """The items, divided into messages of about `most` bytes."""
+    portion: list[T] = []
+    left = most
+    for item in items:
+        size = nbytes(item)
+        if portion and size > left:
+            yield portion
+            portion, left = [], most
+        portion.append(item)
+        left -= size
+    if portion:
+        yield portion
 
 
 async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[BatchRef]:
     """Retain each reference: the same rows under new links. Raises as `AsyncPlane.retain`; then nothing is retained."""
-    by_node: defaultdict[bytes, list[Placed]] = defaultdict(list)
+    by_node: defaultdict[bytes, list[tuple[int, Wanted]]] = defaultdict(list)  # with the position of each reference
     for at, ref in enumerate(refs):
         for (node, number), selected in locations.footprint(ref).items():
             selection = [(list(ordinals), rows.encode()) for ordinals, rows in selected]
             by_node[node].append((at, (number, selection)))
     made: list[dict[ShardKey, int]] = [{} for _ in refs]
+    linked: list[tuple[bytes, list[int]]] = []
     try:
-        for node, wanted in by_node.items():
-            for some in _portions(wanted):
-                request = sm.Retain(connection.next_id(), node, [each for _, each in some])
-                retained = await connection.request(request, sm.Retained, 0.0)
-                for (at, (number, _)), link in zip(some, retained.links, strict=True):
-                    made[at][node, number] = link
+        for node, placed in by_node.items():
+            found = await _linked(connection, node, [wanted for _, wanted in placed])
+            linked.append((node, found))
+            for (at, (number, _)), link in zip(placed, found, strict=True):
+                made[at][node, number] = link
     except BaseException:
         with suppress(DataplaneError):
-            for (node, _), link in [item for links in made for item in links.items()]:
-                unlink(connection, node, [link])
+            for node, found in linked:
+                unlink(connection, node, found)
         raise
     return [locations.numbered(ref, links.__getitem__) for ref, links in zip(refs, made, strict=True)]
 
@@ -54,41 +70,37 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
 async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
     """A link to each of these rows: (number of a shard or link, ordinal, row). Raises as `AsyncPlane.retain`; then
     none is made."""
+    return await _linked(connection, node, [(number, [([at], (row, row + 1, b""))]) for number, at, row in rows])
+
+
+async def _linked(connection: Connection, node: bytes, wanted: Sequence[Wanted]) -> list[int]:
+    """Links to these rows of shards of the node. A shard's rows are never split, because they get one link."""
     made: list[int] = []
     try:
-        for start in range(0, len(rows), sm.MAX_RETAINED):
-            some = rows[start : start + sm.MAX_RETAINED]
-            wanted = [(number, [([ordinal], (row, row + 1, b""))]) for number, ordinal, row in some]
-            request = sm.Retain(connection.next_id(), node, wanted)
+        for some in portions(wanted, _nbytes):
+            request = sm.Retain(connection.next_id(), node, some)
             made += (await connection.request(request, sm.Retained, 0.0)).links
     except BaseException:
-        with suppress(DataplaneError):
-            unlink(connection, node, made)
+        if made:
+            with suppress(DataplaneError):
+                unlink(connection, node, made)
         raise
     return made
 
 
-def _portions(wanted: Sequence[Placed]) -> Iterator[list[Placed]]:
-    """Split into messages. A shard's rows are never split, because they get one link."""
-    portion: list[Placed] = []
-    nbytes = 0
-    for at, (number, selection) in wanted:
-        size = _PART + sum(_PART * (1 + len(ordinals)) + len(packed) for ordinals, (_, _, packed) in selection)
-        if size > _BYTES:
-            what = "bytes that name rows of one shard"
-            raise LimitExceeded(
-                f"{size} {what}, more than a message may have: retain fewer rows, or rows that follow one another",
-                what=what,
-                asked=size,
-                limit=_BYTES,
-            )
-        if portion and (nbytes + size > _BYTES or len(portion) == sm.MAX_RETAINED):
-            yield portion
-            portion, nbytes = [], 0
-        portion.append((at, (number, selection)))
-        nbytes += size
-    if portion:
-        yield portion
+def _nbytes(wanted: Wanted) -> int:
+    """The bytes of a shard in a message, such that a message has at most `MAX_RETAINED`. Raises LimitExceeded."""
+    _, selection = wanted
+    size = _PART + sum(_PART * (1 + len(ordinals)) + len(packed) for ordinals, (_, _, packed) in selection)
+    if size > _BYTES:
+        what = "bytes that name rows of one shard"
+        raise LimitExceeded(
+            f"{size} {what}, more than a message may have: retain fewer rows, or rows that follow one another",
+            what=what,
+            asked=size,
+            limit=_BYTES,
+        )
+    return max(size, _BYTES // sm.MAX_RETAINED)
 
 
 Part = tuple[int, list[int], tuple[int, int, bytes]]
@@ -100,38 +112,25 @@ _ORDINAL = 2  # bytes of a column in a part
 
 async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None:
     """Free a reference, and the rows put under the scope (empty: no scope). Raises as `AsyncPlane.free`."""
-    parts: defaultdict[bytes, list[tuple[int, Sequence[int], Rows]]] = defaultdict(list)
+    parts: defaultdict[bytes, list[Part]] = defaultdict(list)
     for (owner, shard), selected in ({} if ref is None else locations.footprint(ref)).items():
-        parts[owner] += [(shard, ordinals, rows) for ordinals, rows in selected]
+        parts[owner] += [part for ordinals, rows in selected for part in parts_of(shard, ordinals, rows)]
     if scope:
         await connection.request(sm.Free(connection.next_id(), scope=scope), m.Done, 0.0)
-    for part in portions(parts.pop(connection.welcome.node, [])):
-        await connection.request(sm.Free(connection.next_id(), parts=part), m.Done, 0.0)
-    for owner, others in parts.items():  # a node that has gone has nothing to free
-        for part in portions(others):
-            await connection.request(sm.Free(connection.next_id(), parts=part, node=owner), m.Done, 0.0)
+    own = connection.welcome.node
+    for owner in sorted(parts, key=lambda owner: owner != own):  # of others last: they may be away
+        for some in portions(parts[owner], part_nbytes):
+            request = sm.Free(connection.next_id(), parts=some, node=b"" if owner == own else owner)
+            await connection.request(request, m.Done, 0.0)
 
 
-def portions(selected: Iterable[tuple[int, Sequence[int], Rows]]) -> Iterator[list[Part]]:
-    """Rows of columns of shards, as parts of messages."""
-    portion: list[Part] = []
-    nbytes = 0
-    for shard, ordinals, rows in selected:
-        for some in _split(rows):
-            encoded = some.encode()
-            size = _FREED + _ORDINAL * len(ordinals) + len(encoded[2])
-            if portion and nbytes + size > _BYTES:
-                yield portion
-                portion, nbytes = [], 0
-            portion.append((shard, list(ordinals), encoded))
-            nbytes += size
-    if portion:
-        yield portion
+def parts_of(shard: int, ordinals: Sequence[int], rows: Rows) -> Iterator[Part]:
+    """Rows of columns of a shard, as parts of messages."""
+    step = _ROWS if rows.slice is None else max(1, len(rows))
+    for start in range(0, len(rows), step):
+        yield shard, list(ordinals), rows.take(Rows.range(start, min(start + step, len(rows)))).encode()
 
 
-def _split(rows: Rows) -> Iterator[Rows]:
-    if rows.slice is not None:
-        yield rows
-        return
-    for start in range(0, len(rows), _ROWS):
-        yield rows.take(Rows.range(start, min(start + _ROWS, len(rows))))
+def part_nbytes(part: Part) -> int:
+    """The bytes of a part in a message."""
+    return _FREED + _ORDINAL * len(part[1]) + len(part[2][2])
