@@ -21,10 +21,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.ref import BatchRef
-from dataplane.client import arguments
+from dataplane.client import arguments, checkpointfile
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.client.connection import Connection
 from dataplane.client.reader import Getter
@@ -133,15 +132,9 @@ async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any
     for once, index in ref.distinct():
         for name in once.columns:
             batch = await to.getter.get(once.select(name), to.timeout_s)
-            table = await to.writer.in_thread(once.nbytes, _encoded, batch)
+            table = await to.writer.in_thread(once.nbytes, checkpointfile.encoded_table, batch)
             del batch
             yield b"" if index is None else index.tobytes(), table
-
-
-def _encoded(batch: Batch) -> Any:
-    from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only here
-
-    return arrow_validate.encode_table(batch.to_arrow())
 
 
 async def read(
@@ -193,7 +186,7 @@ async def _fill(to: _Restoring) -> None:
             await connection.request(rm.PutBack(connection.next_id(), to.stream, payload), m.Done, 0.0)
         elif kind == COLUMNS:
             columns = _decoded(file, COLUMNS, _Columns, (kind, payload))
-            tables = [await to.writer.in_thread(PIECE, _read_table, file) for _ in columns.tables]
+            tables = [await to.writer.in_thread(PIECE, file.table) for _ in columns.tables]
             frames += len(tables)
             try:
                 rows = np.frombuffer(columns.rows, np.int64)
@@ -236,7 +229,7 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
 
 def _columns(table: Any) -> dict[str, Any]:
     """The columns of a table that was validated when it was read."""
-    from dataplane.batch import arrow_in  # as in `_encoded`
+    from dataplane.batch import arrow_in  # as in `encoded_table`
 
     return dict(arrow_in.columns_of(table, checked=True))
 
@@ -251,19 +244,6 @@ def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -
         raise file.corrupt("has rows that its tables have not")
     first = int(picked.min())
     return table.slice(first, last + 1 - first), picked - first
-
-
-def _read_table(file: CheckpointReader) -> Any:
-    from dataplane.batch import arrow_validate  # as in `_encoded`
-
-    at = file.offset
-    kind, payload = file.frame()
-    if kind != TABLE:
-        raise file.corrupt("lacks a table", at)
-    try:
-        return arrow_validate.decode_table(payload).combine_chunks()
-    except Corrupt as error:
-        raise file.corrupt(f"has {error}", at) from error
 
 
 def _decoded(file: CheckpointReader, wanted: int, kind: Any, frame: tuple[int, bytes]) -> Any:

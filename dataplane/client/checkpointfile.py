@@ -102,9 +102,7 @@ class CheckpointWriter:
 
     def table(self, batch: Batch) -> None:
         """Add these rows as a frame of `TABLE`. Raises as `frame`."""
-        from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only here
-
-        self.frame(TABLE, arrow_validate.encode_table(batch.to_arrow()))
+        self.frame(TABLE, encoded_table(batch))
 
     def commit(self) -> None:
         """Put the file on the disk and under its name. Raises as `frame`."""
@@ -134,6 +132,13 @@ class CheckpointWriter:
             self._file.close()
         if self._name is not None:
             self._name.unlink(missing_ok=True)
+
+
+def encoded_table(batch: Batch) -> Any:
+    """The payload of a frame of `TABLE` with these rows."""
+    from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only for tables
+
+    return arrow_validate.encode_table(batch.to_arrow())
 
 
 class CheckpointReader:
@@ -190,16 +195,26 @@ class CheckpointReader:
         self._chain.add(checksum)
         return kind, payload
 
-    def columns(self) -> dict[str, Values]:
-        """The columns of the next frame, which is a `TABLE`. Raises Corrupt."""
-        from dataplane.batch import arrow_in, arrow_validate  # as in `table`
+    def table(self) -> Any:
+        """The Arrow table of the next frame, which is a `TABLE`. Raises Corrupt."""
+        from dataplane.batch import arrow_validate  # as in `encoded_table`
 
+        at = self.offset
         kind, payload = self.frame()
         if kind != TABLE:
-            raise self.corrupt("lacks a table")
+            raise self.corrupt("lacks a table", at)
         try:
-            return dict(arrow_in.columns_of(arrow_validate.decode_table(payload), checked=True))
-        except (Corrupt, SchemaMismatch) as error:
+            return arrow_validate.decode_table(payload)
+        except Corrupt as error:
+            raise self.corrupt(f"has {error}", at) from error
+
+    def columns(self) -> dict[str, Values]:
+        """The columns of the next frame, which is a `TABLE`. Raises Corrupt."""
+        from dataplane.batch import arrow_in  # as in `encoded_table`
+
+        try:
+            return dict(arrow_in.columns_of(self.table(), checked=True))
+        except SchemaMismatch as error:
             raise self.corrupt(f"holds what is no table of rows: {error}") from error
 
     @property

@@ -189,15 +189,11 @@ def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
             if node.died:
                 node.forget()
         address = environment().address
-        if address is not None and not (config and started_here(address)):
+        ours = any(node.address == address for node in _running)  # or of the process that this was forked from
+        if address is not None and not (config and ours):
             return address, None
         started = EmbeddedNode(config or NodeConfig())
         return started.address, started
-
-
-def started_here(address: str) -> bool:
-    """Whether this process, or the process it was forked from, started the node at this address."""
-    return any(node.address == address for node in _running)
 
 
 def _stop_all() -> None:

@@ -66,10 +66,3 @@ class Follower(Background):
                 async with delivery:
                     await history.record_delivery(delivery, how)
                     self.rows += len(delivery)
-
-
-def follow(stream: AsyncStream, how: Following | None) -> AsyncStream:
-    """The stream, with its follower started if there is a history."""
-    if how is not None:
-        stream.follower = Follower(stream, how).start()
-    return stream

@@ -258,9 +258,12 @@ class AsyncPlane:
 
         Raises PeerUnavailable if there is no such member, or it does not answer.
         """
+        return Stats.of(await self._told(arguments.node(node)))
+
+    async def _told(self, node: bytes = b"", about: Any = "node") -> dict[str, Any]:
         self.check()
-        asked = m.Stats(self.connection.next_id(), arguments.node(node))
-        return Stats.of((await self.connection.request(asked, m.Figures, 0.0)).values)
+        asked = m.Stats(self.connection.next_id(), node, about)
+        return (await self.connection.request(asked, m.Figures, 0.0)).values
 
     # Streams
 
@@ -318,7 +321,9 @@ class AsyncPlane:
                 stacklevel=2,
             )
         stream = AsyncStream(self.connection, self.writer, self._getter, name, opened)
-        return history_follower.follow(stream, followed)
+        if followed is not None:
+            stream.follower = history_follower.Follower(stream, followed).start()
+        return stream
 
     async def streams(self, node: str | None = None) -> dict[str, Any]:
         """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
@@ -419,18 +424,14 @@ class AsyncPlane:
     async def members(self) -> dict[str, Any]:
         """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
         number. Empty for a node without a cluster."""
-        self.check()
-        asked = m.Stats(self.connection.next_id(), about="members")
-        return dict((await self.connection.request(asked, m.Figures, 0.0)).values)
+        return await self._told(about="members")
 
     # Diagnosis
 
     async def graphs(self) -> dict[str, Any]:
         """The performance figures that the processes of the node and its cluster have reported. They are sums:
         `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
-        self.check()
-        asked = m.Stats(self.connection.next_id(), about="graphs")
-        return dict((await self.connection.request(asked, m.Figures, 0.0)).values)
+        return await self._told(about="graphs")
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.

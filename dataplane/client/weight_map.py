@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from dataplane.batch.dtypes import storage
 from dataplane.batch.layout import ALIGNMENT
+from dataplane.batch.tensors import from_bits
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.weights.layout import Entry, PublishedPart
@@ -132,9 +133,7 @@ class Tensors(Mapping[str, Any]):
             array = self._view(piece, wanted.dtype, private=True)
         else:
             array = self._joined(wanted)
-        if not array.size:
-            return torch.empty(array.shape, dtype=dtype)
-        return _as_torch(array).view(dtype)
+        return from_bits("", wanted.dtype, array)
 
     def _privately(self, chunk: Place) -> tuple[Any, int]:
         """The bytes of a chunk, writable as a private copy, and their number."""
@@ -163,15 +162,6 @@ class Tensors(Mapping[str, Any]):
             inside = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(piece.box, wanted.box, strict=True))
             array[inside] = self._view(piece, wanted.dtype, private=False)
         return array
-
-
-def _as_torch(array: Any) -> Any:
-    """The bits of the array as a tensor of integers, which `view` turns into any dtype of the same size. NumPy's own
-    dtype may be one that torch lacks."""
-    import torch
-
-    signed = {1: np.uint8, 2: np.int16, 4: np.int32, 8: np.int64}.get(array.itemsize)
-    return torch.from_numpy(array if signed is None else array.view(signed))
 
 
 def planned(
