@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,9 +26,9 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.stored_column import Copied, Memory, Scattered, Selection, Stack, check_fits, opened
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, ProtocolMismatch
 from dataplane.wire import shard_messages as sm
-from dataplane.wire.places import ShardPlace, Table
+from dataplane.wire.places import ShardPlace, Table, unpack
 
 _LEAST = 8
 """The number of pieces of a column from which on they are read in one pass."""
@@ -256,6 +256,7 @@ _LEAST_PINNED, _MOST_PINNED = 256 << 10, 4 << 20
 message, and a few hundred messages take longer than reading those shards."""
 
 
+_NONE = sm.Held(0, b"", [], [])
 _FEW = 64
 """Up to so many shards, lists of Python numbers are faster to read than a NumPy table."""
 
@@ -268,71 +269,54 @@ class PinnedShard(NamedTuple):
     laid: CheckedLayout
 
 
-class ShardDescriptions:
-    """The held shards of a reply: their places, and their validated layouts."""
+class Holding:
+    """Held shards by key, with validated layouts."""
 
-    def __init__(self, places: Table, reply: sm.Held) -> None:
-        """Raises ProtocolMismatch, Corrupt."""
-        self.places = places
+    def __init__(
+        self, keys: Sequence[ShardKey], mapped: Mapping[ShardKey, PinnedShard], reply: sm.Held = _NONE
+    ) -> None:
+        """`keys`: those of the shards of the reply, in the same order; they are pinned, unless the reply has their
+        bytes. `mapped`: shards that other processes keep. Raises ProtocolMismatch, Corrupt."""
+        self._keys = keys
+        self._mapped = mapped
+        self._places = places = unpack(reply.places)
+        if len(places) != len(keys):
+            raise ProtocolMismatch(f"{len(keys)} shards were asked for, and {len(places)} told of")
         self._lives = reply.lives
         if len(places) == 1:
-            self.laid = check_layouts(reply.layouts, [int(places[0, 3])])
+            self._laid = check_layouts(reply.layouts, [int(places[0, 3])])
         else:
             sizes = np.full(len(reply.layouts), np.iinfo(np.int64).max)
             np.minimum.at(sizes, places[:, 4], places[:, 3])  # the smallest of the shards that share a layout
-            self.laid = check_layouts(reply.layouts, sizes.tolist())
-
-    def live(self, keys: Sequence[ShardKey]) -> dict[ShardKey, tuple[bytes, CheckedLayout]]:
-        """The live bits of the shards of which some rows were freed, and their layouts."""
-        if not self._lives:
-            return {}
-        partly = np.flatnonzero(self.places[:, 5])
-        rows = zip(partly.tolist(), self.places[partly, 4:].tolist(), strict=True)
-        return {keys[at]: (self._lives[live - 1], self.laid[layout]) for at, (layout, live) in rows}
-
-
-class Holding:
-    """Held shards by key."""
-
-    def __init__(
-        self,
-        keys: Sequence[ShardKey],
-        mapped: Mapping[ShardKey, PinnedShard],
-        described: ShardDescriptions | None,
-        carried: bytes = b"",
-    ) -> None:
-        """`keys`: those of the shards in `described`, in the same order. `mapped`: shards that other processes keep.
-        `carried`: the bytes of the shards, if the reply has them; else the shards are pinned."""
-        self._keys = keys
-        self._mapped = mapped
-        self._described = described
-        self._places = np.empty((0, 6), np.int64) if described is None else described.places
-        self._laid = [] if described is None else described.laid
-        self._few = self._places.tolist() if len(keys) <= _FEW else None
+            self._laid = check_layouts(reply.layouts, sizes.tolist())
+        self._few = places.tolist() if len(keys) <= _FEW else None
         self._at = dict(zip(keys, range(len(keys)), strict=True))
         self._made: dict[ShardKey, PinnedShard] = {}
         self._segments: Mapping[int, Segment] = {}
-        self._carried = carried
+        self._carried = reply.carried
         self._starts: list[int] = []  # for each pin, the position of its first shard
         self._pins: list[Pin] = []
         self._arrays: dict[int, Callable[[ShardPlace], Bytes]] = {}  # by pin
+
+    def live(self) -> dict[ShardKey, tuple[bytes, CheckedLayout]]:
+        """The live bits of the shards of which some rows were freed, and their layouts."""
+        if not self._lives:
+            return {}
+        partly = np.flatnonzero(self._places[:, 5])
+        rows = zip(partly.tolist(), self._places[partly, 4:].tolist(), strict=True)
+        return {self._keys[at]: (self._lives[live - 1], self._laid[layout]) for at, (layout, live) in rows}
 
     def hold(self, segments: Mapping[int, Segment], pin: Callable[..., Pin]) -> None:
         """The shards are in these segments, and the node has granted one pin on each."""
         self._segments = segments
         numbers, sizes = self._places[:, 0].tolist(), self._places[:, 3].tolist()
-        most, start, nbytes = max(_LEAST_PINNED, min(_MOST_PINNED, sum(sizes) // 4)), 0, 0
+        most, nbytes = max(_LEAST_PINNED, min(_MOST_PINNED, sum(sizes) // 4)), 0
         for at, size in enumerate(sizes):
-            if at > start and nbytes + size > most:
-                self._share(pin, numbers, start, at)
-                start, nbytes = at, 0
+            if not at or nbytes + size > most:
+                self._starts.append(at)
+                nbytes = 0
             nbytes += size
-        if numbers:
-            self._share(pin, numbers, start, len(numbers))
-
-    def _share(self, pin: Callable[..., Pin], numbers: Sequence[int], start: int, stop: int) -> None:
-        self._pins.append(pin(*numbers[start:stop]))
-        self._starts.append(start)
+        self._pins = [pin(*numbers[start:stop]) for start, stop in pairwise([*self._starts, len(numbers)])]
 
     @cached_property
     def outline(self) -> Outline | None:

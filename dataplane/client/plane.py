@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
-from dataplane.batch.put_options import Narrow, Objects, refuses
+from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.client import (
     arguments,
@@ -122,12 +122,8 @@ class AsyncPlane:
         memory), LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable.
         Cancelled, it leaves nothing behind.
         """
-        if objects != "store" and refuses(objects):
-            self.check()
-            columns = await self.writer.without_objects(columns)
-        if narrow:
-            self.check()
-            columns = await self.writer.narrowed(columns, narrow)
+        self.check()
+        columns = await self.writer.optioned(columns, narrow, objects)
         asked = self.putting(columns, scope, dedupe, replicas, timeout, device)
         if asked is not None:
             return await self.connection.exchange(asked)

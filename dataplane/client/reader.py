@@ -27,7 +27,7 @@ from dataplane.batch.rows import Rows
 from dataplane.batch.shard_ids import shard_of
 from dataplane.batch.stored_column import Memory, Selection, Stored, check_fits
 from dataplane.client import kept_columns
-from dataplane.client.column_assembly import ColumnAssembly, Holding, PinnedShard, ShardDescriptions
+from dataplane.client.column_assembly import ColumnAssembly, Holding, PinnedShard
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.memory import CarriedShard, HeldShard, Segment
 from dataplane.client.pins import Pin
@@ -53,7 +53,7 @@ class Getter:
         """The rows and columns of a reference. Raises as `AsyncPlane.get`."""
         asked = self.getting(ref, timeout)
         if asked is None:
-            return _opened(ref, Holding([], {}, None))
+            return _opened(ref, Holding([], {}))
         try:
             return await self._connection.exchange(asked)
         except Freed as error:
@@ -180,10 +180,8 @@ class Getter:
     ) -> Holding:
         """Hold the shards of the reply, which are pinned or came with it, beside those in `mapped`. Raises Freed."""
         try:
-            described = ShardDescriptions(unpack(reply.places), reply)
-            if len(described.places) != len(keys):
-                raise ProtocolMismatch(f"{len(keys)} shards were asked for, and {len(described.places)} told of")
-            live = described.live(keys)
+            holding = Holding(keys, mapped, reply)
+            live = holding.live()
             if live and ref is None:
                 raise Freed("rows of shards that are read whole were freed")
             if live and ref is not None:
@@ -191,7 +189,6 @@ class Getter:
         except BaseException:
             self._let_go(reply)  # as above
             raise
-        holding = Holding(keys, mapped, described, reply.carried)
         if not reply.carried:
             holding.hold(self._connection.segments, self._connection.pins.hold)
         return holding

@@ -139,8 +139,7 @@ class StreamWrites:
         """As `AsyncStream.append`, never merged with others. `begin`: for one row in progress, see
         `client.unfinished`."""
         deadline, began = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)), time.monotonic_ns()
-        if narrow:
-            columns = await self._writer.narrowed(columns, narrow)
+        columns = await self._writer.optioned(columns, narrow)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         rows = len(columns) if planned is None else planned.rows
         if rows < 1:

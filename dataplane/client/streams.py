@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 import numpy as np
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.put_options import Narrow, Objects, refuses
+from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.put_plan import Plan, columns_of
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments, consuming
@@ -117,8 +117,7 @@ class AsyncStream:
         Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), OutcomeUnknown
         (no answer came: the rows may be appended, now or later; repeated with the same keys, they are appended once).
         """
-        if objects != "store" and refuses(objects):
-            columns = await self._writer.without_objects(columns)
+        columns = await self._writer.optioned(columns, False, objects)
         if narrow:
             how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
             return await self.writes.append_block(columns, **how, timeout=timeout, narrow=narrow)
@@ -185,10 +184,7 @@ class AsyncStream:
         another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
         OutcomeUnknown (no answer came: repeat it with `replace`).
         """
-        if objects != "store" and refuses(objects):
-            columns = await self._writer.without_objects(columns)
-        if narrow:
-            columns = await self._writer.narrowed(columns, narrow)
+        columns = await self._writer.optioned(columns, narrow, objects)
         await self.writes.extend(rows, columns, replace, timeout)
 
     # consuming

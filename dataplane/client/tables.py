@@ -146,8 +146,7 @@ class AsyncTable:
             if ref.is_sliced():
                 raise Misuse("a table has whole rows: write them, and slice what is read")
         if columns is not None:
-            if narrow:
-                columns = await self._writer.narrowed(columns, narrow)
+            columns = await self._writer.optioned(columns, narrow)
             planned = await self._writer.plan(columns, dedupe)
             _check_rows(planned.rows, count)
             staged = f"{self._staging}-{next(self._writes)}"
@@ -404,28 +403,23 @@ def _seen(replies: list[r.Looked]) -> tuple[Rows, list[str]]:
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
-    """The columns to store, and a reference to those that are stored already. Raises SchemaMismatch."""
+    """The columns to store, and a reference to those that are stored already, named as in this table. Raises
+    SchemaMismatch."""
     if isinstance(columns, BatchRef):
         return None, columns
-    refs = _references(columns) if isinstance(columns, Mapping) else []
+    refs: list[BatchRef] = []
+    for name, values in columns.items() if isinstance(columns, Mapping) else ():
+        if isinstance(values, BatchRef):
+            if len(values.columns) != 1:
+                found = f"a reference to {len(values.columns)} columns"
+                raise SchemaMismatch(
+                    f"column {name!r} is {found}: select one", column=name, expected="one", found=found
+                )
+            refs.append(values.rename({values.columns[0]: name}))
     if not refs:
         return columns, None
     named = {name: values for name, values in columns.items() if not isinstance(values, BatchRef)}
     return named or None, functools.reduce(BatchRef.union, refs)
-
-
-def _references(columns: Mapping[str, Any]) -> list[BatchRef]:
-    """References to the columns that are stored already, renamed as in this table."""
-    found = []
-    for name, values in columns.items():
-        if isinstance(values, BatchRef):
-            if len(values.columns) != 1:
-                found_columns = f"a reference to {len(values.columns)} columns"
-                raise SchemaMismatch(
-                    f"column {name!r} is {found_columns}: select one", column=name, expected="one", found=found_columns
-                )
-            found.append(values if values.columns == (name,) else values.rename({values.columns[0]: name}))
-    return found
 
 
 def _check_rows(found: int, count: int) -> None:

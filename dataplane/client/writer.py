@@ -24,7 +24,7 @@ import numpy as np
 from dataplane.batch import put_options, tensors
 from dataplane.batch.layout import ALIGNMENT
 from dataplane.batch.locations import ref_to, ref_to_shard
-from dataplane.batch.put_options import Narrow
+from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.put_plan import Job, Plan, PlannedColumn, layout_of, plan
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns, laid_out
@@ -98,14 +98,17 @@ class Writer:
         work = functools.partial(plan, columns, dedupe=dedupe, each=self.each)
         return await self._prepared(work, in_thread=bool(many or dedupe) or _on_device(columns))
 
-    async def narrowed(self, columns: Any, narrow: Narrow) -> Any:
-        """The columns, with the named ones as the narrowest integers that hold them. Raises SchemaMismatch, Misuse."""
-        work = functools.partial(put_options.narrowed, columns, narrow, self.each)
-        return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
+    async def optioned(self, columns: Any, narrow: Narrow, objects: Objects = "store") -> Any:
+        """The columns, or the reference, with the named columns as the narrowest integers that hold them. Raises
+        SchemaMismatch, also if a column is of objects and those are refused; Misuse."""
+        refused = objects != "store" and put_options.refuses(objects)
+        if not refused and not narrow:
+            return columns
 
-    async def without_objects(self, columns: Any) -> Any:
-        """The columns, or the reference. Raises SchemaMismatch if a column is of objects."""
-        work = functools.partial(put_options.without_objects, columns)
+        def work() -> Any:
+            found = put_options.without_objects(columns) if refused else columns
+            return put_options.narrowed(found, narrow, self.each) if narrow else found
+
         return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
 
     async def _prepared(self, work: Callable[[], T], *, in_thread: bool) -> T:
