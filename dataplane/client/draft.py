@@ -242,10 +242,6 @@ class Draft:
         self._segment.unshare(mapping, self._offset)
         self._connection.unsealed.pop(mapping, None)
 
-    def check(self) -> None:
-        """Raises Closed, Forked or PeerUnavailable if the draft's plane cannot be used any more."""
-        self._connection.check()
-
     @property
     def in_child(self) -> bool:
         """Whether this is a forked child of the process that the draft belongs to."""

@@ -189,8 +189,8 @@ class AsyncHistory:
         column with the reward; rows are recorded once they have it.
         """
         how = self.following(task=task, tokens=tokens, key=key, reward=reward)
-        count = 0
-        async for delivery in stream.deliveries(task, rows=rows, min_rows=1, columns=how.columns):
+        count, inner = 0, getattr(stream, "_inner", stream)  # of a blocking one
+        async for delivery in inner.deliveries(task, rows=rows, min_rows=1, columns=how.columns):
             async with delivery:
                 await self.record_delivery(delivery, how)
                 count += len(delivery)

@@ -2,8 +2,7 @@
 (`client.loop_runner`).
 
 Most methods are compiled: `client.blocking_calls` names them. Written by hand are those that send a small request
-without a task (`LoopRunner.ask`), that take a blocking object as an argument, or that do not wait. Streams are in
-`client.sync_streams`.
+without a task (`LoopRunner.ask`), or that do not wait. Streams are in `client.sync_streams`.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ class Draft(Blocking):
 
     def seal(self) -> BatchRef:
         """Make the columns visible, and immutable. Raises LeaseExpired, Closed, PeerUnavailable."""
-        self._inner.check()  # before the loop is touched, which a forked child or a closed plane lacks
-        return self._turns.wait(self._inner.seal())
+        return self._wait(self._inner.seal())
 
     def drop(self) -> None:
         """Release the memory unsealed. Idempotent. In a forked child it does nothing: the memory is the parent's."""
@@ -192,19 +190,6 @@ class History(HistoryCalls):
 
     _inner: AsyncHistory
     name: str = of_inner("name", "The name of the history.")
-
-    def follow(
-        self,
-        stream: Stream,
-        *,
-        task: str = "history",
-        tokens: str = "response_ids",
-        key: str | None = None,
-        reward: str | None = None,
-        rows: int = 256,
-    ) -> int:
-        inner = stream._inner
-        return self._wait(self._inner.follow(inner, task=task, tokens=tokens, key=key, reward=reward, rows=rows))
 
 
 class Weights(WeightsCalls):
