@@ -23,9 +23,9 @@ ByteRanges: TypeAlias = list[tuple[int, int]]
 _GAP = 512  # a gap of so many bytes is included: that costs less than a range more, 1.5 us, see 0019
 
 
-def merged(ranges: Iterable[tuple[int, int]], gap: int = _GAP) -> ByteRanges:
+def merged(ranges: Iterable[tuple[int, int]] | Index, gap: int = _GAP) -> ByteRanges:
     """The ranges in ascending order, without overlaps; those within `gap` bytes are one."""
-    array = np.array(list(ranges), np.int64).reshape(-1, 2)
+    array = ranges if isinstance(ranges, np.ndarray) else np.array(list(ranges), np.int64).reshape(-1, 2)
     array = array[array[:, 0] < array[:, 1]]
     if len(array) < 2:
         return [(start, stop) for start, stop in array.tolist()]

@@ -11,7 +11,7 @@ import numpy as np
 
 from dataplane.batch.field import is_text
 from dataplane.config import parse_size
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.stream.settings import MAX_REPLICAS, Settings
 
 TAG_KINDS = (str, int, float, bool, type(None))
@@ -163,6 +163,13 @@ def settings(
         0 if group_size is None else whole("group_size", group_size),
         durable=bool(durable),
     )
+
+
+def check_rows(found: int, rows: int, column: str = "") -> None:
+    """Raises SchemaMismatch if columns of `found` rows are given for `rows` rows."""
+    if found != rows:
+        message = f"{found} rows of columns for {rows} rows"
+        raise SchemaMismatch(message, column=column, expected=f"{rows} rows", found=f"{found} rows")
 
 
 def replicas(value: Any) -> int:

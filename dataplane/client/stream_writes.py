@@ -240,7 +240,7 @@ class StreamWrites:
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         made = None if piece is None else piece(await self._digest(planned or columns, []))
         if planned is not None:
-            _check_rows(planned.rows, len(rows), planned.columns[0].name)
+            arguments.check_rows(planned.rows, len(rows), planned.columns[0].name)
             if not planned.rows:
                 return
             carried = self._carried(planned)
@@ -279,7 +279,7 @@ class StreamWrites:
         laid = None if self._settings.replicas > 1 else laid_out(columns, sm.MAX_INLINE)
         if laid is None:
             return None
-        _check_rows(laid.rows, len(rows), laid.columns[0][0])
+        arguments.check_rows(laid.rows, len(rows), laid.columns[0][0])
         timeout_s = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)).remaining_s
         carried = rm.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
         made = None if piece is None else piece(xxhash.xxh3_128_digest(bytes(laid.payload) + bytes(laid.layout)))
@@ -362,17 +362,6 @@ class StreamWrites:
             return {}
         batch = await self._getter.get(ref.select(*measured), TIMEOUT_S)
         return {name: np.asarray(batch[name].lengths()).tobytes() for name in measured}
-
-
-def _check_rows(found: int, rows: int, column: str) -> None:
-    """Raises SchemaMismatch if the columns of an extend do not have a row for each."""
-    if found != rows:
-        raise SchemaMismatch(
-            f"{found} rows of new columns for {rows} rows",
-            column=column,
-            expected=f"{rows} rows",
-            found=f"{found} rows",
-        )
 
 
 def _lengths(planned: Plan) -> dict[str, bytes]:

@@ -142,13 +142,13 @@ class AsyncTable:
         tagged = tags_of(tags, count)
         staged, (columns, ref) = "", _parted(columns)
         if ref is not None:
-            _check_rows(len(ref), count)
+            arguments.check_rows(len(ref), count)
             if ref.is_sliced():
                 raise Misuse("a table has whole rows: write them, and slice what is read")
         if columns is not None:
             columns = await self._writer.optioned(columns, narrow)
             planned = await self._writer.plan(columns, dedupe)
-            _check_rows(planned.rows, count)
+            arguments.check_rows(planned.rows, count)
             staged = f"{self._staging}-{next(self._writes)}"
         if not count:
             return []
@@ -420,10 +420,3 @@ def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
         return columns, None
     named = {name: values for name, values in columns.items() if not isinstance(values, BatchRef)}
     return named or None, functools.reduce(BatchRef.union, refs)
-
-
-def _check_rows(found: int, count: int) -> None:
-    if found != count:
-        raise SchemaMismatch(
-            f"{found} rows of columns for {count} keys", expected=f"{count} rows", found=f"{found} rows"
-        )

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.byte_ranges import merged
 from dataplane.batch.dtypes import storage
 from dataplane.batch.layout import ALIGNMENT
 from dataplane.batch.tensors import from_bits
@@ -208,17 +209,10 @@ def _wanted(name: str, entries: Sequence[tuple[int, Entry]], selected: Selected 
 
 def ranges_of(nbytes: int, pieces: Sequence[Piece]) -> bytes:
     """The byte ranges of these pieces in a chunk of this size, as `messages.Pin` takes them; b"" for all."""
-    found = [_ranges(piece) for piece in pieces]
-    merged = np.concatenate(found)[np.argsort(np.concatenate(found)[:, 0], kind="stable")]
-    reached = np.maximum.accumulate(merged[:, 1])
-    breaks = np.flatnonzero(merged[1:, 0] > reached[:-1] + ALIGNMENT)
-    starts = merged[np.concatenate(([0], breaks + 1)), 0]
-    stops = reached[np.concatenate((breaks, [len(merged) - 1]))]
-    if len(starts) > _MOST_RANGES:
+    found = merged(np.concatenate([_ranges(piece) for piece in pieces]), ALIGNMENT)
+    if len(found) > _MOST_RANGES or (len(found) == 1 and found[0][0] == 0 and found[0][1] > nbytes - ALIGNMENT):
         return b""
-    if len(starts) == 1 and starts[0] == 0 and stops[0] > nbytes - ALIGNMENT:
-        return b""
-    return np.stack([starts, stops], axis=1).astype("<i8").tobytes()
+    return np.array(found, "<i8").tobytes()
 
 
 def _ranges(piece: Piece) -> npt.NDArray[np.int64]:
