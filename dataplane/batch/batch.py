@@ -21,6 +21,7 @@ import numpy as np
 from dataplane.batch import cuts, gather, tensordicts, views
 from dataplane.batch.dtypes import is_integer, storage
 from dataplane.batch.field import MEASURED, Field, Kind
+from dataplane.batch.frame import place_of
 from dataplane.batch.layout import Index
 from dataplane.batch.rows import Rows, positions_in
 from dataplane.batch.stored_column import Memory as Memory
@@ -342,16 +343,7 @@ class Batch:
 
     def __getitem__(self, name: str) -> Column:
         """The column with this name. Raises SchemaMismatch, naming the existing ones."""
-        column = self._columns.get(name)
-        if column is None:
-            there = ", ".join(self._columns)
-            raise SchemaMismatch(
-                f"there is no column {name!r}; there are {there}",
-                column=str(name),
-                expected=f"one of {there}",
-                found=repr(name),
-            )
-        return column
+        return place_of(self._columns, name)
 
     def keys(self) -> KeysView[str]:
         """The names of the columns, in order."""

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,8 @@ from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.field import Field
 from dataplane.batch.rows import Index, Rows
 from dataplane.errors import SchemaMismatch
+
+T = TypeVar("T")
 
 #: A range of fewer rows than this is worth no part of its own. A part takes some 30 bytes in an encoded ref, and
 #: a row number one or two.
@@ -73,8 +75,8 @@ class ColumnPlace(NamedTuple):
     slot: int
 
 
-def place_of(columns: Mapping[str, ColumnPlace], name: Any) -> ColumnPlace:
-    """The place of a column. Raises SchemaMismatch if there is none of this name."""
+def place_of(columns: Mapping[str, T], name: Any) -> T:
+    """The column with this name, or its place. Raises SchemaMismatch, naming the existing ones."""
     try:
         return columns[name]
     except (KeyError, TypeError):
