@@ -208,22 +208,14 @@ class KeptColumns:
             return
         self._landed.add(shard)
         try:
-            reserved = await self._writer.reserve([own.size], _LAND_S)
+            async with self._writer.reserved([own.size], _LAND_S) as places:
+                ((number, memory),) = places
+                await self._writer.run([partial(own.copy, memory)])
+                asked = sm.Landed(self._connection.next_id(), shard, number)
+                await self._connection.request(asked, m.Done, _LAND_S)
         except BaseException:
             self._landed.discard(shard)
             raise
-        (number, segment, offset, _), *_ = reserved.extents
-        try:
-            memory = self._connection.segments[segment].mapping(writable=True).array(offset, own.size)
-            await self._writer.run([partial(own.copy, memory)])
-            asked = sm.Landed(self._connection.next_id(), shard, number)
-            await self._connection.request(asked, m.Done, _LAND_S)
-        except BaseException:
-            self._landed.discard(shard)
-            self._connection.tell(sm.Abort([number]))
-            raise
-        finally:
-            self._connection.heartbeat.due(-1)
 
     def _told(self, told: sm.Keeping) -> None:
         """Handle the node's message that a shard is needed in its memory, or is not needed any more."""

@@ -19,7 +19,7 @@ import secrets
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,7 +36,6 @@ from dataplane.batch.row_sources import RowSource
 from dataplane.batch.values import dense
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
-from dataplane.client.releasing import discard
 from dataplane.client.table_rows import ranges
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import Writer
@@ -47,7 +46,6 @@ from dataplane.table import requests as r
 from dataplane.weights import deltas
 from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Placement, PublishedPart
 from dataplane.weights.slices import Slice
-from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 
@@ -283,67 +281,34 @@ class Publication:
                 return chunk.jobs(memory)
             return [partial(differ, chunk, memory, before, fill)]
 
-        async with _Reserved(self._connection, self._writer, self.staged, self._deadline) as shards:
-            places = await shards.reserve([chunk.nbytes for chunk in chunks])
+        async with self._reserved([chunk.nbytes for chunk in chunks]) as places:
             await self._writer.run(
                 [job for c, (_, memory) in zip(chunks, places, strict=True) for job in jobs(c, memory)]
             )
             await self._writer.run(apart)
-            changes = list(found.items())
-            for (_, delta), (_, memory) in zip(
-                changes, await shards.reserve([len(delta) for _, delta in changes]), strict=True
-            ):
-                memory[:] = np.frombuffer(delta, np.uint8)
-            refs = await shards.seal()
+            async with self._reserved([len(delta) for delta in found.values()]) as more:
+                for delta, (_, memory) in zip(found.values(), more, strict=True):
+                    memory[:] = np.frombuffer(delta, np.uint8)
+                made = [(shard, len(memory)) for shard, memory in [*places, *more]]
+                sealed = [(shard, _layout(size)) for shard, size in made]
+                await self._writer.seal(sealed, self.staged, self._deadline.remaining_s)
+        node = self._connection.welcome.node
+        refs = [ref_to(node, 1, [(COLUMN, FIELD, size, shard, 0)]) for shard, size in made]
         for chunk, ref in zip(chunks, refs, strict=False):
             chunk.ref = ref
         self.deltas |= dict(zip(found, refs[len(chunks) :], strict=True))
 
-
-class _Reserved:
-    """Shards of one row of bytes each, from their reservation to their seal; released if they are not sealed."""
-
-    def __init__(self, connection: Connection, writer: Writer, scope: str, deadline: Deadline) -> None:
-        self._connection, self._writer, self._scope, self._deadline = connection, writer, scope, deadline
-        self._sizes: list[int] = []
-        self._shards: list[int] = []
-        self._times = 0
-        self._sealed = False
-
-    async def reserve(self, sizes: Sequence[int]) -> list[tuple[int, Bytes]]:
-        """Reserve a shard for each of these sizes. Returns the shards, and their memory."""
+    @asynccontextmanager
+    async def _reserved(self, sizes: Sequence[int]) -> AsyncIterator[list[tuple[int, Bytes]]]:
+        """As `Writer.reserved`, for shards of one row of so many bytes each, with the memory of the row."""
         if not sizes:
-            return []
-        asked = [_HEAD + aligned(size) for size in sizes]
-        reserved = await self._writer.reserve(asked, self._deadline.remaining_s)
-        self._times += 1
-        self._sizes += sizes
-        self._shards += [shard for shard, *_ in reserved.extents]
-        found = []
-        for size, (shard, segment, offset, _) in zip(sizes, reserved.extents, strict=True):
-            memory = self._connection.segments[segment].mapping(writable=True).array(offset, _HEAD + aligned(size))
-            memory[:16].view(np.int64)[:] = (0, size)
-            found.append((shard, memory[_HEAD : _HEAD + size]))
-        return found
-
-    async def seal(self) -> list[BatchRef]:
-        """Make all of them visible, under the scope. Returns their locations."""
-        layouts = [_layout(size) for size in self._sizes]
-        pairs = list(zip(self._shards, layouts, strict=True))
-        seal = sm.Seal(self._connection.next_id(), pairs, self._scope, hold=False)
-        await self._connection.request(seal, m.Done, self._deadline.remaining_s)
-        self._sealed = True
-        node = self._connection.welcome.node
-        cells = [(COLUMN, FIELD, size, shard, 0) for size, shard in zip(self._sizes, self._shards, strict=True)]
-        return [ref_to(node, 1, [cell]) for cell in cells]
-
-    async def __aenter__(self) -> _Reserved:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if not self._sealed and self._shards:
-            discard(self._connection, self._shards)
-        self._connection.heartbeat.due(-self._times)
+            yield []
+            return
+        whole = [_HEAD + aligned(size) for size in sizes]
+        async with self._writer.reserved(whole, self._deadline.remaining_s) as places:
+            for size, (_, memory) in zip(sizes, places, strict=True):
+                memory[:16].view(np.int64)[:] = (0, size)
+            yield [(shard, memory[_HEAD : _HEAD + size]) for size, (shard, memory) in zip(sizes, places, strict=True)]
 
 
 def _layout(nbytes: int) -> bytes:

@@ -14,15 +14,15 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import nullcontext
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dataplane.batch import put_options, tensors
-from dataplane.batch.layout import ALIGNMENT
+from dataplane.batch.layout import ALIGNMENT, Bytes
 from dataplane.batch.locations import ref_to, ref_to_shard
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.put_plan import Job, Plan, PlannedColumn, layout_of, plan
@@ -242,40 +242,46 @@ class Writer:
         return (await self._connection.request(request, sm.Stored, timeout)).shard
 
     async def _put_shared(self, groups: Sequence[Plan], scope: str, timeout: float) -> list[int]:
-        sizes = [group.nbytes for group in groups]
+        nbytes = sum(group.nbytes for group in groups)
         began = time.monotonic_ns()
-        reserved = await self.reserve(sizes, timeout)
-        shards = [shard for shard, *_ in reserved.extents]
-        try:
-            piece = min(max(sum(sizes) // _PIECES, _LEAST_PIECE), _MOST_PIECE)
-            layouts: list[bytes] = []
+        async with self.reserved([group.nbytes for group in groups], timeout) as places:
+            piece = min(max(nbytes // _PIECES, _LEAST_PIECE), _MOST_PIECE)
             jobs: list[Job] = []
-            for group, size, (_, segment, offset, _) in zip(groups, sizes, reserved.extents, strict=True):
-                memory = self._connection.segments[segment].mapping(writable=True).array(offset, size)
-                layouts.append(layout_of(group.columns))
-                if group.on_device or sum(sizes) > _IN_LOOP:
+            for group, (_, memory) in zip(groups, places, strict=True):
+                if group.on_device or nbytes > _IN_LOOP:
                     jobs += group.jobs(memory, piece)
-                elif size:
+                elif group.nbytes:
                     np.concatenate(_runs(group.columns), out=memory)
             if jobs:
                 await self.run(jobs)
-            seal = sm.Seal(self._connection.next_id(), list(zip(shards, layouts, strict=True)), scope, False)
-            await self._connection.request(seal, m.Done, timeout)
+            sealed = [(shard, layout_of(g.columns)) for (shard, _), g in zip(places, groups, strict=True)]
+            await self.seal(sealed, scope, timeout)
             if self._connection.events is not None:
-                self._connection.events.record(CODE["put"], began, sum(sizes))
+                self._connection.events.record(CODE["put"], began, nbytes)
+        return [shard for shard, _ in places]
+
+    @asynccontextmanager
+    async def reserved(self, sizes: list[int], timeout: float) -> AsyncIterator[list[tuple[int, Bytes]]]:
+        """Shards of these sizes, each with its memory, to be written and sealed in the block. If the block raises, they
+        are given back. Raises as `AsyncPlane.put`."""
+        connection = self._connection
+        request = sm.Reserve(connection.next_id(), sizes, timeout)
+        reserved = await connection.request(request, sm.Reserved, timeout)
+        connection.heartbeat.due(+1)
+        try:
+            yield [
+                (shard, connection.segments[segment].mapping(writable=True).array(offset, size))
+                for size, (shard, segment, offset, _) in zip(sizes, reserved.extents, strict=True)
+            ]
         except BaseException:
-            discard(self._connection, shards)
+            discard(connection, [shard for shard, *_ in reserved.extents])
             raise
         finally:
-            self._connection.heartbeat.due(-1)
-        return shards
+            connection.heartbeat.due(-1)
 
-    async def reserve(self, sizes: list[int], timeout: float) -> sm.Reserved:
-        """Reserve room for shards of these sizes. Raises as `AsyncPlane.put`."""
-        request = sm.Reserve(self._connection.next_id(), sizes, timeout)
-        reserved = await self._connection.request(request, sm.Reserved, timeout)
-        self._connection.heartbeat.due(+1)
-        return reserved
+    async def seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
+        """Make these shards, each with its layout, visible under the scope."""
+        await self._connection.request(sm.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
     async def run(self, jobs: Sequence[Job]) -> None:
         """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled."""
