@@ -71,17 +71,13 @@ class Writer:
         returns, raises or is cancelled."""
         if nbytes <= _IN_LOOP:
             return work(*arguments)
-        running = self._submit(work, *arguments)
-        try:
-            return await asyncio.wrap_future(running)
-        except BaseException:
-            await stopped([running])
-            raise
+        (result,) = await self.run([functools.partial(work, *arguments)])
+        return result
 
-    def _submit(self, work: Callable[..., T], *arguments: Any) -> Future[T]:
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
         """Have the work done by a thread. Raises Closed."""
         try:
-            return self._pool.submit(work, *arguments)
+            return self._pool.submit(work)
         except OSError:
             self._connection.check()
             raise
@@ -283,12 +279,13 @@ class Writer:
         """Make these shards, each with its layout, visible under the scope."""
         await self._connection.request(sm.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
-    async def run(self, jobs: Sequence[Job]) -> None:
-        """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled."""
-        running: list[Future[Any]] = []
+    async def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled. Returns their
+        results."""
+        running: list[Future[T]] = []
         try:
             running.extend(map(self._submit, jobs))
-            await asyncio.gather(*map(asyncio.wrap_future, running))
+            return await asyncio.gather(*map(asyncio.wrap_future, running))
         except BaseException:
             await stopped(running)  # they write into memory that is about to be given back
             raise
