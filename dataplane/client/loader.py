@@ -121,8 +121,7 @@ class Loader:
     ) -> None:
         if not isinstance(stream, Stream):
             raise Misuse(f"a loader takes the stream of a synchronous plane, not {type(stream).__name__}")
-        if task not in stream.settings.tasks:
-            raise Misuse(f"{stream!r} has no task {task!r}")
+        stream.settings.task(task)
         if isinstance(how["columns"], str) or not how["columns"]:
             raise Misuse(f"columns is a list of one name or more, not {how['columns']!r}")
         if how["rows"] < 1 or not 1 <= how["min_rows"] <= how["rows"]:

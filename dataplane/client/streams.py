@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 
-from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.put_plan import Plan, columns_of
 from dataplane.batch.ref import BatchRef
@@ -348,20 +347,10 @@ class AsyncStream:
 
         task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
         """
-        had = 0 if task is None else 1 << self._task(task)
+        had = 0 if task is None else 1 << self.settings.task(task)
         reply = await self._connection.request(rm.TakeLost(self._connection.next_id(), self._token), rm.LostRows, 0.0)
         rows = [LostRow(key, group, version) for key, group, version, acked in reply.rows if not acked & had]
         return LostRows(rows, reply.unnamed)
-
-    def _task(self, name: str) -> int:
-        tasks = self.settings.tasks
-        if name not in tasks:
-            raise Misuse(f"stream {self.name!r} has no task {name!r}: it has {', '.join(tasks)}")
-        return tasks.index(name)
-
-    async def read(self, ref: BatchRef, timeout: float) -> Batch:
-        """As `plane.get`."""
-        return await self._getter.get(ref, timeout)
 
     async def begin(
         self,

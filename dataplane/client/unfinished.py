@@ -178,7 +178,7 @@ class AsyncRow:
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
         """Read the row as it is now, or these columns of it. Raises as `AsyncPlane.get`, LeaseExpired."""
         ref = await self.ref()
-        return await self._stream.read(ref.select(*columns) if columns else ref, timeout)
+        return await self._stream._getter.get(ref.select(*columns) if columns else ref, timeout)
 
     async def _listed(self) -> Listed:
         """The row's current state, from the leader."""
