@@ -222,33 +222,11 @@ class LoopRunner:
         done = threading.Lock()  # not a condition, which an error from a signal's handler may leave locked
         done.acquire()
 
-        def begin() -> None:
-            begun.append(self._loop.create_task(coroutine))
-            begun[0].add_done_callback(ended)
-
-        def ended(task: asyncio.Task[T]) -> None:  # also called if the task was cancelled before it began
-            self._waiting.discard(done)
-            self._ended.set()
-            if not task.cancelled():
-                task.exception()  # mark the error as retrieved, even if no thread waits any more
-            done.release()
-
         def cancel() -> None:
             with suppress(RuntimeError):  # it has ended, and the loop is closed
                 self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
 
-        self._waiting.add(
-            done
-        )  # before the check that it is open: the background thread sees this, or the check raises
-        try:
-            self._check(coroutine)
-        except Closed:
-            self._waiting.discard(done)
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._ended.set)
-            raise
-        self._loop.call_soon_threadsafe(begin)
-        self._calls.put(None)
+        self._begin(coroutine, begun, done.release)
         interrupts.cancel_by(cancel)
         try:
             done.acquire()
@@ -260,23 +238,35 @@ class LoopRunner:
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Have the thread with the turn run the coroutine to its end; do not wait for it. From any thread. Raises
         Closed."""
+        self._begin(coroutine, [], lambda: None)
+
+    def _begin(
+        self, coroutine: Coroutine[Any, Any, T], begun: list[asyncio.Task[T]], done: Callable[[], object]
+    ) -> None:
+        """Have the thread with the turn run the coroutine, as a task that it puts into `begun`, and call `done` at the
+        end. Raises Closed."""
         waiting = object()
 
-        def ended(task: asyncio.Task[None]) -> None:
+        def ended(task: asyncio.Task[T]) -> None:  # also called if the task was cancelled before it began
             self._waiting.discard(waiting)
             self._ended.set()
             if not task.cancelled():
-                task.exception()
+                task.exception()  # mark the error as retrieved, even if no thread waits any more
+            done()
 
-        def begun() -> None:
-            self._loop.create_task(coroutine).add_done_callback(ended)
+        def begin() -> None:
+            begun.append(self._loop.create_task(coroutine))
+            begun[0].add_done_callback(ended)
 
-        self._waiting.add(waiting)  # as in `_hand_over`
+        # Before the check that it is open: the background thread sees this, or the check raises.
+        self._waiting.add(waiting)
         try:
             self._check(coroutine)
-            self._loop.call_soon_threadsafe(begun)
+            self._loop.call_soon_threadsafe(begin)
         except BaseException:
             self._waiting.discard(waiting)
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._ended.set)
             raise
         self._calls.put(None)
 
