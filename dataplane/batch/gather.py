@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -204,32 +204,24 @@ def _own_row(stored: Stored, start: int, stop: int) -> Bytes:
     return stored.values[start:stop].copy()
 
 
-class Lookup:
-    """The stored rows of a column, by their numbers: copies, each made once, when it is asked for."""
+def _lookup(stored: Stored) -> object_rows.Lookup:
+    """Gives the stored rows of a column, by their numbers: copies, each made once, when it is asked for."""
 
-    def __init__(self, stored: Stored) -> None:
-        self._stored = stored
-        self._copies: dict[int, bytes] = {}
+    @cache
+    def row_of(number: int) -> bytes:
+        if not 0 <= number < stored.layout.stored:
+            raise ValueError(f"a part in row {number} of {stored.layout.stored} stored")
+        (row,) = _part_rows(stored, Rows.range(number, number + 1), _BYTE)
+        return row.tobytes()
 
-    def __call__(self, number: int) -> bytes:
-        """The bytes of a row. Raises ValueError for an unknown number."""
-        copy = self._copies.get(number)
-        if copy is None:
-            if not 0 <= number < self._stored.layout.stored:
-                raise ValueError(f"a part in row {number} of {self._stored.layout.stored} stored")
-            (row,) = _part_rows(self._stored, Rows.range(number, number + 1), _BYTE)
-            copy = self._copies[number] = row.tobytes()
-        return copy
+    return row_of
 
 
-def objects(reading: Reading) -> Iterator[tuple[Bytes, Lookup]]:
+def objects(reading: Reading) -> Iterator[tuple[Bytes, object_rows.Lookup]]:
     """Each row of an object column, with a lookup of the parts that it shares with other rows. No copies."""
-    lookups: dict[int, Lookup] = {}
+    lookups = {id(stored): _lookup(stored) for stored, _ in reading.parts}
     for stored, row in _in_order_rows(reading):
-        lookup = lookups.get(id(stored))
-        if lookup is None:
-            lookup = lookups[id(stored)] = Lookup(stored)
-        yield row, lookup
+        yield row, lookups[id(stored)]
 
 
 def is_plain(reading: Reading) -> bool:

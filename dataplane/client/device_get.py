@@ -51,15 +51,11 @@ def placed(
         if out is not None:
             jobs = jobs_into(batch, out)
             if len(jobs) >= _SHARED and _on_host(out):
-                threads.together(pool, _do, jobs)
+                threads.together(pool, lambda job: job(), jobs)
             else:
                 for job in jobs:
                     job()
         return batch if device is None else batch.to(device)
-
-
-def _do(job: Job) -> None:
-    job()
 
 
 def _on_host(out: Mapping[str, Any]) -> bool:
