@@ -403,13 +403,25 @@ class StreamCalls(Blocking):
         lease: float = 600.0,
         timeout: float | None = None,
     ) -> Row:
-        """Begin a row that grows piece by piece; see `client.unfinished.begin`."""
+        """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on,
+        and is delivered to no task before it is finished.
+
+        key, group, version, tags, timeout: as for `append`, of one row.
+        columns: those that the row has from the start, such as its prompt; of one row.
+        tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
+        lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's
+            process ends, another may resume it at once.
+
+        Raises as `append`.
+        """
 
     def unfinished(self) -> list[Unfinished]:
-        """The rows in progress; see `client.unfinished.Unfinished`."""
+        """The rows in progress, the oldest first; of each partition at most 4,096."""
 
     def resume(self, key: str | None = None, *, lease: float = 600.0) -> Row | None:
-        """Take over a row in progress that has no producer; see `client.unfinished.resume`."""
+        """Take over a row in progress, and continue after its last piece: the row with this key or, without a key, the
+        one that was begun first among those without a holder; None if there is none. If several call at once, one gets
+        it. Raises LeaseExpired, for a key, if another process holds it, or it is no longer in progress."""
 
     def stats(self) -> Mapping[str, Any]:
         """Statistics of the stream: see `docs/operations.md`."""
