@@ -68,7 +68,7 @@ class AsyncWeights:
         self.replicas = arguments.replicas(replicas)
         self._connection, self._writer, self._getter = connection, writer, getter
         self._register, self._chunks = register, chunks
-        self._plans = Plans()
+        self._plans: list[tuple[Any, Plan]] = []  # the last requests by their layouts, the latest first
 
     def __repr__(self) -> str:
         return f"<weights {self.name!r}>"
@@ -222,13 +222,14 @@ class AsyncWeights:
     ) -> Tensors:
         """Raises as `get`, and _VersionGone or Freed if the version was removed meanwhile."""
         placed = seen.placements(version) or []
-        plan = self._plans.find(placed, names, slices) if placed else None
+        asked = [each.layout for each in placed], None if names is None else list(names), dict(slices or {})
+        plan = next((plan for of, plan in self._plans if of == asked), None) if placed else None
         parts: dict[int, PublishedPart] = {}
         if plan is None:
             parts = await self._parts(seen, version, range(len(seen.complete[version])))
             plan = planned(version, list(parts.values()), names, slices)
-            if placed and [part.layout for part in parts.values()] == [each.layout for each in placed]:
-                self._plans.keep(placed, names, slices, plan)
+            if placed and [part.layout for part in parts.values()] == asked[0]:
+                self._plans = [(copy.deepcopy(asked), plan), *self._plans[: _PLANS - 1]]
             else:
                 placed = []
         here = shards_here(placed, self._connection.welcome.node, plan.chunks) if placed else None
@@ -414,32 +415,6 @@ class KnownVersions:
         found = [placement(where) for where in self.placed.get(version, [])]
         told = [each for each in found if each is not None]
         return told if told and len(told) == len(found) else None
-
-
-class Plans:
-    """The last requests by their layouts, with the positions of their tensors in the chunks."""
-
-    def __init__(self) -> None:
-        self._plans: list[tuple[list[bytes], Any, Plan]] = []
-
-    def find(
-        self, placed: Sequence[Placement], names: Sequence[str] | None, slices: Mapping[str, Selected] | None
-    ) -> Plan | None:
-        """The plan of this request in these layouts; None if it is not cached."""
-        layouts = [each.layout for each in placed]
-        asked = (None if names is None else list(names), slices or None)
-        return next((plan for of, what, plan in self._plans if of == layouts and what == asked), None)
-
-    def keep(
-        self,
-        placed: Sequence[Placement],
-        names: Sequence[str] | None,
-        slices: Mapping[str, Selected] | None,
-        plan: Plan,
-    ) -> None:
-        """Cache the plan of this request."""
-        asked = (None if names is None else list(names), copy.deepcopy(dict(slices)) if slices else None)
-        self._plans = [([each.layout for each in placed], asked, plan), *self._plans[: _PLANS - 1]]
 
 
 def shards_here(placed: Sequence[Placement], node: bytes, chunks: Iterable[Place]) -> list[int] | None:
