@@ -16,7 +16,7 @@ import asyncio
 import logging
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
@@ -26,12 +26,11 @@ import numpy as np
 
 from dataplane.batch import tensors
 from dataplane.batch.layout import Bytes
-from dataplane.batch.put_plan import PlannedColumn, layout_of
+from dataplane.batch.put_plan import Plan, PlannedColumn, layout_of
 from dataplane.batch.stored_column import Memory
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Access, HeldShard, Segment
-from dataplane.client.writer import Keep, Placed, Writer
-from dataplane.clock import Deadline
+from dataplane.client.writer import Placed, Writer
 from dataplane.errors import DataplaneError, PeerUnavailable, describe
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
@@ -144,37 +143,26 @@ class KeptColumns:
         """Whether a column is kept: the node may ask for it at any time."""
         return bool(self._kept)
 
-    def keeping(self, columns: Any, scope: str, deadline: Deadline) -> Keep:
-        """A function that keeps those of the planned columns whose values in `columns` are tensors."""
-        pairs = columns.items() if hasattr(columns, "items") else ()
+    async def keep(self, columns: Any, planned: Plan, scope: str, timeout: float) -> list[Placed]:
+        """Keep those of the planned columns whose values in `columns` are tensors, each as its own shard. Returns their
+        places; none if the budget has no room. Raises as `AsyncPlane.put`; then nothing is kept."""
+        pairs = columns.items() if hasattr(columns, "items") and planned.rows else ()
         names = {name for name, values in pairs if _are_tensors(values)}
-
-        async def keep(planned: Sequence[PlannedColumn]) -> list[Placed]:
-            chosen = [column for column in planned if column.name in names and column.nbytes]
-            shards = await self.keep(chosen, scope, deadline.remaining_s) if chosen else None
-            return [] if shards is None else [(c, n, 0) for c, n in zip(chosen, shards, strict=True)]
-
-        return keep
-
-    async def keep(self, columns: Sequence[PlannedColumn], scope: str, timeout: float) -> list[int] | None:
-        """Keep each of these columns as its own shard. Returns their numbers; None if the budget has no room. Raises
-        as `AsyncPlane.put`; then nothing is kept."""
-        total = sum(column.nbytes for column in columns)
-        if total > self._budget:
-            return None
-        if not await self._make_room(total):
-            return None
+        chosen = [column for column in planned.columns if column.name in names and column.nbytes]
+        total = sum(column.nbytes for column in chosen)
+        if not chosen or total > self._budget or not await self._make_room(total):
+            return []
         made: list[MappableMemory] = []
         self.used += total
         try:
             jobs: list[Callable[[], Any]] = []
-            for column in columns:
+            for column in chosen:
                 made.append(_own(column))
                 jobs += made[-1].write(column)
             await self._writer.run(jobs)
             shards = [
                 (own.size, layout_of([column]), msgspec.msgpack.encode(own.handle()))
-                for own, column in zip(made, columns, strict=True)
+                for own, column in zip(made, chosen, strict=True)
             ]
             asked = sm.Keep(self._connection.next_id(), shards, scope)
             numbers = (await self._connection.request(asked, sm.Kept, timeout)).shards
@@ -186,10 +174,10 @@ class KeptColumns:
                 error, DataplaneError
             ):  # CUDA has no memory or cannot share it, or no descriptors are left
                 log.warning("columns go to the arena, since they can not be kept: %s", error)
-                return None
+                return []
             raise
         self._kept.update(zip(numbers, made, strict=True))
-        return numbers
+        return [(column, number, 0) for column, number in zip(chosen, numbers, strict=True)]
 
     async def _make_room(self, nbytes: int) -> bool:
         """Copy the oldest columns to the node's memory until `nbytes` fit the budget. Returns whether they do. Columns

@@ -133,8 +133,8 @@ class AsyncPlane:
         if device not in (None, "keep") or (device and copies > 1):
             raise Misuse(f'device is None or, with replicas=1, "keep"; not {device!r} with replicas={copies}')
         planned = await self.writer.plan(columns, dedupe)
-        keep = self._kept_columns.keeping(columns, scope, deadline) if device else None
-        ref = await self.writer.write(planned, scope, deadline.remaining_s, keep)
+        kept = await self._kept_columns.keep(columns, planned, scope, deadline.remaining_s) if device else []
+        ref = await self.writer.write(planned, scope, deadline.remaining_s, kept)
         if copies > 1 and len(ref):
             try:
                 await self.writer.replicate(ref, copies, deadline.remaining_s)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager, nullcontext
 from typing import Any, TypeVar
@@ -54,9 +54,6 @@ _MANY_ROWS = 4096
 
 Placed = tuple[PlannedColumn, int, int]
 """A column, its shard, and its ordinal in the shard."""
-
-Keep = Callable[[Sequence[PlannedColumn]], Awaitable[list[Placed]]]
-"""Keeps columns in this process, if they are suited. Returns their places."""
 
 
 class Writer:
@@ -119,12 +116,11 @@ class Writer:
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, ordered) if in_thread else ordered()
 
-    async def write(self, planned: Plan, scope: str, timeout: float, keep: Keep | None = None) -> BatchRef:
-        """Write the planned columns, under the scope if it is not empty; `keep` stores those that it accepts. Raises as
-        `AsyncPlane.put`."""
+    async def write(self, planned: Plan, scope: str, timeout: float, kept: Sequence[Placed] = ()) -> BatchRef:
+        """Write the planned columns, under the scope if it is not empty; `kept`: those that are stored already, which
+        are freed if this fails. Raises as `AsyncPlane.put`."""
         if not planned.rows:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
-        kept = [] if keep is None else await keep(planned.columns)
         names = {column.name for column, *_ in kept}
         rest = [column for column in planned.columns if column.name not in names]
         groups = _grouped(planned.rows, rest)
