@@ -57,12 +57,12 @@ class _Said(NamedTuple):
     begin: tuple[int, float, str] | None = None
 
     @classmethod
-    def of(cls, keys: list[str], digest: bytes, group: Any, version: Any, tags: Any, rows: int) -> _Said:
+    def of(cls, keys: list[str], group: Any, version: Any, tags: Any, rows: int) -> _Said:
         """The metadata of `rows` rows. Raises Misuse."""
         groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
         versions = arguments.plain("version", version, rows, (int,))
         packed = struct.pack(f"<{rows}q", *versions)
-        return cls(keys, digest, groups, packed, arguments.tagged(tags, rows) if tags is not None else {})
+        return cls(keys, b"", groups, packed, arguments.tagged(tags, rows) if tags is not None else {})
 
 
 class StreamWrites:
@@ -103,7 +103,7 @@ class StreamWrites:
         self._expect(columns)
         carried = rm.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
-        said = _Said.of([], b"", group, version, tags, laid.rows)
+        said = _Said.of([], group, version, tags, laid.rows)
         return self._carrying(carried, laid.lengths, said, deadline)
 
     def _carrying(
@@ -144,7 +144,7 @@ class StreamWrites:
         rows = len(columns) if planned is None else planned.rows
         if rows < 1:
             raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
-        said = _Said.of(arguments.keys_of(keys, rows), b"", group, version, tags, rows)
+        said = _Said.of(arguments.keys_of(keys, rows), group, version, tags, rows)
         versions = np.frombuffer(said.versions, np.int64)
         described = [said.keys, said.groups, versions.tolist(), said.tags, *(begin or ())]
         digest = await self._digest(planned or columns, described) if said.keys else b""

@@ -117,12 +117,8 @@ class AsyncStream:
         (no answer came: the rows may be appended, now or later; repeated with the same keys, they are appended once).
         """
         columns = await self._writer.optioned(columns, False, objects)
-        if narrow:
-            how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
-            return await self.writes.append_block(columns, **how, timeout=timeout, narrow=narrow)
-        if (
-            self._appending and keys is None and timeout is None
-        ):  # a call with a shorter timeout must not wait for others
+        # A call with a shorter timeout must not wait for others.
+        if self._appending and keys is None and timeout is None and not narrow:
             sent = self._gathered.offer_small(columns, group, version, tags)
             if sent is not None:
                 try:
@@ -132,11 +128,11 @@ class AsyncStream:
                     raise
         self._appending += 1
         try:
-            asked = self.writes.appending(columns, keys, group, version, tags, timeout)
+            asked = None if narrow else self.writes.appending(columns, keys, group, version, tags, timeout)
             if asked is not None:
                 return await self._connection.exchange(asked)
-            how = {"keys": keys, "group": group, "version": version, "tags": tags}
-            return await self.writes.append_block(columns, **how, timeout=timeout)
+            how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
+            return await self.writes.append_block(columns, **how, timeout=timeout, narrow=narrow)
         finally:
             self._appending -= 1
 
