@@ -71,22 +71,16 @@ def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
     return view[at:], parts
 
 
-def means_others(data: Any) -> bool:
-    """Whether the row has parts that are stored in other rows."""
-    if len(data) < _HEAD.size or data[0] != _MARK:
-        return False
-    view = memoryview(data).cast("B")
-    _, count = _HEAD.unpack(bytes(view[: _HEAD.size]))
-    numbers = bytes(view[_HEAD.size : _HEAD.size + 8 * count])
-    return bool((np.frombuffer(numbers[: len(numbers) // 8 * 8], np.int64) < 0).any())
-
-
 def whole(data: Any, lookup: Lookup) -> Any:
     """The row with all of its parts in it. Raises ValueError for an invalid row."""
-    if not means_others(data):
-        return data
-    tree, parts = split(data, lookup)
-    return joined(Row(bytes(tree), parts))
+    elsewhere: list[int] = []
+
+    def noted(number: int) -> bytes:
+        elsewhere.append(number)
+        return lookup(number)
+
+    tree, parts = split(data, noted)
+    return joined(Row(bytes(tree), parts)) if elsewhere else data
 
 
 def row_of(column: str, data: Any, lookup: Lookup) -> Row:

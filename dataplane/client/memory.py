@@ -58,6 +58,12 @@ class _Span:
         self.keeps = keeps
 
 
+def _require(offset: int, nbytes: int, size: int) -> None:
+    """Raises ValueError if these bytes are not within so many."""
+    if offset < 0 or nbytes < 0 or offset + nbytes > size:
+        raise ValueError(f"bytes {offset} to {offset + nbytes} of {size}")
+
+
 class Mapping:
     """Addresses of this process that map a part of a file. Unmapped with the last array of it."""
 
@@ -74,8 +80,7 @@ class Mapping:
 
     def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
         """`size` bytes from `offset`, writable if the mapping is. Keeps the mapping, and `keeps`."""
-        if offset < 0 or size < 0 or offset + size > self.size:
-            raise ValueError(f"bytes {offset} to {offset + size} of a mapping of {self.size}")
+        _require(offset, size, self.size)
         return np.asarray(_Span(self.address + offset, size, self.writable, (self, keeps)))
 
     def populate(self, offset: int, size: int) -> bool:
@@ -202,15 +207,15 @@ class HeldShard:
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """`nbytes` of the shard from `offset`, read-only, not copied."""
-        self._check(offset, nbytes)
+        _require(offset, nbytes, self._extent[1])
         if self._view is None:
             self._view = self._segment.mapping(writable=False).array(*self._extent, self._pin)
         return self._view[offset : offset + nbytes]
 
     def private(self, offset: int, nbytes: int) -> Bytes:
         """The same bytes, writable. All calls return parts of one copy."""
-        self._check(offset, nbytes)
         start, size = self._extent
+        _require(offset, nbytes, size)
         before = start % mmap.PAGESIZE  # bytes of other shards in the same page
         if self._private is None:
             self._private = self._segment.private(start - before, before + size)
@@ -218,14 +223,10 @@ class HeldShard:
 
     def own(self, offset: int, nbytes: int) -> Bytes:
         """The same bytes, writable, in their own mapping: no other view sees writes."""
-        self._check(offset, nbytes)
+        _require(offset, nbytes, self._extent[1])
         start = self._extent[0] + offset
         first = start - start % mmap.PAGESIZE
         return self._segment.private(first, start + nbytes - first).array(start - first, nbytes, self._pin)
-
-    def _check(self, offset: int, nbytes: int) -> None:
-        if offset < 0 or nbytes < 0 or offset + nbytes > self._extent[1]:
-            raise ValueError(f"bytes {offset} to {offset + nbytes} of a shard of {self._extent[1]}")
 
 
 class CarriedShard:
@@ -255,6 +256,5 @@ class CarriedShard:
         return self.read(offset, nbytes).copy()
 
     def _part(self, whole: Bytes, offset: int, nbytes: int) -> Bytes:
-        if offset < 0 or nbytes < 0 or offset + nbytes > len(whole):
-            raise ValueError(f"bytes {offset} to {offset + nbytes} of a shard of {len(whole)}")
+        _require(offset, nbytes, len(whole))
         return whole[offset : offset + nbytes]
