@@ -46,7 +46,7 @@ class OwnDevice:
             self._tensor: Any = torch.empty(size, dtype=torch.uint8, device=device)
 
     def handle(self) -> MemoryHandle:
-        """See `kept_columns.MappableMemory`."""
+        """See `kept_columns.OwnHost`."""
         import torch
 
         with torch.cuda.device(self._device):
@@ -86,13 +86,13 @@ class OwnDevice:
         return MappedDevice(self._tensor, pin, own=True)
 
     def copy(self, memory: Bytes) -> None:
-        """See `kept_columns.MappableMemory`."""
+        """See `kept_columns.OwnHost`."""
         tensor = self._tensor
         if tensor is not None:  # else it was freed meanwhile
             leave(memory[: self.size], [tensor], NOTHING)
 
     def close(self, *, mapped: bool = False) -> None:
-        """See `kept_columns.MappableMemory`. torch counts how many mappings it expects (one at first) and how many were
+        """See `kept_columns.OwnHost`. torch counts how many mappings it expects (one at first) and how many were
         made, and keeps the memory until these agree. If no process has mapped it, one mapping is reported to torch."""
         tensor, counter = self._tensor, self._counter
         self._tensor = self._counter = None

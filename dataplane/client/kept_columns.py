@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -34,6 +34,9 @@ from dataplane.client.writer import Placed, Writer
 from dataplane.errors import DataplaneError, PeerUnavailable, describe
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
+
+if TYPE_CHECKING:
+    from dataplane.client.device_memory import OwnDevice
 
 log = logging.getLogger(__name__)
 
@@ -52,26 +55,9 @@ class MemoryHandle(msgspec.Struct, frozen=True, array_like=True):
     cuda: tuple[Any, ...] = ()
 
 
-class MappableMemory(Protocol):
-    """Memory of this process that others may map."""
-
-    size: int
-
-    def handle(self) -> MemoryHandle:
-        """Its handle."""
-
-    def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
-        """The copies that together write the column there."""
-
-    def copy(self, memory: Bytes) -> None:
-        """Copy all of it to host memory. Blocks."""
-
-    def close(self, *, mapped: bool = False) -> None:
-        """Release it; `mapped`: others may map it still. Idempotent."""
-
-
 class OwnHost:
-    """Host memory: a file without a name."""
+    """Host memory of this process that others may map: a file without a name. `device_memory.OwnDevice` has the same
+    methods."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -84,17 +70,21 @@ class OwnHost:
             raise
 
     def handle(self) -> MemoryHandle:
+        """The means by which other processes find it."""
         return MemoryHandle(os.getpid(), self._fd, os.fstat(self._fd).st_ino)
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
+        """The copies that together write the column there."""
         return list(column.jobs(self._memory[: column.nbytes]))
 
     def copy(self, memory: Bytes) -> None:
+        """Copy all of it to host memory. Blocks."""
         source = self._memory
         if len(source):  # else it was freed meanwhile
             np.copyto(memory, source)
 
     def close(self, *, mapped: bool = False) -> None:
+        """Release it; `mapped`: others may map it still. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._memory = -1, np.empty(0, np.uint8)
@@ -132,7 +122,7 @@ class KeptColumns:
         self._connection = connection
         self._writer = writer
         self._budget = budget
-        self._kept: dict[int, MappableMemory] = {}  # by shard, the longest kept first
+        self._kept: dict[int, OwnHost | OwnDevice] = {}  # by shard, the longest kept first
         self._landing: dict[int, asyncio.Task[None]] = {}
         self._landed: set[int] = set()  # copied to the node's memory, and still mapped by other processes
         self.used = 0
@@ -152,7 +142,7 @@ class KeptColumns:
         total = sum(column.nbytes for column in chosen)
         if not chosen or total > self._budget or not await self._make_room(total):
             return []
-        made: list[MappableMemory] = []
+        made: list[OwnHost | OwnDevice] = []
         self.used += total
         try:
             jobs: list[Callable[[], Any]] = []
@@ -252,7 +242,7 @@ def _are_tensors(values: Any) -> bool:
     return tensors.is_tensor(first)
 
 
-def _own(column: PlannedColumn) -> MappableMemory:
+def _own(column: PlannedColumn) -> OwnHost | OwnDevice:
     """Memory for the column on the device of its values."""
     device = column.device
     if device is None:
