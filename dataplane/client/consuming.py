@@ -7,7 +7,7 @@ import logging
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -202,24 +202,16 @@ async def deliveries(
                     await outcome.unseen()
 
 
-R = TypeVar("R", bound=r.Result)
-
 _NONE: Index = np.empty(0, np.int64)
 _FIRST = 1 << 14  # rows that the sampler is shown first
 _AGE_S = 0.5  # seconds between two calls of a sampler whose choice depends on age
 
 
-class Ask(Protocol):
-    """Sends a request to a stream. Returns an answer of type `kind` within `timeout_s` seconds."""
-
-    async def __call__(self, asked: r.FromClient, kind: type[R], timeout_s: float) -> R: ...
-
-
 class Sampling:
     """One consume with a sampler of the user. `asked`: the request, without the choice."""
 
-    def __init__(self, ask: Ask, sampler: Sampler, asked: r.Consume) -> None:
-        self.ask = ask
+    def __init__(self, stream: AsyncStream, sampler: Sampler, asked: r.Consume) -> None:
+        self.ask = stream.ask
         self.sampler = sampler
         self.asked = asked
 

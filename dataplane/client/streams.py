@@ -236,7 +236,7 @@ class AsyncStream:
                 given = await self.ask(asked, r.Delivered, deadline_s)
             else:
                 began = time.monotonic_ns()
-                given = await Sampling(self.ask, sampler, asked).run(deadline_s)
+                given = await Sampling(self, sampler, asked).run(deadline_s)
                 if self._connection.events is not None:
                     self._connection.events.record(_CONSUME, began)
         except NotReady as error:
