@@ -62,17 +62,11 @@ def take(cut: Cut, positions: Index | slice) -> Cut:
     """The cut of the rows at these positions."""
     if is_even(cut):
         return cut
-    return tuple([_mapped(step, lambda array: array[positions]) for step in cut])
+    return tuple([_taken(step, positions) for step in cut])
 
 
-def repeat(cut: Cut, times: int) -> Cut:
-    """The cut of each row `times` in succession."""
-    return tuple([_mapped(step, lambda array: np.repeat(array, times)) for step in cut])
-
-
-def _mapped(step: Step, change: Any) -> Step:
-    numbers = tuple([n if isinstance(n, int) else change(n) for n in step.numbers])
-    return step._replace(numbers=numbers)
+def _taken(step: Step, positions: Index | slice) -> Step:
+    return step._replace(numbers=tuple([n if isinstance(n, int) else n[positions] for n in step.numbers]))
 
 
 def added(cut: Cut, step: Step) -> Cut:

@@ -163,9 +163,7 @@ class Frame:
         """Each row `times` (at least once) in succession."""
         if times == 1:
             return self
-        if self.cut:
-            return self.whole().repeat(times).with_cut(cuts.repeat(self.cut, times))
-        if self.bounds is not None:
+        if self.cut or self.bounds is not None:
             return self.take(np.repeat(np.arange(self.rows), times))
         if self.order is not None:
             return Frame(self.parts, Rows.index(np.repeat(self.order.array(), times)))

@@ -427,15 +427,15 @@ class _Ahead:
     def _fetch(self) -> bool:
         """Fetch a delivery. Returns whether there may be another."""
         try:
-            delivery, batch, since = self._stream._wait(self._one())
-            made = self._make(delivery, batch)
+            found = self._stream._wait(self._one())
+            made = None if found is None else (found[0], self._make(*found[:2]), found[2])
         except asyncio.CancelledError:
             return False
         except BaseException as error:  # raised in the iterating thread
-            self._fetched.put(None if isinstance(error, _End) else error)
+            self._fetched.put(error)
             return False
-        self._fetched.put((delivery, made, since))
-        return True
+        self._fetched.put(made)
+        return made is not None
 
     def _make(self, delivery: Delivery, batch: Batch) -> Any:
         try:
@@ -445,15 +445,17 @@ class _Ahead:
             self._give_back(delivery, reason=reason_of(error))
             raise
 
-    async def _one(self) -> tuple[Delivery, Batch, float]:
-        """In the plane's event loop: a delivery, and its batch."""
+    async def _one(self) -> tuple[Delivery, Batch, float] | None:
+        """In the plane's event loop: a delivery, its batch, and since when it is held. None if the stream is closed,
+        and the task has done all of its rows."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine that is awaited is in a task"
         self._fetching = asyncio.get_running_loop(), task
         try:
             if self._stopped:  # checked after `_fetching` was set, so either `stop` sees that or this sees `_stopped`
                 raise asyncio.CancelledError
-            delivery = await self._consume()
+            if (delivery := await self._consume()) is None:
+                return None
             since = monotonic()
             self._held[id(delivery)] = delivery
             try:
@@ -470,7 +472,7 @@ class _Ahead:
         finally:
             self._fetching = None
 
-    async def _consume(self) -> AsyncDelivery:
+    async def _consume(self) -> AsyncDelivery | None:
         stream = self._stream._inner
         while True:
             try:
@@ -480,14 +482,10 @@ class _Ahead:
             except Closed as error:
                 stream._connection.check()
                 self.closed = error
-                raise _End from error
+                return None
 
     def _give_back(self, delivery: Delivery, *, seen: bool = True, reason: str = LEFT) -> None:
         """Give a delivery back. `seen`: count it towards `max_deliveries`."""
         if not delivery.settled:
             with suppress(DataplaneError):
                 self._stream._wait(delivery._inner.nack(reason) if seen else delivery._inner.unseen())
-
-
-class _End(Exception):
-    """The stream is closed, and the task has done all of its rows."""
