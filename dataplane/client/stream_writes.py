@@ -12,7 +12,7 @@ import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
@@ -26,18 +26,18 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import laid_out
 from dataplane.client import arguments, flows
 from dataplane.client.appender import TIMEOUT_S
-from dataplane.client.connection import Connection, Exchange
-from dataplane.client.reader import Getter
-from dataplane.client.writer import Writer
+from dataplane.client.connection import Exchange
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream.keys import unnamed
 from dataplane.stream.pieces import Piece
-from dataplane.stream.settings import Settings
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
+
+if TYPE_CHECKING:
+    from dataplane.client.streams import AsyncStream
 
 _APPEND = CODE["append"]
 _HANDED = 1 << 12  # the most shards of an append that the node frees if this process dies during it
@@ -68,24 +68,11 @@ class _Said(NamedTuple):
 class StreamWrites:
     """The writes of this process to one stream."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        writer: Writer,
-        getter: Getter,
-        name: str,
-        opened: rm.Opened,
-        expect: Callable[[Plan | Any], None],
-    ) -> None:
-        """`expect` is called with columns when more columns like them are expected, which may be appended together."""
-        self._connection = connection
-        self._writer = writer
-        self._getter = getter
-        self._name = name
-        self._token = opened.stream
-        self._mark = opened.mark
-        self._settings: Settings = opened.settings
-        self._expect = expect
+    def __init__(self, stream: AsyncStream) -> None:
+        self._connection, self._writer, self._getter = stream._connection, stream._writer, stream._getter
+        self._name, self._token, self._mark = stream.name, stream._token, stream._mark
+        self._settings = stream.settings
+        self._expect = stream._expect
         self._staging = f"{rm.STAGED}{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
 

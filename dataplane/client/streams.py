@@ -65,7 +65,7 @@ class AsyncStream:
         self._mark = opened.mark
         self.settings = opened.settings
         """The tasks and limits that the stream was made with."""
-        self.writes = StreamWrites(connection, writer, getter, name, opened, self._expect)
+        self.writes = StreamWrites(self)
         """How rows and columns are written."""
         self.logged_waits: set[str] = set()
         """The tasks whose wait was logged."""
