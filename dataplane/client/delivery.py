@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,14 @@ import numpy.typing as npt
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import flows
-from dataplane.client.connection import Connection
-from dataplane.client.reader import Getter
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
 from dataplane.wire import row_messages as rm
+
+if TYPE_CHECKING:
+    from dataplane.client.streams import AsyncStream
 
 LEFT = "the loop over deliveries was left with them in hand"
 """The reason of a nack by a loop, which does not know the error that ended it."""
@@ -43,16 +44,8 @@ def reason_of(error: BaseException | None) -> str:
 class Delivery:
     """Leased rows of one task. `ref` and all lists have the rows in the order of delivery."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        getter: Getter,
-        stream: bytes,
-        delivered: r.Delivered,
-        mark: str,
-        balance: tuple[str, int] | None,
-    ) -> None:
-        self.ref = delivered.ref.with_origin(stream, delivered.rows, delivered.holds)
+    def __init__(self, stream: AsyncStream, delivered: r.Delivered, balance: tuple[str, int] | None) -> None:
+        self.ref = delivered.ref.with_origin(stream._token, delivered.rows, delivered.holds)
         """The rows, of the columns that were asked for."""
         self.groups: list[str | int | None] = delivered.groups
         self.versions: list[int] = delivered.versions
@@ -61,12 +54,10 @@ class Delivery:
         """Whether it was acked or given back."""
         self._acked = False
         self._given = delivered
-        self._mark = mark
-        self._connection = connection
-        self._getter = getter
-        self._stream = stream
+        self._mark, self._stream = stream._mark, stream._token
+        self._connection, self._getter = stream._connection, stream._getter
         self._balance = balance
-        flows.delivered(connection, mark, stream, delivered)
+        flows.delivered(self._connection, self._mark, self._stream, delivered)
 
     @cached_property
     def keys(self) -> list[str]:

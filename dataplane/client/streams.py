@@ -246,7 +246,7 @@ class AsyncStream:
             if wait_log is not None:
                 wait_log.stop()
         balance = (sampler.column, sampler.shards) if isinstance(sampler, TokenBalanced) else None
-        return Delivery(self._connection, self._getter, self._token, given, self._mark, balance)
+        return Delivery(self, given, balance)
 
     async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
         """Send a request to the stream's partition. Returns the answer. Raises the partition's error, and
