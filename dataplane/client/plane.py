@@ -408,7 +408,7 @@ class AsyncPlane:
         Raises Misuse.
         """
         register, chunks = (self.table(f"{kind}/{arguments.text('a name', name)}") for kind in ("weights", "chunks"))
-        return weights.AsyncWeights(self.connection, self.writer, self._getter, register, chunks, keep, replicas)
+        return weights.AsyncWeights(self, register, chunks, keep, replicas)
 
     async def tables(self) -> dict[str, Any]:
         """The statistics of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have claimed rows."""

@@ -20,24 +20,24 @@ import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import locations
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import ShardKey
 from dataplane.client import arguments
 from dataplane.client.column_assembly import PinnedShard
-from dataplane.client.connection import Connection
 from dataplane.client.publishing import Older, Publication
-from dataplane.client.reader import Getter
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
 from dataplane.client.weight_map import Place, Plan, Tensors, planned, ranges_of
-from dataplane.client.writer import Writer
 from dataplane.clock import Deadline
 from dataplane.errors import Corrupt, Freed, LimitExceeded, Lost, Misuse, NotReady, PeerUnavailable, Retryable
 from dataplane.weights.layout import COLUMN, Placement, PublishedPart, decode, placement
 from dataplane.weights.slices import Selected
 from dataplane.wire import shard_messages as sm
+
+if TYPE_CHECKING:
+    from dataplane.client.plane import AsyncPlane
 
 KEEP = 2
 """The default number of versions that are kept."""
@@ -51,22 +51,13 @@ _LOOK_S = 5.0  # seconds after which a waiter reads again: a publisher may have 
 class AsyncWeights:
     """The versions of one set of weights. Made by `plane.weights`; any number of processes may publish and read."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        writer: Writer,
-        getter: Getter,
-        register: AsyncTable,
-        chunks: AsyncTable,
-        keep: int,
-        replicas: int,
-    ) -> None:
+    def __init__(self, plane: AsyncPlane, register: AsyncTable, chunks: AsyncTable, keep: int, replicas: int) -> None:
         self.name = register.name.partition("/")[2]
         self.keep = arguments.whole("keep", keep)
         if self.keep < 1:
             raise Misuse(f"at least one version is kept, not {keep}")
         self.replicas = arguments.replicas(replicas)
-        self._connection, self._writer, self._getter = connection, writer, getter
+        self._connection, self._writer, self._getter = plane.connection, plane.writer, plane._getter
         self._register, self._chunks = register, chunks
         self._plans: list[tuple[Any, Plan]] = []  # the last requests by their layouts, the latest first
 
