@@ -104,10 +104,6 @@ def column(values: Any, *, dedupe: bool = False) -> Column:
     return Column("x", one.layout.field, [one])
 
 
-def batch_of(**columns: Any) -> Batch:
-    return Batch({name: column(values) for name, values in columns.items()})
-
-
 def rows_as(column: Column, view: str) -> Sequence[Any]:
     """Each row of a column as one of its views gives it."""
     values = getattr(column, view)()

@@ -5,21 +5,7 @@ import sys
 
 import numpy as np
 
-from tests.unit.batch.exact import batch_of, local_batch
-
-
-def test_a_batch_is_rows_of_named_columns() -> None:
-    batch = batch_of(x=np.zeros((3, 2), np.float32), text=["a", "b", "c"])
-    assert len(batch) == batch.rows == 3
-    assert list(batch) == list(batch.keys()) == ["x", "text"]
-    assert "x" in batch
-    assert "y" not in batch
-    assert [name for name, _ in batch.items()] == ["x", "text"]
-    assert [column.kind for column in batch.values()] == ["dense", "text"]
-    assert batch.schema["x"].shape == (2,)
-    assert batch.nbytes == 27
-    assert batch.to_dict() == {"x": [[0, 0]] * 3, "text": ["a", "b", "c"]}
-    assert repr(batch) == "Batch(3 rows; x: dense float32 [2], text: text)"
+from tests.unit.batch.exact import local_batch
 
 
 def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dataplane.batch.batch import Batch, Column, Piece
 from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned_bytes, check_contents, decode
+from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout, check_layouts
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import Rows
@@ -50,15 +50,6 @@ def _read_everything(layout: ShardLayout, memory: np.ndarray[Any, Any]) -> None:
         column.to_list()
         column.numpy()
         column.arrow()
-
-
-def test_a_layout_survives_its_encoding_and_passes_its_checks() -> None:
-    layout, memory = _shard()
-    assert ShardLayout.of(*decode(layout.encode())) == layout
-    assert check_layout(layout.encode(), len(memory)).layout == layout
-    check_contents(layout, memory)
-    assert layout.column("text") is not None
-    assert layout.column("absent") is None
 
 
 @each_case(

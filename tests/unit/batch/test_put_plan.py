@@ -4,34 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from dataplane.batch.layout import aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import plan
-from dataplane.errors import SchemaMismatch
 from tests.cases import each_case
-
-
-@each_case(
-    ("columns", "name", "says"),
-    [
-        ({}, "", "0 columns"), ({"": [1]}, "", "name"), ({1: [1]}, "1", "name"),
-        ({"a": [1], "b": [1, 2]}, "b", "2 rows, and column 'a' has 1"), ({"a": 1}, "a", "no sequence"),
-        ({"a": "text"}, "a", "no sequence"), ({"a": b"bytes"}, "a", "no sequence"),
-        ({"a": {1, 2}}, "a", "list"), ({"a": np.array(1)}, "a", "0-d"), ({"a": torch.tensor(1)}, "a", "0-d"),
-        ({"a": np.zeros(2, np.longdouble)}, "a", "cannot be stored"),
-        ({"a": np.zeros(2, "i4,O")}, "a", "cannot hold"), ({"a": np.zeros(2, np.longdouble)}, "a", "float64"),
-        ({"a": np.ma.masked_array([1, 2], [0, 1])}, "a", "masked"),
-        ({"a": np.zeros((1,) * 40)}, "a", "dimensions"), ([1, 2], "", "no batch"),
-    ],
-)  # fmt: skip
-def test_what_is_no_batch_is_refused(columns: Any, name: str, says: str) -> None:
-    with pytest.raises(SchemaMismatch, match=says.replace("(", r"\(")) as caught:
-        plan(columns)
-    assert caught.value.column == name
-
 
 _MIXED: dict[str, Any] = {
     "dense": np.arange(4000.0).reshape(1000, 4),

@@ -16,7 +16,7 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.errors import LimitExceeded, ProtocolMismatch
 from tests.cases import each_case
 
 NODE = bytes(range(8))
@@ -263,27 +263,3 @@ def test_more_repeated_rows_than_can_be_are_refused_at_once(times: Any) -> None:
         one(3).repeat(times)
     assert caught.value.asked == 3 * int(times)
     assert len(one(0).repeat(times)) == 0
-
-
-MISTAKES: list[Any] = [
-    lambda ref: ref[::0], lambda ref: ref[0:1.5], lambda ref: ref[True], lambda ref: ref["x"], lambda ref: ref[[0.5]],
-    lambda ref: ref[[[1, 2]]], lambda ref: ref[np.zeros(2, bool)], lambda ref: ref.rename(["a"]),
-    lambda ref: ref.split(True), lambda ref: ref.split([1, 1]), lambda ref: ref.split(0), lambda ref: ref.chunk(0),
-    lambda ref: ref.repeat(True), lambda ref: concat([]), lambda ref: BatchRef.decode(None),
-    lambda ref: BatchRef.decode("text"),
-]  # fmt: skip
-UNFIT: list[Any] = [
-    lambda ref: ref.select("y"), lambda ref: ref.rename(y="r"), lambda ref: ref.select("x", "x"),
-    lambda ref: ref.drop("x"), lambda ref: ref.union(one(4, name="y")), lambda ref: concat([ref, one(name="y")]),
-    lambda ref: concat([ref, one(field=TEXT)[:0]]),
-]  # fmt: skip
-
-
-def test_mistakes_are_typed_errors_and_a_row_beyond_the_end_is_an_index_error() -> None:
-    for mistakes, error in ((MISTAKES, Misuse), (UNFIT, SchemaMismatch)):
-        for at, mistake in enumerate(mistakes):
-            with pytest.raises(error):
-                assert mistake(one(3)) is None, (error, at)
-    for row in (3, -4, [0, 3], [-4], np.array([2**63], dtype=np.uint64)):
-        with pytest.raises(IndexError, match="of 3 rows"):
-            one(3)[row]

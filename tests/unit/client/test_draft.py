@@ -36,27 +36,6 @@ async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
                 await asyncio.sleep(0.001)
 
 
-# Descriptions
-
-
-@each_case(
-    "columns",
-    [
-        {},
-        {"x": dense((0, 3), "uint8")},
-        {"x": dense((3, 0), "uint8")},
-        {"x": dense((2,), "uint8"), "y": dense((3,), "uint8")},
-        {"x": dense((2,), "uint8"), "y": ragged([1, 2, 3], (), "uint8")},
-        {"x": [1, 2, 3]},
-        {"x": np.zeros(3)},
-    ],
-)
-async def test_columns_that_make_no_draft(plane: AsyncPlane, columns: Any) -> None:
-    with pytest.raises(dp.SchemaMismatch):
-        await plane.draft(columns)
-    assert (await plane.stats()).reserved_bytes == 0
-
-
 # Writing and sealing
 
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.cases import each_case
 from tests.processes import StandingNode, eventually
 
 ROW = {"ids": [[1, 2, 3]], "x": np.array([0.5])}
@@ -42,24 +41,3 @@ def test_one_that_is_interrupted_is_not_done(plane: dp.Plane) -> None:
         pass
     assert eventually(lambda: stream.stats()["rows"] == 0)
     stream.append(ROW)  # the connection lives on
-
-
-@each_case(
-    ("call", "error"),
-    [
-        (lambda plane, stream: stream.append(ROW, version=1.5), dp.Misuse),
-        (lambda plane, stream: stream.append(ROW, group=[1, 2]), dp.Misuse),
-        (lambda plane, stream: stream.append({**ROW, "ids": np.ones(1)}), dp.SchemaMismatch),
-        (lambda plane, stream: stream.extend(["~none.1"], {"y": np.ones(1)}), dp.Misuse),
-        (lambda plane, stream: stream.extend(["a", "b"], {"y": np.ones(1)}), dp.SchemaMismatch),
-        (lambda plane, stream: plane.put(ROW, scope=5), dp.Misuse),
-    ],
-)
-def test_errors_are_those_of_the_loop(plane: dp.Plane, call: Callable[..., Any], error: type[Exception]) -> None:
-    stream = plane.stream("s", tasks=["t"])
-    stream.append(ROW)
-    with pytest.raises(error):
-        call(plane, stream)
-    assert stream.append(ROW)
-    assert stream.stats()["rows"] == 2
-    stream.drop()

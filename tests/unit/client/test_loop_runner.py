@@ -33,11 +33,6 @@ async def value(what: Any) -> Any:
     return what
 
 
-async def failure() -> None:
-    await asyncio.sleep(0)
-    raise KeyError("it")
-
-
 class Call:
     """A call in a thread of its own, and what came of it."""
 
@@ -73,17 +68,6 @@ class Gate:
 
     async def opened(self) -> None:
         self.event.set()
-
-
-def test_a_call_while_anothers_turn_lasts(turns: LoopRunner) -> None:
-    gate = Gate()
-    first = Call(turns, gate.passed)
-    assert gate.entered.wait(60)
-    assert turns.wait(value(1)) == 1  # handed over, and run in the first one's turn
-    with pytest.raises(KeyError):
-        turns.wait(failure())
-    turns.wait(gate.opened())
-    assert first.join().result == "passed"
 
 
 def test_within_itself_it_is_refused(turns: LoopRunner) -> None:

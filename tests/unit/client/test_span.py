@@ -20,7 +20,6 @@ from dataplane.client.writer import _payload
 from dataplane.errors import Corrupt
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import pack
-from tests.cases import each_case
 
 NODE = bytes(range(8))
 COLUMNS = {
@@ -49,18 +48,6 @@ def opened(span: Span | None, reply: sm.Held) -> Batch:
     assert span is not None
     segments: dict[int, Segment] = {}
     return SpanShard(reply).opened(span, segments, Pin)
-
-
-@each_case("rows", [slice(0, 3), slice(1, 3), slice(1, 2)])
-def test_a_span_reads_as_its_values(rows: slice) -> None:
-    ref, layout, payload = stored(COLUMNS)
-    batch = opened(locations.span_of(ref[rows]), answer(layout, payload))
-    expected = {name: [*values][rows] for name, values in COLUMNS.items()}
-    assert list(batch) == list(COLUMNS)
-    for name, values in expected.items():
-        assert batch[name].to_list() == [v.tolist() if isinstance(v, np.generic | np.ndarray) else v for v in values]
-    assert batch["logp"].numpy().tolist() == COLUMNS["logp"][rows].tolist()
-    assert not batch["logp"].numpy().flags.writeable
 
 
 def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:
