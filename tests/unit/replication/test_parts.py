@@ -16,7 +16,6 @@ from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
 from dataplane.replication.settings import Settings
 from dataplane.replication.storage import Stored
-from dataplane.replication.suspend_guard import SuspendGuard
 from tests.cases import each_case
 from tests.simulation.machine import StreamMachine
 
@@ -44,17 +43,6 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
     assert choose("p", now, reversed(candidates), 3) == chosen
     assert choose("p", now, candidates, 1) == ()
     assert len({choose(f"p{i}", now, candidates, 2) for i in range(50)}) == 3
-
-
-def test_who_was_not_running_judges_nobody_until_it_has_gone_on_for_a_while() -> None:
-    attention = SuspendGuard(0.5, 0.0)
-    assert attention.judges(1.0)
-    assert not attention.judges(1.1)  # its tick is overdue
-    attention.tick(5.0)
-    assert not attention.judges(5.0)
-    attention.tick(5.5)
-    attention.tick(6.0)
-    assert attention.judges(6.0)
 
 
 def test_a_snapshot_with_more_bytes_than_it_has_is_corrupt() -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import os
-import random
 from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -19,7 +17,6 @@ from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.small_extents import MOST
-from dataplane.store.spill_file import whole_pages
 from dataplane.store.store import Store
 from tests.mounts import mounted
 from tests.unit.store.stores import content, layout, moving
@@ -172,38 +169,3 @@ async def test_a_full_disk_is_backpressure(small: Path) -> None:
     async with running(small) as store:
         assert await store.persistence.recover() == [number]
         assert await read(store, number) == content(1, 4 * MIB)
-
-
-async def test_files_keep_what_lies_in_them(tmp_path: Path) -> None:
-    draw = random.Random(0)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    sizes = [draw.choice([64, 640, PAGE, MOST, 8 * PAGE]) for _ in range(60)]
-    contents = {number: memoryview(_at_a_page(draw.randbytes(size))) for number, size in enumerate(sizes)}
-    places = {}
-    for first in (0, 20, 40):
-        batch = [contents[number] for number in range(first, first + 20)]
-        end = whole_pages(max((place.start + place.size for place in places.values()), default=0))
-        placed = files.placed(7, end, batch)
-        files.write(folder, placed, batch, not first)
-        places |= dict(enumerate(placed, first))
-    pages = files.Pages()
-    for place in places.values():
-        pages.add(place)
-    order = list(places)
-    draw.shuffle(order)
-    buffer = memoryview(_at_a_page(bytes(8 * PAGE)))
-    for freed in order:
-        hole = pages.free(places.pop(freed))
-        files.free(folder, 7, [hole] if hole else [], False)
-        for number in draw.sample(sorted(places), min(5, len(places))):
-            files.read(folder, places[number], buffer)
-            assert bytes(buffer[: sizes[number]]) == bytes(contents[number])
-            assert not any(buffer[sizes[number] :])
-    assert (tmp_path / files.name(7)).stat().st_blocks == 0
-    os.close(folder)
-
-
-def _at_a_page(data: bytes) -> Any:
-    buffer = mmap.mmap(-1, whole_pages(len(data)))
-    buffer[: len(data)] = data
-    return memoryview(buffer)[: len(data)]

@@ -17,28 +17,6 @@ def given(leases: Leases, who: Who, now: float = 0.0, lease_s: float = 10.0) -> 
     return grant
 
 
-def test_replicas_get_the_same_in_the_same_order_once() -> None:
-    leases = Leases()
-    grants = [given(leases, Who("p", "m", 0, 2)) for _ in range(2)]
-    second = Who("q", "m", 1, 2)
-    for grant in grants:
-        assert leases.waiting(0, second) is grant
-        leases.hand(grant, second, 0.0)
-    assert leases.waiting(0, second) is None
-    assert leases.waiting(1, second) is None
-    assert leases.waiting(0, Who("q", "another", 1)) is None
-
-
-def test_the_ack_of_replicas_counts_when_all_have_acked() -> None:
-    leases = Leases()
-    grant = given(leases, Who("p", "m", 0, 2))
-    assert leases.ack(grant.number, "p", 0) is None
-    assert leases.ack(grant.number, "p", 0) is None, "an ack that is made again is one"
-    leases.hand(grant, Who("q", "m", 1, 2), 0.0)
-    assert leases.ack(grant.number, "q", 1) is grant
-    assert leases.waiting(0, Who("r", "m", 0, 2)) is None
-
-
 def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have() -> None:
     leases = Leases()
     whos = [Who(client, "m", replica) for replica, client in enumerate("pqr")]

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch import locations
 from dataplane.batch.field import Field
 from dataplane.errors import Closed, LeaseExpired, Misuse
 from dataplane.stream.column_batch import ColumnBatch
@@ -140,12 +139,6 @@ class Stream:
         self.leased.extend(np.array(rows), ref, {}, now, replace=replace, holds=holds)
         return self.shards
 
-    def shards_of(self, rows: Sequence[int], column: str) -> set[int]:
-        """In which shards the column of these rows is."""
-        return {
-            piece.shard for piece in locations.pieces(self.leased.partition.rows.ref(np.array(rows), [column]), column)
-        }
-
     def ack(self, asked: Asked, client: str = "c", replica: int | None = None, now: float = 0.0) -> None:
         self.leased.ack(asked.grant.number, client, replica, now)
 
@@ -182,16 +175,6 @@ class TestAdmission:
         assert (ahead.got, stream.figures()["behind"], stream.figures()["latest_version"]) == ([], ["actor"], 5)
         stream.ack(stream.consume(task="actor"))
         assert len(ahead.got) == 1
-
-    def test_who_waits_for_dead_letters_alone_is_told_so(self) -> None:
-        stream = Stream("reward", "actor", max_rows=1, max_deliveries=1)
-        stream.append(1)
-        stream.nack(stream.consume(task="reward"))
-        entry = stream.ask(1)
-        assert stream.leased.withdraw(entry.request) == "max_rows; it waits for actor"
-        stream.nack(stream.consume(task="actor"))
-        entry = stream.ask(1)
-        assert "dead letters of reward, actor" in stream.leased.withdraw(entry.request)
 
 
 class TestKeys:
@@ -285,22 +268,6 @@ class Bad:
 
 
 class TestSamplers:
-    @each_case("answer", [ValueError("mine"), [2], [-1], [0, 0], [0, 1, 0], "x", None])
-    def test_one_that_fails_is_the_end_of_its_demand_alone(self, answer: Any) -> None:
-        stream = Stream()
-        bad, good = stream.consume(2, sampler=Bad(answer)), stream.consume(2)
-        assert stream.append(2) == (0, True)
-        assert len(bad.errors) == 1
-        assert good.rows == [0, 1]
-
-    def test_stale_rows_expire_and_make_room(self) -> None:
-        stream = Stream()
-        stream.append(1, version=0)
-        stream.append(1, version=5)
-        assert stream.consume(sampler=Freshest(1)).rows == [1]
-        assert stream.released == [1]
-        assert stream.figures()["task"]["actor"]["expired"] == 1
-
     def test_who_waits_behind_one_whose_sampler_let_the_last_rows_expire_is_told_that_all_is_done(self) -> None:
         stream = Stream()
         stream.append(1, version=0)
@@ -366,36 +333,6 @@ class TestGroups:
 
 
 class TestExtending:
-    @each_case("how", ["leave", "nack", "expiry"])
-    def test_who_holds_rows_next_brings_again_what_came_between_a_delivery_and_its_loss(self, how: str) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(2)
-        first = stream.consume(task="reward")
-        lost = stream.extend([0, 1], "y", by=first)
-        if how == "leave":
-            stream.leased.leave("c", 0.0)
-        elif how == "nack":
-            stream.nack(first)
-        else:
-            stream.leased.tick(10.0)
-        second = stream.consume(task="reward", who=Who("d"), now=10.0)
-        brought = stream.extend([1, 0], "y", by=second, now=10.0)
-        assert stream.shards_of([0, 1], "y") == {brought}
-        stream.ack(second, "d")
-        assert stream.released == [lost]
-        assert stream.consume(task="actor", columns=["x", "y"]).rows == [0, 1]
-
-    def test_who_holds_rows_for_another_task_or_names_them_by_key_brings_nothing_again(self) -> None:
-        stream = Stream("reward", "actor")
-        stream.append(2)
-        first = stream.consume(task="reward")
-        brought = stream.extend([0, 1], "y", by=first)
-        stream.nack(first)
-        for by in (stream.consume(task="actor"), None):
-            with pytest.raises(Misuse, match="already"):
-                stream.extend([0], "y", by=by)
-        assert stream.shards_of([0, 1], "y") == {brought}
-
     @each_case("task", ["t0", "t63"])
     def test_what_was_brought_under_no_delivery_is_not_brought_again(self, task: str) -> None:
         stream = Stream(*(f"t{i}" for i in range(MAX_TASKS)))

@@ -17,7 +17,6 @@ from dataplane.errors import Misuse
 from dataplane.stream.sampler import (
     BuiltIn,
     Candidates,
-    Choice,
     CompleteGroups,
     Fifo,
     Freshest,
@@ -82,11 +81,6 @@ def test_a_sampler_crosses_a_socket(sampler: BuiltIn) -> None:
 
 
 class TestCompleteGroups:
-    @each_case("group", [[1, 1, 1], [1, 1, 1, 2, 2]])
-    def test_a_group_larger_than_what_was_asked_for_is_refused(self, group: list[int]) -> None:
-        with pytest.raises(Misuse, match="a group of 3 rows is delivered whole: ask for 3 rows or more, not 2"):
-            CompleteGroups(2).choose(ready(group), 2)
-
     def test_what_can_never_be_complete_expires_with_the_stream_closed(self) -> None:
         candidates = ready([1, 2, 2, 2, 1, 3], rows={3: 3}, closed=True)
         assert chosen(CompleteGroups(3), candidates, 3) == ([1, 2, 3], [0, 4])
@@ -223,44 +217,3 @@ class TestTokenBalanced:
 def test_arguments_that_make_no_sense(build: Any, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         build()
-
-
-@each_case(
-    "build",
-    [
-        lambda: TokenBalanced("\ud800", 2),
-        lambda: Weighted("\ud800", {"a": 1}),
-        lambda: Weighted("t", {"\ud800": 1}),
-        lambda: Weighted("t", {1 << 64: 1}),
-        lambda: Weighted("t", {"a": 1}, seed=1 << 64),
-    ],
-    ids=["column", "tag", "text", "number", "seed"],
-)
-def test_arguments_that_no_message_holds(build: Any) -> None:
-    with pytest.raises(Misuse):
-        build()
-
-
-class TestChecked:
-    @each_case(
-        ("answer", "message"),
-        [
-            ([0, 1, 2], "chose 3 rows where at most 2 were wanted"),
-            ([3], "chose row 3 of 3 candidates"),
-            ([-1], "chose row -1 of 3 candidates"),
-            (np.array([2**64 - 1], np.uint64), "chose row 18446744073709551615 of 3"),
-            ([1, 1], "chose row 1 2 times"),
-            ([0.0], "no flat array of integers but float64"),
-            ([True, False, True], "np.flatnonzero"),
-            ([[0]], "shape \\(1, 1\\)"),
-            ([[0], [0, 1]], "no array of positions"),
-            (None, "object"),
-            ("0", "no flat array"),
-            (Choice(np.array([0]), np.array([0])), "chose row 0 and let it expire as well"),
-            (Choice(np.array([0]), np.array([1, 1])), "let expire row 1 2 times"),
-            (Choice(np.array([0]), np.array([9])), "let expire row 9 of 3"),
-        ],
-    )
-    def test_what_is_none(self, answer: Any, message: str) -> None:
-        with pytest.raises(Misuse, match=message):
-            checked(answer, ready([0, 1, 2]), 2)

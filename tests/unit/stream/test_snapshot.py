@@ -187,45 +187,6 @@ def assert_same(stream: Stream, again: Stream) -> None:
     assert again.leased.partition.nbytes <= stream.leased.partition.nbytes
 
 
-def filled() -> Stream:
-    """A stream of rows of all sorts, in three pages; nobody waits, and `reward` and `actor` hold some."""
-    stream = Stream(max_deliveries=2, max_rows=100_000)
-    stream.append(6, keys=list("abcdef"), groups=["g", "g", 7, 7, 7, "h"], version=3, tags={"why": [1, "x", None] * 2})
-    stream.now += 1.5
-    stream.append(PAGE, version=4, columns=("x", "ids"), lengths={"ids": np.arange(PAGE)})
-    stream.append(PAGE, groups=np.repeat(range(100, 100 + PAGE // 4), 4).tolist(), tags={"late": [True] * PAGE})
-    scored = stream.consume(8, "reward")
-    stream.extend(scored.rows[::-1], "score", under=scored)
-    stream.ack(scored)
-    held = stream.consume(4, "reward")
-    stream.extend(held.rows[:3], "score", under=held)
-    for _ in range(2):
-        stream.nack(stream.consume(2, "actor"))
-    stream.nack(stream.consume(2, "actor"))
-    stream.extend([PAGE + 50, 20], "y", "score")
-    stream.drop(4, 2 * PAGE - 1, 2 * PAGE + 5)
-    stream.consume(50, "actor")
-    stream.drop(5, 9)  # one done by `reward` and held by `actor`, one held by both
-    return stream
-
-
-@each_case("size", [PAGE, 1])
-def test_the_very_same_append_is_recognised(size: int) -> None:
-    stream = Stream()
-    stream.append(2)
-    assert stream.append(4, keys=list("abcd"), digest=b"1") == (2, True)
-    stream.append(2, keys=["p", "q"], digest=b"2")
-    for task in TASKS:
-        stream.consume(6, task)
-        stream.ack(stream.consume(1, task))  # p, and not q
-    again = restored(stream, size)
-    assert again.append(4, keys=list("abcd"), digest=b"1") == (2, False)
-    for keys, digest in ((list("abcd"), b"other"), (list("ba"), b"1"), (["p", "q"], b"2"), (["q"], b"2")):
-        with pytest.raises(Misuse, match="already"):
-            again.append(len(keys), keys=keys, digest=digest)
-    assert again.append(1, keys=["p"], digest=b"3")[1]
-
-
 def test_numbers_given_after_the_snapshot_are_not_given_again() -> None:
     stream = Stream()
     stream.append(3)
@@ -237,30 +198,6 @@ def test_numbers_given_after_the_snapshot_are_not_given_again() -> None:
     with pytest.raises(Misuse, match="not in the stream"):
         again.leased.partition.require(again.leased.partition.keys.numbers(lost))
     assert again.consume().rows.tolist() == [0, 1, 2, new, new + 1]
-
-
-def test_a_snapshot_is_of_its_moment() -> None:
-    stream = filled()
-    snapshot = Snapshot(stream.leased.alone.leased, stream.now)
-
-    def all_of_it() -> list[tuple[bytes, list[tuple[list[int], int, BatchRef]]]]:
-        return [
-            (block, [(rows.tolist(), task, ref) for rows, task, ref in columns])
-            for block, columns in contents(snapshot)
-        ]
-
-    before, head = all_of_it(), msgspec.msgpack.encode(snapshot.head)
-    give_all_back(stream)
-    stream.extend(stream.rows()[-5:], "z")
-    stream.extend([1], "x", replace=True)
-    stream.append(10, keys=list("0123456789"), groups=["g"] * 10, tags={"new": [0] * 10})
-    for task in TASKS:
-        stream.ack(stream.consume(5000, task))
-    stream.drop(*stream.rows()[::2])
-    stream.leased.close(stream.now)
-    assert (all_of_it(), msgspec.msgpack.encode(snapshot.head)) == (before, head)
-    stream.leased.drop()
-    assert all_of_it() == before
 
 
 # A property

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, DataplaneError, Misuse, OwnerDied, ProtocolMismatch, Rejected
+from dataplane.errors import Corrupt, Misuse, ProtocolMismatch, Rejected
 from dataplane.replication.sessions import WINDOW
 from dataplane.table import requests as r
-from dataplane.table.cell_release import decode
 from dataplane.table.machine import NOTHING, TableMachine
-from tests.cases import each_case
 
 INT = Field("dense", "int64", ())
 ME, OTHER = b"node-one", b"node-two"
@@ -23,10 +20,6 @@ ME, OTHER = b"node-one", b"node-two"
 
 def stored(shard: int, rows: int, *columns: str, node: bytes = ME) -> BatchRef:
     return ref_to(node, rows, [(name, INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
-
-
-def numbers(*rows: int) -> Any:
-    return np.array(rows, np.int64)
 
 
 class Asked:
@@ -59,11 +52,6 @@ class Asked:
     def look(self, **more: Any) -> Any:
         return self.run(r.Look(all=True, **more))
 
-    def told(self, node: bytes) -> list[tuple[BatchRef, bool]]:
-        entries, last = self.machine.outbox(node.hex(), 1 << 20)
-        self.machine.apply(self.machine.telling(node.hex(), last))
-        return [decode(entry) for entry in entries]
-
 
 def test_what_is_remembered_of_a_large_write_is_small() -> None:
     asked = Asked()
@@ -92,49 +80,6 @@ def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> Non
     asked.run(r.End(clients=["c"]))
     asked.run(r.Upsert(client="c", sequence=1, keys=["new"]))
     assert "new" in asked.look().keys
-
-
-@each_case(
-    ("request_", "error", "match"),
-    [
-        (r.Upsert(keys=["a", "a"]), Misuse, "given twice"),
-        (r.Upsert(keys=["a", ""]), Misuse, "one character or more"),
-        (r.Upsert(rows=numbers(7)), Misuse, "no row number 7"),
-        (r.Upsert(keys=["a"], ref=b"what"), ProtocolMismatch, "reference"),
-        (r.Upsert(keys=["a"], ref=stored(2, 2, "x").encode()), ProtocolMismatch, "2 rows of columns for 1"),
-        (r.Upsert(keys=["a"], tags=[{}, {}]), ProtocolMismatch, "2 tags for 1"),
-        (r.Upsert(keys=["a"], tags=[{"t": "x" * 70_000}]), DataplaneError, "bytes of the tags"),
-        (r.Claim(task="t", rows=numbers(0, 0), give=numbers()), Misuse, "named twice"),
-        (r.Release(task="t", rows=numbers(9)), Misuse, "no row number 9"),
-    ],
-)
-def test_what_is_refused_has_changed_nothing(request_: Any, error: type[Exception], match: str) -> None:
-    asked = Asked()
-    asked.write(["a"], stored(1, 1, "x"))
-    before = asked.machine.table.state()
-    fields = {
-        name: getattr(request_, name) for name in request_.__struct_fields__ if name not in ("client", "sequence")
-    }
-    with pytest.raises(error, match=match):
-        asked.do(type(request_), **fields)
-    after = asked.machine.table.state()
-    assert r.encode_result(after) == r.encode_result(before)  # type: ignore[arg-type]
-
-
-def test_a_node_that_is_lost_is_told_nothing_and_its_rows_stay() -> None:
-    asked = Asked()
-    asked.write(["a"], stored(1, 1, "x", node=OTHER), tags=[{"n": 1}])
-    asked.write(["a"], stored(2, 1, "y"))
-    asked.run(r.decode_request(asked.machine.losing(OTHER.hex())))
-    assert set(asked.machine.holders()) == {ME.hex()}
-    assert asked.look(columns=["x", "y"]).tags == [{"n": 1}]
-    with pytest.raises(OwnerDied, match=OTHER.hex()):
-        asked.write(["b"], stored(3, 1, "x", node=OTHER))
-    asked.write(["a"], stored(4, 1, "x"))
-    assert not [*asked.machine.waiting()]
-    read = asked.run(r.Read(keys=["a"], columns=["x"]))
-    assert isinstance(read, r.Referred)
-    assert {node for node, _ in BatchRef.decode(read.ref).shards()} == {ME}
 
 
 def test_a_snapshot_that_no_replica_made_is_corrupt() -> None:

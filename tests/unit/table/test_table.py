@@ -42,26 +42,6 @@ def test_a_column_that_no_other_row_has_may_become_another() -> None:
     assert table.read(numbers(0, 1)).schema == {"x": FLOAT}
 
 
-def test_a_claim_is_what_was_given_first() -> None:
-    table = made()
-    table.upsert(list("abcd"), stored(1, 4, "x"))
-    for chosen in (numbers(0, 1), numbers(2, 3)):
-        given = table.claim("t", chosen, claim_id="step-1")
-        assert given is not None
-        assert given.tolist() == [0, 1]
-    assert table.claimed("t", numbers(0, 1, 2, 3)).tolist() == [True, True, False, False]
-    given = table.claim("t", numbers(2), numbers(2, 2), claim_id="step-2")
-    assert given is not None
-    assert given.tolist() == [2, 2]
-    table.clear(numbers(0))
-    assert table.claims.find("t", "step-1") is not None
-    table.clear(numbers(1))
-    assert table.claims.find("t", "step-1") is None
-    table.release("t", numbers(2))
-    assert table.claims.find("t", "step-2") is None
-    assert table.claims.find("other", "step-2") is None
-
-
 def test_tasks_and_claims_are_bounded() -> None:
     table = made()
     table.upsert(["a"])

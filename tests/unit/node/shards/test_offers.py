@@ -123,27 +123,6 @@ async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, o
     assert store.statistics().disk.read == 0
 
 
-async def test_no_more_at_a_time_and_each_in_turn(store: Store, tcp: Tcp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offers, "MAX_OFFERS", 2)
-    made = Offers(ME, store, (tcp,), NoCopies())
-    shard = await put(store, 1)
-    try:
-        tickets = [(await made.offer(offer(shard))).ticket for _ in range(2)]
-        with pytest.raises(Backpressure):
-            await made.offer(offer(shard, timeout_s=0.01))
-        waiting = [asyncio.create_task(made.offer(offer(shard, node))) for node in (THEM, THEM, OTHERS)]
-        await asyncio.sleep(0)
-        for ticket in tickets:
-            made.withdraw(pm.Withdraw(1, THEM, ticket))
-        await until(lambda: waiting[0].done() and waiting[2].done())
-        assert not waiting[1].done()
-        made.gone({OTHERS})
-        await waiting[1]
-    finally:
-        await made.aclose()
-    assert store.statistics().pinned == 0
-
-
 async def test_who_goes_while_it_waits_is_given_nothing(
     store: Store, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
