@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -13,12 +12,6 @@ from examples.multimodal_grpo import crew
 from examples.multimodal_grpo.job import Job
 from examples.multimodal_grpo.watch import Watch
 from tests import torches
-
-
-def report_and_wait(reports: Connection) -> None:
-    """Say that it is there, and stay for a minute."""
-    reports.send("here")
-    time.sleep(60)
 
 
 def live(directory: Path, life: int, steps: int | None, told: Connection) -> None:

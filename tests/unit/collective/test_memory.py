@@ -16,15 +16,6 @@ def address(memory: ReceivedBlock) -> int:
     return where
 
 
-def test_views_share_the_block_and_only_private_ones_can_be_written() -> None:
-    memory = ReceivedBlock(4096)
-    memory.block[:] = 7
-    memory.private(64, 8)[:] = 1
-    assert memory.read(60, 8).tolist() == [7] * 4 + [1] * 4
-    assert not memory.read(0, 8).flags.writeable
-    assert address(memory) % 64 == 0
-
-
 def test_a_block_is_used_again_once_its_last_view_has_gone() -> None:
     first = ReceivedBlock(4 * MIB)
     where, view = address(first), first.read(128, 64)[8:]

@@ -50,11 +50,6 @@ def check(batch: Batch) -> Header:
     return header
 
 
-@each_case("kind", KINDS)
-def test_every_kind_arrives(kind: str) -> None:
-    check(local_batch({kind: KINDS[kind]}))
-
-
 @each_case("rows", [slice(3, 9), slice(4, 4), slice(20, 3, -2)], ids=str)
 @each_case("kind", KINDS)
 def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:

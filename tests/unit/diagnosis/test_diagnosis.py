@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dataplane.diagnosis.causes import Cause
 from dataplane.diagnosis.diagnosis import compared, diagnosed
 from dataplane.diagnosis.graph import Process, Run
@@ -16,14 +14,6 @@ def first(job: Run) -> Cause:
 
 def train(waits_s: float, *enders: int) -> Process:
     return process(1, "actor", [consuming(waits_s)], [line(6, 10.0 - waits_s)], [waited(1, "rows", waits_s, *enders)])
-
-
-def test_slow_code_is_named_by_its_line() -> None:
-    job = run(train(6.0, 2), process(2, "roll_out", [appending(0.5, 0.095)], [line(8, 9.5)]))
-    cause = first(job)
-    assert (cause.kind, cause.line, cause.role) == ("code", 8, "roll_out")
-    assert cause.seconds == pytest.approx(6.0 * 0.95 / 100, rel=0.01)
-    assert [(link.role, link.kind) for link in cause.chain] == [("actor", "rows")]
 
 
 def test_two_roles_that_wait_for_each_other_are_held_by_the_limit() -> None:

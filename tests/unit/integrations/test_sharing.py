@@ -14,23 +14,7 @@ from dataplane.integrations.sharing import LEAST, LocationCache, keys_of
 from tests.cases import each_case
 from tests.processes import WAIT_S
 
-
-def image(seed: int, nbytes: int = LEAST) -> dict[str, object]:
-    values = np.random.default_rng(seed).integers(0, 255, (nbytes // 8, 8), np.uint8)
-    return {"pixel_values": values, "grid": np.array([seed, 2])}
-
-
 # Keys
-
-
-def test_equal_rows_have_equal_keys_and_others_do_not() -> None:
-    first = keys_of(values_of("x", [image(1), image(2), image(1)]), tensors=False)
-    again = keys_of(values_of("y", [image(1)]), tensors=False)
-    assert first is not None
-    assert again is not None
-    assert first[0] == first[2] == again[0] != first[1]
-    (as_tensor,) = keys_of(values_of("y", [image(1)]), tensors=False, how=b"t") or [None]
-    assert as_tensor != again[0]
 
 
 def test_the_same_bytes_as_something_else_have_another_key() -> None:
