@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -265,41 +264,3 @@ def test_a_name_that_is_taken(node: Any, plane: Any, file: Path) -> None:
     plane.stream("s").drop()
     other.drop()
     assert take(plane.restore(file)) == list(range(8))
-
-
-# What can not be
-
-
-def test_where_nothing_can_be_written_or_read(plane: Any, file: Path, tmp_path: Path) -> None:
-    stream = plane.stream("s", ["a"])
-    stream.append({"x": [1]})
-    wrong: list[Any] = ["", None, 7, b"stream", tmp_path, tmp_path / "nowhere" / "stream.dp"]
-    for path in wrong:
-        with pytest.raises(dp.Misuse):
-            stream.checkpoint(path)
-        with pytest.raises(dp.Misuse):
-            plane.restore(path)
-    for timeout in ("1", float("nan")):
-        with pytest.raises(dp.Misuse):
-            stream.checkpoint(file, timeout=timeout)
-        with pytest.raises(dp.Misuse):
-            plane.restore(file, timeout=timeout)
-    assert not file.exists()
-    stream.checkpoint(str(file))
-    for name in ("", 7, "\ud800"):
-        with pytest.raises(dp.Misuse):
-            plane.restore(file, name=name)
-    with pytest.raises(dp.LimitExceeded):
-        plane.restore(file, name="n" * 5000)
-    for other in (b"", b"PAR1", os.urandom(1000)):
-        file.write_bytes(other)
-        with pytest.raises(dp.Corrupt) as corrupt:
-            plane.restore(file)
-        assert corrupt.value.path == str(file)
-    stream.drop()
-    with pytest.raises(dp.Closed):
-        stream.checkpoint(file)
-    assert plane.stats().shards == 0
-    plane.close()
-    with pytest.raises(dp.Closed):
-        plane.restore(file)

@@ -12,7 +12,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.integrations import process
-from dataplane.integrations.checkpoint_engine import DataplaneCheckpointEngine, following
+from dataplane.integrations.checkpoint_engine import DataplaneCheckpointEngine
 from tests.cases import each_case
 
 torch = pytest.importorskip("torch", reason="weights are tensors of PyTorch")
@@ -97,16 +97,3 @@ def test_a_refit_as_nemo_rl_does_it(plane: Any) -> None:
         for engine in [*policy, *rollouts]:
             engine.finalize()
     assert plane.weights("actor").versions() == [1, 2]
-
-
-def test_what_it_refuses(plane: Any) -> None:
-    engine = made(timeout=0.05)
-    with pytest.raises(dp.Misuse, match="prepare"):
-        asyncio.run(engine.send_weights(parameters(1)))
-    with pytest.raises(dp.Misuse, match="prepare"):
-        asyncio.run(received(engine))
-    with pytest.raises(dp.Misuse, match="all ranks use this engine"):
-        following([{"master": "another engine's"}, None])
-    engine.expect(1, publishes=False)
-    with pytest.raises(dp.NotReady):
-        asyncio.run(received(engine))

@@ -77,15 +77,3 @@ def test_it_ends_with_its_starter_and_leaves_nothing(tmp_path: Path, how: signal
     eventually(lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE, "it ends")
     assert not Path(address.removeprefix("unix://")).parent.exists()
     assert not list(tmp_path.glob("dataplane-spill-*"))
-
-
-@each_case(
-    ("cluster", "key", "why"),
-    [
-        (ClusterConfig(ANY, "etcd://127.0.0.1:1"), b"no key", "is no key"),
-        (ClusterConfig("tcp://192.0.2.1:0", "etcd://127.0.0.1:1", key="some"), None, "assign"),
-    ],
-)
-def test_one_that_does_not_start_says_why(tmp_path: Path, cluster: ClusterConfig, key: bytes | None, why: str) -> None:
-    with pytest.raises(dp.Rejected, match=why):
-        Hosted(settings(tmp_path), cluster, new_key() if key is None else key)

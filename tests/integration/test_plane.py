@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import os
 from typing import Any
 
 import numpy as np
@@ -223,26 +221,3 @@ def test_memory_is_attributed_to_streams_tables_and_scopes(node: StandingNode) -
             del batch, delivery
         table.drop()
         eventually(lambda: not owned().keys() - {"scope step 7"})  # that may be on disk by now
-
-
-def test_the_figures(node: StandingNode, plane: Any) -> None:
-    fresh = plane.stats()
-    assert (fresh.memory_used, fresh.memory_budget, fresh.disk_budget) == (0, 32 * MIB, 64 * MIB)
-    assert (fresh.pid, fresh.address, fresh.clients) == (node.pid, node.address, 1)
-    ref = plane.put({"x": pattern(1, 2 * MIB)})
-    view = plane.get(ref)["x"].numpy()
-    stats = plane.stats()
-    assert stats.memory_used == stats.pinned_bytes == stats.put_bytes == stats.memory_peak == 2 * MIB
-    assert stats.shards == 1
-    (holder,) = stats.holders
-    assert (holder["bytes"], holder["how"]) == (2 * MIB, "pinned")
-    assert f"pid {os.getpid()}" in holder["holder"]
-    del view
-    plane.free(ref)
-    eventually(lambda: plane.stats().memory_used == 0, "it is back")
-    stats = plane.stats()
-    assert stats.freed_bytes == 2 * MIB
-    assert stats.memory_peak == 2 * MIB
-    assert stats.uptime_s >= fresh.uptime_s
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        stats.shards = 3

@@ -64,30 +64,6 @@ def test_rows_go_through_their_stages_and_leave(plane: Any) -> None:
     assert stream.stats()["bytes"] == 0
 
 
-@pytest.mark.usefixtures("empty")
-def test_opening(plane: Any) -> None:
-    with pytest.raises(dp.Misuse, match="no stream"):
-        plane.stream("s")
-    stream = plane.stream("s", ["a", "b"], max_rows=10, max_bytes="1MiB")
-    assert plane.stream("s").settings == plane.stream("s", ["a", "b"], max_rows=10, max_bytes=MIB).settings
-    with pytest.raises(dp.Misuse) as refused:
-        plane.stream("s", ["a", "c"], max_rows=10, max_bytes=MIB)
-    for shown in ("'b'", "'c'", "1048576", "max_rows=10"):
-        assert shown in str(refused.value)
-    for wrong in ({"tasks": []}, {"tasks": ["a", "a"]}):
-        with pytest.raises(dp.Misuse):
-            plane.stream("other", **wrong)
-    with pytest.raises(dp.Misuse):
-        plane.stream("", ["a"])
-    stream.append(rollouts(2))
-    stream.drop()
-    assert plane.streams() == {}
-    for call in (stream.stats, lambda: stream.append(rollouts(1)), lambda: take(stream, "a"), stream.close):
-        with pytest.raises(dp.Closed):
-            call()
-    assert plane.stream("s", ["c"]).stats()["rows"] == 0
-
-
 # Extending
 
 

@@ -92,54 +92,6 @@ def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(
     table.drop()
 
 
-# Mistakes
-
-
-@pytest.mark.usefixtures("empty")
-def test_what_can_not_be_asked_for(plane: Any) -> None:
-    table = plane.table("t")
-    table.upsert(["a", "b"], rows(2))
-    for refused, error, match in [
-        (lambda: plane.table(""), dp.Misuse, "name"),
-        (lambda: plane.table("n" * 2000), dp.Misuse, "characters"),
-        (lambda: table.upsert("ab", rows(2)), dp.Misuse, "a list of keys"),
-        (lambda: table.upsert(["a", "a"], rows(2)), dp.Misuse, "given twice"),
-        (lambda: table.upsert(["a", 3], rows(2)), dp.Misuse, "text"),
-        (lambda: table.upsert([""], rows(1)), dp.Misuse, "text"),
-        (lambda: table.upsert(["\ud800"], rows(1)), dp.Misuse, "text"),
-        (lambda: table.upsert(["k" * 2000], rows(1)), dp.LimitExceeded, "characters"),
-        (lambda: table.upsert(["a"], rows(2)), dp.SchemaMismatch, "2 rows of columns for 1"),
-        (lambda: table.upsert(["a"], plane.put(rows(2), scope="s")), dp.SchemaMismatch, "2 rows"),
-        (lambda: table.upsert(["a"], {"x": ["text"]}), dp.SchemaMismatch, "'x'"),
-        (lambda: table.upsert(["a"], tags=[]), dp.Misuse, "a mapping a row"),
-        (lambda: table.upsert(["a"], tags=[{"f": object()}]), dp.Misuse, "MessagePack"),
-        (lambda: table.upsert(["a"], tags=[{1: 2}]), dp.Misuse, "MessagePack"),
-        (lambda: table.upsert(["a"], tags=[{"n": 1 << 70}]), dp.Misuse, "MessagePack"),
-        (lambda: table.upsert(["a"], tags=[{"n": "x" * 70_000}]), dp.LimitExceeded, "tags of a row"),
-        (lambda: table.upsert([17], rows(1)), dp.Misuse, "no row number 17"),
-        (lambda: table.read(["a", "c"]), dp.Misuse, "no row 'c'"),
-        (lambda: table.read(["a"], ["never"]), dp.Misuse, "no column 'never'"),
-        (lambda: table.read(["a"], []), dp.Misuse, "one column or more"),
-        (lambda: table.read(np.array([0.5])), dp.Misuse, "keys or numbers"),
-        (lambda: table.read([1.5]), dp.Misuse, "whole number"),
-        (lambda: table.look(["c"]), dp.Misuse, "no row 'c'"),
-        (lambda: table.ready("x"), dp.Misuse, "list of names"),
-        (lambda: table.ready(["x"], timeout=float("nan")), dp.Misuse, "seconds"),
-        (lambda: table.ready(["x"], task=""), dp.Misuse, "text"),
-        (lambda: table.claim("", [0]), dp.Misuse, "text"),
-        (lambda: table.claim("t", [0, 0]), dp.Misuse, "named twice"),
-        (lambda: table.claim("t", ["a"]), dp.Misuse, "by their numbers"),
-        (lambda: table.claimed("t", [9]), dp.Misuse, "no row number 9"),
-        (lambda: table.release("t", [9]), dp.Misuse, "no row number 9"),
-    ]:
-        with pytest.raises(error, match=match):
-            refused()
-    plane.free(scope="s")
-    assert plane.get(table.read(["a", "b"], ["x"]))["x"].to_list() == [0, 1]
-    assert table.look().tags == [{}, {}]
-    table.drop()
-
-
 # Taking
 
 

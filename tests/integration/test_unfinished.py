@@ -62,52 +62,6 @@ def test_ragged_columns_are_joined_and_of_others_the_last_counts(stream: Any) ->
     }
 
 
-@BOTH
-def test_no_task_is_given_a_row_before_it_is_finished(stream: Any) -> None:
-    with stream.begin("r", group="g") as row:
-        stream.append({"response_ids": [[5]]}, group="g")
-        row.append({"response_ids": [[1]]})
-        assert stream.stats()["rows"] == 2
-        with pytest.raises(dp.NotReady):
-            stream.consume("actor", rows=2, columns=["response_ids"], sampler=dp.CompleteGroups(2), timeout=0.05)
-        with pytest.raises(dp.Misuse, match="in progress"):
-            stream.extend(["r"], {"reward": np.zeros(1)})
-        stream.close()
-        assert taken(stream, "response_ids") == {"response_ids": [[5]]}
-    assert taken(stream, "response_ids") == {"response_ids": [[1]]}
-    with pytest.raises(dp.Closed):
-        stream.consume("actor", rows=1, columns=["response_ids"], timeout=5)
-
-
-@BOTH
-def test_who_lost_a_row_brings_nothing_more(stream: Any) -> None:
-    first = stream.begin("r", lease=30)
-    first.append({"response_ids": [[1]]})
-    with pytest.raises(dp.LeaseExpired, match="heard lately"):
-        stream.resume("r")
-    assert stream.resume() is None
-    first.release()
-    (listed,) = stream.unfinished()
-    assert (listed.key, listed.free, listed.pieces, listed.tokens) == ("r", True, 1, 1)
-    second = stream.resume("r")
-    for refused in (
-        lambda: first.append({"response_ids": [[2]]}),
-        first.finish,
-        first.renew,
-        first.abandon,
-        lambda: first.get(),
-    ):
-        with pytest.raises(dp.LeaseExpired):
-            refused()
-    second.append({"response_ids": [[3]]})
-    second.finish()
-    with pytest.raises(dp.LeaseExpired):
-        first.append({"response_ids": [[2]]})
-    assert taken(stream, "response_ids") == {"response_ids": [[1, 3]]}
-    with pytest.raises(dp.LeaseExpired):
-        stream.resume("r")
-
-
 def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: Any, stream: Any) -> None:
     row = stream.begin("r")
     row.append({"response_ids": [[1]], "hidden": [np.zeros((1, 3))]})

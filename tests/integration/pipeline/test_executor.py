@@ -59,17 +59,6 @@ def test_two_stages_over_two_workers(plane: dp.Plane) -> None:
         nothing_is_left(plane)
 
 
-def test_rows_come_back_in_their_order_whatever_the_micro_batches(plane: dp.Plane) -> None:
-    pipeline = stages.pipeline()
-    plan = fifo(pipeline, ROWS, Cluster.uniform(3), {"double": [0, 1], "add": [2]}, [[7, 0, 3], [5, 1], [2, 4, 6]])
-    with Executor(plane, pipeline, plan, method=METHOD, keep=["y", "z"]) as executor:
-        ref = plane.put({"x": X})
-        result = executor.step(ref)
-        assert result.ref is not None
-        assert plane.get(result.ref)["y"].numpy().tolist() == (2 * X).tolist()
-        assert values(plane, result.ref, "z") == (3 * X).tolist()
-
-
 def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.refuse)
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
