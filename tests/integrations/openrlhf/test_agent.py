@@ -73,11 +73,6 @@ def test_samples_of_a_prompt_share_one_handle(plane: dp.Plane, processor: Proces
         assert {**one, "mm_train_inputs": 0} == {**other, "mm_train_inputs": 0}
 
 
-def test_a_message_with_samples_is_small(plane: dp.Plane, processor: Processor, pictures: list[str]) -> None:
-    lazy = answers(LazyExecutor(), processor, *[(PROMPT, [pictures[0]])] * 8)
-    assert len(pickle.dumps(lazy)) < 4096
-
-
 def test_other_pictures_under_the_same_text_are_others(
     plane: dp.Plane, processor: Processor, pictures: list[str]
 ) -> None:
@@ -110,17 +105,6 @@ def test_nothing_is_remembered_once_a_prompt_is_done(
     assert processor.calls == 2
     assert float(again["mm_train_inputs"]["pixel_values"].std()) < 0.5
     assert not executor._prompts._shared
-
-
-def test_pixels_of_a_sample_that_is_not_sent_are_freed(
-    plane: dp.Plane, processor: Processor, pictures: list[str]
-) -> None:
-    found = answers(LazyExecutor(), processor, (PROMPT, [pictures[0]]))
-    assert plane.stats().memory_used > 0
-    del found
-    gc.collect()
-    assert freeing.settle()
-    assert plane.stats().memory_used == 0
 
 
 def test_a_handle_that_is_sent_is_the_receivers_to_free(

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch, split_experience_batch
+from openrlhf.trainer.ppo_utils.experience import Experience
 from openrlhf.utils.vlm_utils import merge_mm_train_inputs
 
 import dataplane as dp
-from dataplane.integrations import process
 from dataplane.integrations.openrlhf import free, get, put
 from dataplane.integrations.rows import LazyRow
 from tests.integrations.marks import SYSTEMS
@@ -46,15 +45,6 @@ def test_all_of_several_comes_back_as_it_was(plane: dp.Plane, fields: dict[str, 
     given = [Experience(**fields), experience(), experience(2, 30, seed=1), experience(1, 2, seed=2)]
     assert same(back(put(given)), given)
     assert same(back(put(given[0])), given[0])
-
-
-def test_what_openrlhf_does_with_experiences_it_does_with_these(plane: dp.Plane) -> None:
-    given = experience()
-    for it in (given, there := get(put(given))):
-        it.info = dict(it.info)
-    assert same(
-        make_experience_batch(split_experience_batch(there)), make_experience_batch(split_experience_batch(given))
-    )
 
 
 def test_tensors_are_read_to_a_device(plane: dp.Plane) -> None:
@@ -103,12 +93,6 @@ def test_handles_among_inputs_come_back_as_handles(plane: dp.Plane) -> None:
     assert again.mm_train_inputs == first.mm_train_inputs
 
 
-def test_a_handle_is_small_whatever_it_stands_for(plane: dp.Plane) -> None:
-    there = put([experience(16, 100) for _ in range(8)])
-    assert sum(ref.nbytes for ref in there.refs) > 8 * 16 * inputs()["pixel_values"].nbytes
-    assert len(pickle.dumps(there)) < 4096
-
-
 def test_what_is_freed_is_gone_and_what_was_read_stays(plane: dp.Plane) -> None:
     there = put(experience())
     read = get(there)
@@ -119,12 +103,6 @@ def test_what_is_freed_is_gone_and_what_was_read_stays(plane: dp.Plane) -> None:
         get(there)
     del read
     gc.collect()
-    assert plane.stats().memory_used == 0
-
-
-def test_it_is_freed_with_its_scope(plane: dp.Plane) -> None:
-    put(experience(), scope="step 1")
-    plane.free(scope="step 1")
     assert plane.stats().memory_used == 0
 
 
@@ -147,10 +125,3 @@ def test_what_no_column_holds_is_refused_by_name(plane: dp.Plane, fields: dict[s
 def test_other_things_are_refused(plane: dp.Plane, value: Any) -> None:
     with pytest.raises(dp.Misuse, match="an openrlhf Experience"):
         put(value)
-
-
-def test_without_a_node_the_error_has_the_line_to_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
-    process.close()
-    with pytest.raises(dp.Misuse, match=r"dataplane\.integrations\.ray\.up\(\)"):
-        put(experience())

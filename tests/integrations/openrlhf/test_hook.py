@@ -117,12 +117,6 @@ def test_appended_experiences_are_those_that_were_sent(hooked: Any) -> None:
     assert same(kept, arguments["experience"])
 
 
-def test_handles_give_the_tensors_that_dicts_give(hooked: Any) -> None:
-    given = [experience(3, seed=i).mm_train_inputs for i in range(3)]
-    merged = gathered(hooked, "merged", {"mm_train_inputs_list": given})
-    assert same(merged, [merge_mm_train_inputs(each, "cpu") for each in given])
-
-
 def test_only_references_pass_through_the_controller(hooked: Any) -> None:
     sent: dict[str, int] = {}
     all_of_them = phases()
@@ -208,11 +202,6 @@ def test_what_no_column_holds_travels_as_before(hooked: Any) -> None:
     assert kept.images[0].tobytes() == picture.tobytes()
     assert kept.info["odd"] == {1, 2}
     assert same(kept.info["kl"], given[0].info["kl"])
-
-
-def test_a_worker_that_raises_is_heard(hooked: Any) -> None:
-    with pytest.raises(TypeError, match="unexpected keyword"):
-        gathered(hooked, "append", {"wrong": [torch.rand(2), torch.rand(2)]})
 
 
 def test_pixels_of_a_rollout_worker_reach_the_models_and_are_freed(hooked: Any, tmp_path: Path) -> None:

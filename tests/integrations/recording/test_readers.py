@@ -75,40 +75,6 @@ def test_pandas_reads_it(recording: Path, columns: dict[str, Any]) -> None:
     assert len(media) == 1
 
 
-@needs("polars")
-def test_polars_reads_it(recording: Path, columns: dict[str, Any]) -> None:
-    import polars as pl
-
-    frame = pl.read_parquet(recording / "rows" / "*.parquet").sort("__version__", maintain_order=True)
-    assert frame["response_ids"].to_list() == [list(range(n)) for n in range(ROWS)] * 2
-    assert frame["grid"].to_list()[:ROWS] == columns["grid"].reshape(ROWS, 6).tolist()
-    assert frame["answer"].to_list()[:ROWS] == columns["answer"]
-    assert [row["s"] for row in frame["extra"].to_list()[:3]] == ["x", None, "x"]
-    media = pl.read_parquet(recording / "media" / "*.parquet")
-    joined = frame.join(media, left_on="image", right_on="media", how="left")
-    assert joined["data"].to_list() == columns["image"] * 2
-
-
-@needs("duckdb")
-def test_duckdb_reads_it(recording: Path, columns: dict[str, Any]) -> None:
-    import duckdb
-
-    with duckdb.connect() as base:
-        query = f"""
-            select r.response_ids, r.advantage, r.grid, r.__tags__, m.data
-            from '{recording}/rows/*.parquet' r join '{recording}/media/*.parquet' m on r.image = m.media
-            where r.__version__ = 1 order by r.advantage
-        """
-        found = base.sql(query).fetchall()
-        assert [row[0] for row in found] == [list(range(n)) for n in range(ROWS)]
-        assert [np.float32(row[1]) for row in found] == columns["advantage"].tolist()
-        assert [list(row[2]) for row in found] == columns["grid"].reshape(ROWS, 6).tolist()
-        assert {row[3] for row in found} == {'{"domain": "math"}'}
-        assert [row[4] for row in found] == columns["image"]
-        tokens = base.sql(f"select sum(len(response_ids)) from '{recording}/rows/*.parquet'").fetchall()
-        assert tokens == [(2 * sum(range(ROWS)),)]
-
-
 @needs("datasets")
 def test_datasets_reads_it(
     recording: Path, columns: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,25 +101,6 @@ def with_images(prompt: int, number: int) -> TensorDict:
     return fields
 
 
-def test_large_rows_of_a_prompt_are_made_together(ours: Any, pid: str, puts: list[int]) -> None:
-    pairs = [(prompt, number) for prompt in range(3) for number in range(8)]
-    keys = [f"{prompt}_{number}" for prompt, number in pairs]
-    calls = [
-        ours.async_kv_batch_put([key], pid, with_images(*pair), [{"n": pair[1]}])
-        for key, pair in zip(keys, pairs, strict=True)
-    ]
-    metas = gathered(calls)
-    assert [meta.tags for meta in metas] == [[{"n": number}] for _, number in pairs]
-    assert sum(puts) == 24
-    assert len(puts) < 12, "several at once"
-    check(ours, pid, keys, [prompt for prompt, _ in pairs])
-    found = ours.kv_batch_get(keys, pid)
-    assert found["number"].tolist() == [number for _, number in pairs]
-    for name in ("messages", "raw"):
-        said = [(each["n"], len(each["content"]), each["content"][:1]) for each in found.get(name).tolist()]
-        assert said == [(prompt, 64 << 10, bytes([prompt])) for prompt, _ in pairs]
-
-
 def test_rows_that_come_one_after_another_are_laid_out_at_once_and_are_the_same(
     ours: Any, pid: str, singly: list[str]
 ) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import NonTensorStack, TensorDict
 
 from tests.integrations.marks import SYSTEMS
 
@@ -58,14 +57,6 @@ def test_what_is_put_by_key_is_got_by_key(tq: Any, pid: str) -> None:
     assert data["score"].shape == (4,)
 
 
-def test_rows_come_in_the_order_that_was_asked_for(tq: Any, pid: str) -> None:
-    tq.kv_batch_put(KEYS, pid, fields=batch())
-    data = tq.kv_batch_get(["d", "a", "c"], pid, select_fields=["score", "ids"])
-    assert got(data, "score") == [3.0, 0.0, 2.0]
-    assert got(data, "ids") == [[0, 1, 2, 3], [0], [0, 1, 2]]
-    assert sorted(data.keys()) == ["ids", "score"]
-
-
 def test_a_row_is_put_as_a_dict(tq: Any, pid: str) -> None:
     meta = tq.kv_put("one", pid, fields={"ids": torch.tensor([1, 2, 3]), "who": "me"}, tag={"score": 0.5})
     assert (meta.keys, meta.tags, meta.partition_id, sorted(meta.fields)) == (
@@ -79,34 +70,6 @@ def test_a_row_is_put_as_a_dict(tq: Any, pid: str) -> None:
     assert got(data, "who") == ["me"]
 
 
-def test_rows_put_one_by_one_come_back_together(tq: Any, pid: str) -> None:
-    for i, key in enumerate(KEYS):
-        tq.kv_put(key, pid, fields={"ids": torch.arange(i + 1), "reward": torch.tensor(float(i))})
-    data = tq.kv_batch_get(KEYS, pid)
-    assert got(data, "ids") == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
-    assert got(data, "reward") == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_values_of_any_kind_come_back_as_they_were(tq: Any, pid: str) -> None:
-    """More of them: `tests/integrations/verl/test_values.py`."""
-    values = [None, [1, [2.5]], {"c": {"d": "ä"}, "p": [True]}, [{"role": "user"}]]
-    pixels = [{"pixel_values": torch.full((i + 1, 3), float(i)), "grid": torch.tensor([[1, 2, i]])} for i in range(3)]
-    each = NonTensorData(data=np.array(["a", "bc", "", "d"]), batch_size=[4])
-    bits = torch.tensor([[1, 0], [2, 3], [0, 1], [1, 1]], dtype=torch.bfloat16)
-    fields = {"values": NonTensorStack(*values), "mm": NonTensorStack(*pixels, {}), "each": each, "bits": bits}
-    tq.kv_batch_put(KEYS, pid, fields=TensorDict(fields, batch_size=[4]))
-    data = tq.kv_batch_get(KEYS, pid)
-    assert data.get("values").tolist() == values
-    assert data.get("each").tolist() == ["a", "bc", "", "d"]
-    assert (data["bits"].dtype, got(data, "bits")) == (torch.bfloat16, bits.tolist())
-    *found, nothing = data.get("mm").tolist()
-    assert nothing == {}
-    for one, put in zip(found, pixels, strict=True):
-        assert torch.equal(one["pixel_values"], put["pixel_values"])
-        assert torch.equal(one["grid"], put["grid"])
-    assert got(tq.kv_batch_get("b", pid, select_fields="bits"), "bits") == [[2.0, 3.0]]
-
-
 def test_a_second_put_adds_fields_and_tags(tq: Any, pid: str) -> None:
     tq.kv_batch_put(KEYS, pid, fields=batch(), tags=[{"n": i} for i in range(4)])
     more = TensorDict({"reward": torch.ones(4)}, batch_size=[4])
@@ -114,12 +77,6 @@ def test_a_second_put_adds_fields_and_tags(tq: Any, pid: str) -> None:
     assert sorted(meta.fields) == ["answer", "ids", "reward", "score"]
     assert meta.tags == [{"n": i, "done": True} for i in range(4)]
     assert tq.kv_list(pid)[pid]["c"] == {"n": 2, "done": True}
-
-
-def test_a_second_put_of_a_field_replaces_it(tq: Any, pid: str) -> None:
-    tq.kv_batch_put(KEYS, pid, fields=batch())
-    tq.kv_batch_put(["b"], pid, fields=TensorDict({"ids": jagged([7, 7])}, batch_size=[1]))
-    assert got(tq.kv_batch_get(KEYS, pid, "ids"), "ids") == [[0], [7, 7], [0, 1, 2], [0, 1, 2, 3]]
 
 
 def test_tags_are_put_and_listed_without_fields(tq: Any, pid: str) -> None:

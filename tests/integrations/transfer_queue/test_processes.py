@@ -41,24 +41,6 @@ def address(node: str) -> Iterator[str]:
             plane.table(name).drop()
 
 
-def test_a_writer_and_a_reader(address: str, start: Callable[..., Process]) -> None:
-    write = """
-        tq.init()
-        keys = [f"k{i}" for i in range(64)]
-        tq.kv_batch_put(keys, "train", fields=TensorDict({"x": torch.arange(64.0).view(64, 1)}, batch_size=[64]))
-        tell(keys)
-    """
-    read = """
-        tq.init()
-        data = tq.kv_batch_get([f"k{i}" for i in range(64)], "train")
-        tell(data["x"].flatten().tolist())
-    """
-    with start(write, DATAPLANE_ADDRESS=address) as writer:
-        writer.hear()
-    with start(read, DATAPLANE_ADDRESS=address) as reader:
-        assert reader.hear() == [float(i) for i in range(64)]
-
-
 def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any, start: Callable[..., Process]) -> None:
     """Four processes sample at once; what one takes, no other gets."""
     consume = """

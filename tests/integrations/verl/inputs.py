@@ -137,15 +137,7 @@ EXTRAS: dict[str, Callable[[], Any]] = {
 }
 
 _DTYPES = ("bool", "int64", "uint16", "bfloat16", "complex64", "float8_e4m3fn")
-_MORE_DTYPES = (
-    *("uint8", "int8", "int16", "uint32", "uint64", "float16", "float64"),
-    *("complex32", "float8_e5m2", "float8_e4m3fnuz", "float8_e8m0fnu"),
-)
 _ARRAYS = ("bool", "int64", "float16", "complex128", "datetime64[ns]")
-_MORE_ARRAYS = (
-    *("int8", "uint8", "uint16", "uint32", "uint64", "float32", "float64"),
-    *("complex64", "datetime64[D]", "timedelta64[s]"),
-)
 
 
 def _without_stacks() -> Iterator[Case]:
@@ -465,11 +457,6 @@ def _named(*groups: Iterator[Case]) -> dict[str, Case]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's, of prototypes
         return {case.name: case for group in groups for case in group}
-
-
-def more() -> dict[str, Case]:
-    """Cases that take longer together than all others."""
-    return _named(_of_dtypes(_MORE_DTYPES, _MORE_ARRAYS))
 
 
 CASES = _named(

@@ -6,9 +6,7 @@ import copy
 import copyreg
 import io
 import pickle
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -124,20 +122,6 @@ def test_a_file_that_ends_early_fails_as_it_is_unpickled_or_is_decoded_before(mo
     found = cloudpickle.dumps(Image.open(io.BytesIO(data)))
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", False)
     assert pickle.loads(found).size == (SIDE, SIDE)
-
-
-def test_several_threads_look_at_an_image_that_was_unpickled() -> None:
-    """As the agent loops of a prompt do: an image that is still to be decoded fails in some of them."""
-    image = pickle.loads(cloudpickle.dumps(Image.open(io.BytesIO(file("PNG")))))
-    start = threading.Barrier(8)
-
-    def look() -> bytes:
-        start.wait()
-        return bytes(image.convert("L").tobytes())
-
-    with ThreadPoolExecutor(8) as threads:
-        seen = [each.result() for each in [threads.submit(look) for _ in range(8)]]
-    assert len(set(seen)) == 1
 
 
 def test_what_somebody_else_said_of_a_class_stays() -> None:

@@ -23,12 +23,10 @@ import transfer_queue as tq
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
 import dataplane as dp
-from dataplane.integrations import process
-from dataplane.integrations.verl import cells, commits, sharing
+from dataplane.integrations.verl import cells, commits
 from dataplane.integrations.verl.controller import Controller
 from tests.integrations.images import IMAGE, PAGES, SharedImages, check, pixels, trajectories
 from tests.integrations.marks import SYSTEMS
-from tests.integrations.verl.inputs import jagged, look
 from tests.integrations.verl.storage_job import job, stats, used, worker
 from tests.processes import eventually
 
@@ -67,25 +65,6 @@ def rows(count: int, **entries: Any) -> TensorDict:
 
 
 # What goes in comes out, as TransferQueue gives it
-
-
-def test_rows_of_any_kind_are_read_by_another_process(other: Any, partition: str) -> None:
-    """Each field exactly, in type too; tensors jagged, as TransferQueue gives them: verl asks for their offsets."""
-    images = [
-        {"pixel_values": torch.randn(4, 8), "image_grid_thw": torch.tensor([[1, 2, 2]])},
-        {"pixel_values_videos": torch.randn(6, 8, dtype=torch.bfloat16), "second": torch.tensor(2.5)},
-        {},
-    ]
-    dense = torch.arange(18).view(3, 6).bfloat16().requires_grad_()
-    uneven = jagged([torch.ones(n, 4) for n in (2, 0, 5)])
-    mixed = [{"a": 1}, (1, "ü"), None]
-    entries = rows(3, dense=dense, uneven=uneven, mm=NonTensorStack(*images), mixed=NonTensorStack(*mixed))
-    tq.kv_batch_put(keys=list("abc"), partition_id=partition, fields=entries)
-    got = there(other, "kv_batch_get", list("abc"), partition)
-    assert got["dense"].offsets().diff().tolist() == [6, 6, 6]
-    assert look(list(got["dense"].unbind())) == look(list(dense.detach()))
-    assert look(list(got["uneven"].unbind())) == look(list(uneven.unbind()))
-    assert look([got.get("mm").tolist(), got.get("mixed").tolist()]) == look([images, mixed])
 
 
 def test_a_value_that_can_not_be_carried(partition: str) -> None:
@@ -149,27 +128,6 @@ def test_by_metadata_in_stages(other: Any, partition: str) -> None:
     assert all(torch.equal(x * 2, y) for x, y in zip(got["x"].unbind(), got["y"].unbind(), strict=True))
     assert client.check_production_status(["x"], partition)
     assert not client.check_production_status(["y"], partition)
-
-
-def test_the_async_twins(partition: str) -> None:
-    """In a loop of the user's own."""
-
-    async def use() -> list[Any]:
-        await tq.async_kv_put("a", partition, {"x": torch.ones(3)}, {"tag": 1})
-        meta = await tq.async_kv_batch_put(["b"], partition, rows(1, x=torch.zeros(1, 2)))
-        both = await asyncio.gather(
-            tq.async_kv_batch_get(["a", "b"], partition),
-            tq.async_kv_batch_get_by_meta(meta),
-        )
-        listed = await tq.async_kv_list(partition)
-        await tq.async_kv_clear(["a"], partition)
-        return [*both, listed, await tq.async_kv_list(partition)]
-
-    both, alone, before, after = asyncio.run(use())
-    assert [row.tolist() for row in both["x"].unbind()] == [[1, 1, 1], [0, 0]]
-    assert [row.tolist() for row in alone["x"].unbind()] == [[0, 0]]
-    assert before[partition] == {"a": {"tag": 1}, "b": {}}
-    assert list(after[partition]) == ["b"]
 
 
 # What is freed
@@ -442,15 +400,3 @@ def test_a_checkpoint_is_loaded_as_it_was_shared(queue: Any, partition: str, tmp
         for frames, prompt in zip(got["frames"].unbind(), prompts, strict=True):
             assert torch.equal(frames, pixels(prompt)["pixel_values"])
         del got, frames
-
-
-def test_cells_of_one_value_are_freed_one_by_one(queue: Any) -> None:
-    """Also together, and twice: each cell is its own."""
-    made = sharing.put({"x": [pixels(5)] * 3}, {"x": cells.ROWS}, 5.0)
-    assert len(set(made["x"])) == 3
-    cells.free({"x": made["x"][:2]})
-    cells.free({"x": made["x"][:2]})
-    (found,) = cells.find({"x": made["x"][2:]})
-    assert torch.equal(process.plane().get(found.ref)["x"].torch()[0]["pixel_values"], pixels(5)["pixel_values"])
-    cells.free({"x": made["x"]})
-    assert used() == 0

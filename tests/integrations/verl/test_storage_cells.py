@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import random
 import tracemalloc
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt
-from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED, cells, find
+from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, cells, find
 
 NODE, ELSEWHERE = b"12345678", b"87654321"
 TOKENS, PIXELS, TEXT = Field("ragged", "int64", (None,)), Field("ragged", "float32", (None, 8)), Field("text")
@@ -45,39 +44,6 @@ def test_one_put_is_one_reference_in_any_order_of_rows() -> None:
         assert found.ref == ref[order]
 
 
-def test_rows_of_many_puts_and_fields_of_others() -> None:
-    """Whatever comes from wherever, each row means what was put for it; all columns are in one reference."""
-    source = random.Random(0)
-    firsts = [put(3, NODE if i % 2 else ELSEWHERE, x=TOKENS, y=PIXELS) for i in range(20)]
-    later = put(60, z=TEXT)
-    made = [cells(ref, {"x": TENSOR, "y": TENSOR}) for ref in firsts]
-    fields = {name: [cell for each in made for cell in each[name]] for name in ("x", "y")}
-    fields["z"] = cells(later, {"z": ROWS})["z"]
-    expected = {name: [m for ref in firsts for m in meant(ref, name)] for name in ("x", "y")}
-    expected["z"] = meant(later, "z")
-    order = source.sample(range(60), 60)
-    (found,) = find({name: [column[i] for i in order] for name, column in fields.items()})
-    assert set(found.ref.columns) == {"x", "y", "z"}
-    for name, column in expected.items():
-        assert meant(found.ref, name) == [column[i] for i in order]
-
-
-def test_rows_that_are_no_one_column_are_apart() -> None:
-    text, objects = put(2, f=TEXT), put(1, f=Field("object"))
-    dense, jagged = put(1, g=TOKENS), put(2, g=TOKENS)
-    a, b = cells(text, {"f": ROWS})["f"], cells(objects, {"f": WRAPPED})["f"]
-    c, d = cells(dense, {"g": DENSE})["g"], cells(jagged, {"g": TENSOR})["g"]
-    found = find({"f": [a[1], b[0], a[0]], "g": [c[0], *d]})
-    parts = {tuple(each.ref.columns): each for each in found if each.how.get("f") != WRAPPED}
-    (odd,) = [each for each in found if each.how.get("f") == WRAPPED]
-    assert odd.positions is not None
-    assert odd.positions.tolist() == [1]
-    assert parts["f",].positions is not None
-    assert parts["f",].positions.tolist() == [0, 2]
-    assert meant(parts["f",].ref, "f") == [meant(text, "f")[1], meant(text, "f")[0]]
-    assert parts["g",].how == {"g": TENSOR}, "dense and jagged rows together are a jagged tensor"
-
-
 @pytest.mark.parametrize("reading", [False, True])
 def test_rows_that_were_put_singly_and_links_to_shared_ones(reading: bool) -> None:
     """Of each row most fields are in a shard of its own, one is in another's, by a link, and one differs in shape."""
@@ -100,14 +66,6 @@ def test_rows_that_were_put_singly_and_links_to_shared_ones(reading: bool) -> No
     assert meant(found.ref, "z") == expected
     assert found.ref.nbytes == 9 * 3 * 80
     assert BatchRef.decode(found.ref.encode()) == found.ref
-
-
-def test_rows_without_a_cell_are_left_out() -> None:
-    made = cells(put(3, x=TOKENS), {"x": TENSOR})["x"]
-    (found,) = find({"x": [made[0], None, made[2]]})
-    assert found.positions is not None
-    assert found.positions.tolist() == [0, 2]
-    assert find({"x": [None, None]}) == []
 
 
 def test_what_is_no_cell_is_corrupt() -> None:

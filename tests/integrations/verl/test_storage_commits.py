@@ -23,20 +23,6 @@ def put(row: int, partition: str = "p", **fields: Any) -> commits.Put:
     return commits.Put(partition, [row], columns, how, extract_field_schema(data))
 
 
-def test_alike_puts_go_together_and_others_stay_apart() -> None:
-    x = torch.arange(3)
-    puts = [
-        put(0, x=x, text="a"),
-        put(1, x=torch.arange(7), text="b"),
-        put(2, x=x.float(), text="c"),
-        put(3, x=x, text=None),
-        put(4, "q", x=x, text="d"),
-        put(5, x=x, text="e"),
-    ]
-    together = [[each.rows[0] for each in several] for several in commits._together(puts, commits.Put.likeness)]
-    assert together == [[0, 1, 5], [2], [3], [4]]
-
-
 @pytest.mark.parametrize("size", [2, commits._SMALL])
 def test_puts_of_one_row_stay_in_their_order(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
     """Also where the first waits for room, and is small or large; others pass it."""
@@ -82,14 +68,6 @@ def test_shapes_that_differ_are_told_row_by_row() -> None:
     assert (schema["x"]["is_nested"], schema["x"]["per_sample_shapes"]) == (True, [(3,), (5,)])
     assert (schema["s"]["is_nested"], "per_sample_shapes" in schema["s"]) == (False, False)
     assert schema["t"]["is_non_tensor"]
-
-
-def test_a_put_is_given_up_before_it_is_told_or_not_at_all() -> None:
-    early, late = put(0, x=torch.ones(1)), put(1, x=torch.ones(1))
-    assert early.give_up()
-    assert not early.begin_to_tell()
-    assert late.begin_to_tell()
-    assert not late.give_up()
 
 
 def test_what_waits_for_room_keeps_nothing_small_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
 
-import dataplane as dp
-from tests.integrations.marks import SYSTEMS, long
-from tests.integrations.nursery import Nursery
+from tests.integrations.marks import SYSTEMS
 from tests.integrations.verl.storage_job import job, own, stats, worker
 from tests.processes import eventually
 
@@ -57,39 +53,6 @@ def other(two: Any) -> Any:
 
 def rows(count: int, **entries: Any) -> TensorDict:
     return TensorDict(entries, batch_size=[count])
-
-
-JOB = """
-    import signal, time
-    import ray
-    import transfer_queue as tq
-    from omegaconf import OmegaConf
-    from dataplane.integrations import process
-    import dataplane.integrations.verl.plugin
-
-    ray.init(os.environ["RAY"], log_to_driver=False)
-    while ray.util.list_named_actors(all_namespaces=True):
-        time.sleep(0.05)  # what the job before had has not ended yet
-    backend = {"storage_backend": "Dataplane", "Dataplane": {"memory": "16MiB", "spill": 0}}
-    tq.init(OmegaConf.create({"backend": backend}))
-    tq.kv_batch_put(keys=["a"], partition_id="p", fields=TensorDict({"x": torch.ones(1, 8)}, batch_size=1))
-    tell([process.plane().stats().pid, process.plane().address])
-    if os.environ["HOW"] == "close":
-        tq.close()
-        ray.shutdown()
-    if os.environ["HOW"] == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("how", long("close", "exit", "killed"))
-def test_nothing_is_left_of_a_job_that_ends(cluster: Any, nursery: Nursery, how: str) -> None:
-    """First in this module: a Ray has one TransferQueue."""
-    with nursery.process(textwrap.dedent(JOB), RAY=cluster.address, HOW=how) as driver:
-        pid, address = driver.hear()
-        driver.wait()
-    eventually(lambda: not psutil.pid_exists(pid), "its node ends", 40)
-    eventually(lambda: not Path(address.removeprefix("unix://")).parent.exists(), "its files go")
 
 
 def test_rows_of_two_hosts_are_read_on_both(other: Any) -> None:
@@ -140,21 +103,3 @@ def test_a_checkpoint_of_rows_on_two_hosts(other: Any, tmp_path: Path) -> None:
     del got
     tq.get_client().clear_partition("c")
     eventually(lambda: [shards for shards, _ in here_and_there()] == [0, 0], "all of it is free")
-
-
-def test_without_a_node_it_says_what_to_write(two: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataplane.integrations import process
-
-    monkeypatch.setenv("DATAPLANE_ADDRESS", "unix:///nowhere/node.sock")
-    process.close()
-    try:
-        with pytest.raises(dp.PeerUnavailable, match="nowhere"):
-            tq.kv_batch_put(keys=["a"], partition_id="w", fields=rows(1, x=torch.ones(1, 8)))
-        monkeypatch.delenv("DATAPLANE_ADDRESS")
-        monkeypatch.setattr(ray, "is_initialized", lambda: False)
-        with pytest.raises(dp.Misuse, match=r"dataplane\.integrations\.ray\.up\(\)"):
-            tq.kv_batch_put(keys=["a"], partition_id="w", fields=rows(1, x=torch.ones(1, 8)))
-    finally:
-        monkeypatch.undo()
-    tq.kv_batch_put(keys=["a"], partition_id="w", fields=rows(1, x=torch.ones(1, 8)))
-    tq.kv_clear(keys=["a"], partition_id="w")

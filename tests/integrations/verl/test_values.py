@@ -141,18 +141,6 @@ def test_what_comes_back_is_what_transferqueue_gives(
     check(CASES[name], door, theirs.seen[name], request.getfixturevalue(door).seen[name])
 
 
-@pytest.mark.long
-def test_more_of_what_comes_back_is_what_transferqueue_gives() -> None:
-    cases = inputs.more()
-    with simple_storage() as queue:
-        real = seen(queue, cases)
-    for door, of in (("backend", storage_job.job(memory="256MiB", spill=0, prewarm=0)), ("calls", module())):
-        with of as queue:
-            ours = seen(queue, cases)
-        for name, case in cases.items():
-            check(case, door, real[name], ours[name])
-
-
 @pytest.mark.parametrize("door", ["backend", "calls"])
 def test_images_keep_the_bytes_of_their_files(request: pytest.FixtureRequest, door: str) -> None:
     assert request.getfixturevalue(door).files == FILES
