@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests import etcd, processes
+from tests.integration.test_hosts import planes as planes
+from tests.integration.test_hosts import two as two
 from tests.mounts import mounted
 from tests.processes import StandingNode
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,6 @@ import pytest
 import dataplane as dp
 from tests.integration.test_hosts import Host, Hosts, Planes, members, together
 from tests.processes import MIB, eventually, pattern
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[Hosts]:
-    with Host(tmp_path / "one") as one, Host(tmp_path / "two", one) as other:
-        yield one, other
-
-
-@pytest.fixture
-def planes(two: Hosts) -> Iterator[Planes]:
-    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
-        together(one, other)
-        yield one, other
 
 
 def test_killed_while_others_read(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -26,20 +25,6 @@ def clustered() -> ClusterConfig:
 
 def settings(directory: Path) -> NodeConfig:
     return NodeConfig(memory="16MiB", spill="16MiB", prewarm=0, spill_dir=directory)
-
-
-@pytest.mark.long
-def test_one_that_ends_is_noticed_and_another_joins(tmp_path: Path) -> None:
-    key, cluster = new_key(), clustered()
-    with ExitStack() as stack:
-        nodes = [stack.enter_context(closing(Hosted(settings(tmp_path), cluster, key))) for _ in range(2)]
-        with dp.connect(nodes[1].address) as plane:
-            pid = plane.stats().pid
-        os.kill(pid, signal.SIGKILL)
-        nodes[1].wait()
-        nodes.append(stack.enter_context(closing(Hosted(settings(tmp_path), cluster, key))))
-        planes = [stack.enter_context(dp.connect(node.address)) for node in (nodes[0], nodes[2])]
-        together(*planes)
 
 
 @pytest.mark.long

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,6 @@ import dataplane as dp
 from tests.cases import each_case
 from tests.processes import StandingNode, eventually
 from tests.streams import take
-
-"""A row of which the columns are put before it is appended."""
 
 NODE = {"memory": "32MiB", "spill": 0}
 
@@ -37,30 +35,6 @@ def other(node: StandingNode, plane: dp.Plane) -> Iterator[dp.Plane]:
         yield other
 
 
-class Call:
-    """A call in a thread of its own, and what came of it."""
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(make,), daemon=True)
-        self._thread.start()
-
-    def _run(self, make: Callable[[], Any]) -> None:
-        try:
-            self._result = make()
-        except BaseException as error:
-            self._error = error
-
-    def result(self, timeout_s: float = 10.0) -> Any:
-        """What it returned. Raises what it raised."""
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), "the call hangs"
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 def task(stream: Any, name: str = "a") -> Any:
     return stream.stats()["task"][name]
 
@@ -76,11 +50,12 @@ def test_an_append_made_again_on_a_full_stream_is_answered_at_once(plane: dp.Pla
     for again in (stream, other.stream("s")):
         assert again.append(columns, keys=["a", "b"], timeout=0) == ["a", "b"]
     assert (plane.stats().memory_used, stream.stats()["appended"]) == (held, 2)
-    waiting = Call(lambda: other.stream("s").append(columns, keys=["a", "c"], timeout=60))
-    eventually(lambda: stream.stats()["waiting"] == 1, "another append waits")
-    assert stream.append(columns, keys=["a", "b"], timeout=0) == ["a", "b"], "whoever waits"
-    assert take(stream) == [0, 1]
-    assert waiting.result() == ["a", "c"]
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.stream("s").append, columns, keys=["a", "c"], timeout=60)
+        eventually(lambda: stream.stats()["waiting"] == 1, "another append waits")
+        assert stream.append(columns, keys=["a", "b"], timeout=0) == ["a", "b"], "whoever waits"
+        assert take(stream) == [0, 1]
+        assert waiting.result(10) == ["a", "c"]
     assert take(stream) == [0, 1]
     assert stream.append(columns, keys=["a", "b"], timeout=0) == ["a", "b"]
     assert stream.stats()["appended"] == 6, "the rows had gone, so it was another append"

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.history_rollout import task
 from tests.optional import needs
 
 ROOT = Path(__file__).parents[3]
@@ -27,15 +26,3 @@ def test_the_example_says_the_same_with_and_without_history(tmp_path: Path) -> N
     assert first["different"] == second["different"] == 0
     assert first["proposed"] == 0 < second["proposed"]
     assert second["verifications"] <= second["tokens"]
-
-
-def test_answers_can_be_checked() -> None:
-    [prompt] = task.prompts(1, 0)
-    answer = task.answer(prompt)
-    assert task.reward(prompt, answer) == 1.0
-    assert len(answer) <= task.LONGEST
-    assert task.reward(prompt, answer[:-1]) == 1.0  # cut before its end
-    assert task.reward(prompt, []) == 0.0
-    assert task.reward(prompt, answer[-task.DIGITS - 1 :]) == 1.0
-    wrong = [*answer[:-2], (answer[-2] + 1) % 10, task.END]
-    assert 0 < task.reward(prompt, wrong) < 1

@@ -55,12 +55,6 @@ def test_tensors_are_read_to_a_device(plane: dp.Plane) -> None:
     assert same(get(put(experience()), device="cpu"), experience())
 
 
-def test_tensors_are_private_to_who_reads_them(plane: dp.Plane) -> None:
-    there = put(experience())
-    get(there).sequences.fill_(-1)
-    assert same(get(there), experience())
-
-
 def test_equal_pixels_are_stored_once(plane: dp.Plane) -> None:
     put([experience(8, seed=0), experience(8, seed=1)])
     pixels = inputs()["pixel_values"].nbytes

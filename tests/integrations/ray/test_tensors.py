@@ -194,10 +194,6 @@ def test_into_buffers_of_the_receivers_own(maker: Any) -> None:
     assert not buffer.any()
 
 
-def test_without_tensors(maker: Any, reader: Any) -> None:
-    assert answer(reader.look.remote(maker.nothing.remote())) == "no tensors"
-
-
 def test_a_maker_that_is_killed_leaves_nothing(maker: Any, two: list[str]) -> None:
     killed = actor(Maker, two[0])
     with dp.connect("ray") as plane:

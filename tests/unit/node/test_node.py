@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import dataplane as dp
 from dataplane.config import NodeConfig
 from dataplane.node.node import Node
 from tests.cases import each_case
-from tests.processes import StandingNode, Worker, eventually
+from tests.processes import StandingNode, Worker
 
 
 def config(directory: Path) -> NodeConfig:
@@ -28,14 +27,6 @@ async def once(node: Node) -> str:
     stop = asyncio.Event()
     await node.serve(stop, ready=stop.set)
     return node.address
-
-
-def test_a_node_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    node = Node(config(tmp_path))
-    assert Path(node.address.removeprefix("unix://")).is_socket()
-    asyncio.run(once(node))
-    assert list(tmp_path.rglob("*")) == []
 
 
 def test_a_node_of_which_a_part_does_not_close_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,17 +75,6 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
             worker.__exit__(None, None, None)
     left = [path.name for path in tmp_path.rglob("*")]
     assert left in ([], ["spill"]), "the directory stays where another was in it when the one that made it ended"
-
-
-def test_clients_that_connect_while_it_ends_hear_of_it(tmp_path: Path) -> None:
-    with StandingNode(tmp_path) as node:
-        planes = [dp.connect(node.address) for _ in range(5)]
-        os.kill(node.pid, signal.SIGTERM)
-        eventually(lambda: not (tmp_path / "node.sock").exists(), "it ends")
-        for plane in planes:
-            with pytest.raises(dp.PeerUnavailable):
-                plane.stats()
-            plane.close()
 
 
 @each_case("fails", ["listen", "store"])
