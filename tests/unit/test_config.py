@@ -10,7 +10,6 @@ from dataplane.config import (
     NodeConfig,
     _cgroup_limits,
     environment,
-    export_address,
     parse_size,
 )
 from tests.cases import each_case
@@ -105,12 +104,3 @@ def test_a_runtime_directory_whose_path_is_too_long_for_a_socket_is_not_used(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     assert environment().runtime_dir == "/tmp"
-
-
-def test_an_exported_address_is_found_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATAPLANE_ADDRESS", "before")  # so that it is put back
-    export_address("unix:///b.sock")
-    assert environment().address == "unix:///b.sock"
-    export_address(None)
-    export_address(None)
-    assert environment().address is None

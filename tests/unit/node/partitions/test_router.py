@@ -10,7 +10,7 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.errors import Lost, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import Lost, PeerUnavailable
 from tests.unit.node.partitions.bench import SETTINGS, benches, until
 
 P = "streams/rollouts/1"
@@ -20,18 +20,6 @@ async def test_a_partition_that_there_is_not_is_lost() -> None:
     async with benches(1) as (a,):
         with pytest.raises(Lost, match="no partition"):
             await a.router.ask(P, b"", Deadline.after(5.0))
-
-
-async def test_what_may_have_been_done_is_unknown_and_the_same_again_settles_it() -> None:
-    async with benches(2) as (a, b):
-        await a.replicas.create(P, "n0")
-        await until(lambda: a.led(P))
-        a.channel.answer = lambda node, number, outcome: None  # type: ignore[method-assign]
-        with pytest.raises(OutcomeUnknown):
-            await b.append(P, "x", sequence=1, timeout_s=0.5)
-        del a.channel.answer  # type: ignore[method-assign]
-        assert await b.append(P, "x", sequence=1) == (0,)
-        assert await b.append(P, "y", sequence=2) == (1,)
 
 
 async def test_a_leader_is_found_though_the_coordinator_went_away() -> None:
