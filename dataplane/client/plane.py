@@ -254,12 +254,7 @@ class AsyncPlane:
 
         Raises PeerUnavailable if there is no such member, or it does not answer.
         """
-        return Stats.of(await self._told(arguments.node(node)))
-
-    async def _told(self, node: bytes = b"", about: Any = "node") -> dict[str, Any]:
-        self.check()
-        asked = m.Stats(self.connection.next_id(), node, about)
-        return (await self.connection.request(asked, m.Figures, 0.0)).values
+        return Stats.of(await _told(self.connection, arguments.node(node)))
 
     # Streams
 
@@ -420,14 +415,14 @@ class AsyncPlane:
     async def members(self) -> dict[str, Any]:
         """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
         number. Empty for a node without a cluster."""
-        return await self._told(about="members")
+        return await _told(self.connection, about="members")
 
     # Diagnosis
 
     async def graphs(self) -> dict[str, Any]:
         """The performance figures that the processes of the node and its cluster have reported. They are sums:
         `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
-        return await self._told(about="graphs")
+        return await _told(self.connection, about="graphs")
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
@@ -471,6 +466,12 @@ class AsyncPlane:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and not self.connection.in_child:
             warnings.warn(f"the plane at {self.address} was not closed", ResourceWarning, stacklevel=2, source=self)
+
+
+async def _told(connection: Connection, node: bytes = b"", about: Any = "node") -> dict[str, Any]:
+    """The node's answer to a request for statistics."""
+    asked = m.Stats(connection.next_id(), node, about)
+    return (await connection.request(asked, m.Figures, 0.0)).values
 
 
 async def _figures(connection: Connection, kind: type[rm.Streams | rm.Tables], *more: Any) -> dict[str, Any]:
