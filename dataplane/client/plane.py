@@ -131,7 +131,7 @@ class AsyncPlane:
         scope, deadline = _scope(scope), Deadline.after(arguments.seconds(timeout))
         copies = arguments.replicas(replicas)
         if device not in (None, "keep") or (device and copies > 1):
-            raise Misuse(f'device is None or, with replicas=1, "keep"; not {device!r} with replicas={copies}')
+            raise Misuse(f'device is None or, on one host, "keep": not {device!r} with replicas={copies}')
         planned = await self.writer.plan(columns, dedupe)
         kept = await self._kept_columns.keep(columns, planned, scope, deadline.remaining_s) if device else []
         ref = await self.writer.write(planned, scope, deadline.remaining_s, kept)
