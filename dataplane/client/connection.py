@@ -362,7 +362,7 @@ class Connection:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(
                 f"the node at {self.address} has gone, with all that it held: connect to the one that runs now (an"
-                " integration's next call does), and put it again",
+                " integration's next init() or call does), and put it again",
                 address=self.address,
             )
         self._gone = gone = self._gone or error
