@@ -384,8 +384,8 @@ def host_memory() -> int:
 def check_host(config: NodeConfig) -> None:
     """Raises Rejected if this host has less memory than a node with these settings may use.
 
-    For jobs that start nodes on the hosts that they get. A node started by hand may have a budget beyond the host's
-    memory, with a warning: segments are as large as writers need.
+    For integrations that start nodes on hosts that a scheduler chose. A node that is started by hand logs a warning
+    only: segments grow as writers need them, so a budget beyond the host's memory does no harm until it is used.
     """
     if beyond := beyond_host(config):
         raise Rejected(beyond)

@@ -61,9 +61,9 @@ def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
 
 
 def converted(column: str, array: Any, metadata: Metadata) -> Values:
-    """As `values_of`, of an array that passed `arrow_validate.check`.
+    """As `values_of`, for an array that `arrow_validate.check` has accepted.
 
-    A boundary: errors of pyarrow, NumPy or JSON about invalid types and metadata become SchemaMismatch."""
+    Errors that pyarrow, NumPy or JSON raise for invalid types or metadata become SchemaMismatch."""
     try:
         return _values(column, array, metadata)
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:

@@ -57,7 +57,8 @@ class Column:
         order: Index | None = None,
         cut: cuts.Cut = cuts.NOTHING,
     ) -> Column:
-        """The column of opened rows, or of the slice of each that `cut` leaves. Raises Corrupt as `Column`."""
+        """For the library: the column of opened rows, or of the slice of each that `cut` leaves. Raises Corrupt as
+        `Column`."""
         if order is not None:
             _check_order(name, order, sum(len(selection.rows) for selection in selections))
         return cls.__new__(cls)._bind(name, field, tuple(selections), order, cut)
@@ -154,8 +155,8 @@ class Column:
         return views.numpy(self.name, self.field, self.reading)
 
     def to(self, device: Any) -> Column:
-        """The same rows with tensors on this device: copies that are in progress when this returns, and for which
-        the device's current stream waits. Text, bytes, objects and the arrays of `numpy()` stay on the host. "cpu": the
+        """The same rows with tensors on this device. The copies may still run when this returns; work on the device's
+        current stream waits for them. Text, bytes, objects and the arrays of `numpy()` stay on the host. "cpu": the
         tensors are on the host again. Raises Misuse if there is no such device. Imports torch."""
         found = device_of(device)
         column = self._derived(self._selections, self._order, self._cut)
@@ -171,7 +172,7 @@ class Column:
 
     def narrow(self) -> Column:
         """The same rows in the dtypes in which they are stored, if those are narrower (`put(narrow=...)`), not
-        copied if they are contiguous; of rows that are stored in several dtypes, in the narrowest that holds all."""
+        copied if they are contiguous. If they are stored in several dtypes, the narrowest that holds all is used."""
         field = _narrowest(self.field, [stored.layout.field for stored, _ in self._selections])
         return self._derived(self._selections, self._order, self._cut, field=field)
 
@@ -193,9 +194,9 @@ class Column:
         return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
     def tensors(self) -> list[Any]:
-        """A writable tensor for each row, which shares no memory with another row's; the element that `torch()` gives
-        for the row if that is no tensor. Large rows of a ragged column are not copied, even if they are scattered or
-        repeated; others as by `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch."""
+        """A writable tensor for each row, which shares no memory with another row's. If `torch()` gives something else
+        for a row, such as a dict, that is the element. Large rows of a ragged column are not copied, even if they are
+        scattered or repeated; others as by `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch."""
         if self.field.kind in ("text", "bytes", "object"):
             return list(self._tensor)  # which raises
         return views.torch_rows(self.name, self.field, self.reading, self._device)
@@ -314,7 +315,7 @@ def _check_order(name: str, order: Index | None, count: int) -> None:
 class Batch:
     """Named columns with equal row counts. Immutable; `len(batch)` rows, `batch[name]` a column.
 
-    Otherwise like a mapping of names to columns: iteration, `in`, keys, values and items are of columns. Raises
+    Otherwise like a mapping of names to columns: iteration, `in` and `keys()` are over names, not rows. Raises
     SchemaMismatch if the columns have different row counts, or without columns.
     """
 
@@ -382,7 +383,7 @@ class Batch:
 
     def padded(self, *names: str, value: Any = 0) -> dict[str, Any]:
         """`Column.padded` of the columns with these names, or of all. value: one for all of them, or a mapping of
-        values by name; 0 for the others. Raises as that does."""
+        values by name; 0 for the others. Raises as `Column.padded`."""
         values = {self[name].name: each for name, each in value.items()} if isinstance(value, Mapping) else None
         return {
             name: self[name].padded(value if values is None else values.get(name, 0)) for name in names or self._columns

@@ -24,8 +24,8 @@ from dataplane.errors import Misuse, SchemaMismatch
 def concat(refs: Iterable[BatchRef]) -> BatchRef:
     """The rows of each reference after those of the one before; columns in the order of the first.
 
-    All have the same columns. Dense ones agree in dtype and shape; the rows of ragged ones may differ in more
-    dimensions afterwards than before, and structs have the keys of all. Raises SchemaMismatch naming the column,
+    All have the same columns. Dense ones agree in dtype and shape; a ragged column of the result may vary in more
+    dimensions than any of them, and structs have the keys of all. Raises SchemaMismatch naming the column,
     and Misuse for no references.
     """
     if not isinstance(refs, Iterable):

@@ -77,9 +77,10 @@ class ColumnHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Outline:
-    """The columns of a shard without their numbers: where those of each begin, and how many they are. `kinds`: an
-    object for each column, the same one for a column of another outline with the same layout. `rules`: the constraints
-    on the numbers, once `layout_check` has made them."""
+    """The column headers of a layout, without its numbers (row counts, offsets and sizes; see the module): where the
+    numbers of each column begin, and how many numbers there are. `kinds`: one token for each column. Two columns have
+    the same token if they have the same header at the same start, in outlines with as many numbers. `rules`: the
+    constraints on the numbers, once `layout_check` has made them."""
 
     __slots__ = ("columns", "kinds", "rules", "starts", "width")
 

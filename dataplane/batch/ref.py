@@ -48,7 +48,9 @@ _MOST_REPEATED = 1 << 28
 
 
 class BatchRef:
-    """Rows and columns of shards. `len(ref)` rows; the module's docstring says what holds for every reference."""
+    """Rows and columns of shards. `len(ref)` rows. Immutable; it keeps nothing alive, so its rows may be freed
+    (`Freed`) by the time they are read. Rows are counted as in a Python sequence: a position beyond the end raises
+    IndexError."""
 
     __slots__ = ("_columns", "_frames", "_origin", "_rows", "traces")
 
@@ -233,16 +235,15 @@ class BatchRef:
         start: int | npt.ArrayLike | None = None,
         stop: int | npt.ArrayLike | None = None,
     ) -> BatchRef:
-        """Of each row of a column, or of several, the items from `start` to `stop` of its dimension `axis`, as a Python
-        slice: negative numbers count from the row's end, None is the beginning or the end, and positions beyond the row
-        are ignored. Copies nothing; a reader maps, or is sent, only that part.
+        """The same reference, with each row of a column, or of several, cut to the items from `start` to `stop` of its
+        dimension `axis`, by Python's rules: negative numbers count from the row's end, None is the beginning or the
+        end, and positions beyond the row are ignored. Copies nothing; a reader maps, or is sent, only that part.
 
         name: columns of numbers, or structs of such, whose keys are all sliced. axis: counted within a row, so 0 is
-        its tokens. start, stop: integers, or an array of one for each row (`len(ref)`); if one is an array, the rows
-        of a dense column, or of a dimension that all rows share, may have different lengths afterwards, and the
-        column is then ragged. Slices of slices count within the earlier ones. Freeing or retaining the reference
-        concerns whole rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (not an integer),
-        LimitExceeded (more than 64 slices of slices, or 4 zig-zag shares).
+        its tokens. start, stop: integers, or an array of one for each row (`len(ref)`). With an array, rows may have
+        different lengths afterwards; a dense column is ragged then. Slices of slices count within the earlier ones.
+        Freeing or retaining the reference concerns whole rows. Raises SchemaMismatch (there is no such column or
+        dimension), Misuse (not an integer), LimitExceeded (more than 64 slices of slices, or 4 zig-zag shares).
         """
         return slicing.sliced(self, name, axis, slicing.slice_step(start, stop, self._rows))
 
@@ -256,13 +257,15 @@ class BatchRef:
         zigzag: bool = False,
         multiple: int | None = None,
     ) -> BatchRef:
-        """Of each row of a column, or of several, the share of one of `ranks` ranks in its dimension `axis`, as context
-        and sequence parallel trainers cut packed rows. Copies nothing, as `slice_rows`.
+        """The same reference, with each row of a column, or of several, cut to the share of one of `ranks` ranks along
+        its dimension `axis`, as context and sequence parallel trainers cut packed rows. Copies nothing, as
+        `slice_rows`.
 
-        Each row counts as if padded to a `multiple` (of `ranks`, or with zigzag of 2 x ranks; that if None). Rank r
-        gets the r-th of `ranks` equal parts; with `zigzag` the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks
-        chunks, as Megatron-LM and Transformer Engine balance causal attention. There is no padding in the result: a
-        share ends where the row does, so the last ones may be shorter. Raises as `slice_rows`.
+        Shares are computed as if each row were padded to a multiple of `multiple`, which is itself a multiple of
+        `ranks` (with zigzag, of 2 x ranks): this is its default. Rank r gets the r-th of `ranks` equal parts; with
+        `zigzag` the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks chunks, as Megatron-LM and Transformer Engine
+        balance causal attention. There is no padding in the result: a share ends where the row does, so the last ones
+        may be shorter. Raises as `slice_rows`.
         """
         return slicing.sliced(self, name, axis, slicing.share_step(rank, ranks, zigzag, multiple))
 
@@ -328,8 +331,8 @@ class BatchRef:
     # which rows of a stream it is
 
     def with_origin(self, stream: bytes, rows: npt.ArrayLike, hold: int = 0) -> BatchRef:
-        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes), delivered
-        with the number `hold`."""
+        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes). `hold`: the
+        number of the delivery."""
         if not self._rows:
             return self
         return BatchRef(self._rows, self._columns, self._frames, origin_of(stream, rows, hold), self.traces)
@@ -345,8 +348,8 @@ class BatchRef:
         return (found[0][0], found[0][2]) if found else None
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
-        """As `origin`, for rows of several streams, or of parts of a stream on several hosts: for each (8 bytes) the
-        positions of its rows here, ascending, and their numbers in it."""
+        """As `origin`, for rows of several streams or partitions: of each its name (8 bytes), the positions of its
+        rows in this reference, ascending, and their numbers in it."""
         return [] if self._origin is None or not self._rows else rows_by_stream(self._origin)
 
     def holds(self) -> Index:

@@ -1,7 +1,7 @@
 """A column's values before they are stored: one type for every kind of input.
 
-All inputs are converted to `Values`, the only input of the planner. They refer to the caller's memory; only offsets,
-encoded text and MessagePack are in new memory.
+All inputs are converted to `Values`, the only input of `batch.put_plan`. `Values` refer to the caller's memory where
+they can. Offsets, encoded text, MessagePack, and numbers from Python lists are in new memory.
 """
 
 from __future__ import annotations

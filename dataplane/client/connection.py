@@ -350,8 +350,8 @@ class Connection:
             future.set_result(reply)
 
     def _closed(self, error: DataplaneError | None) -> bool:
-        """Called when the node is gone, or accepts no more messages from this side. In the second case it still keeps
-        the pins of views. Returns whether the pins have taken over the socket."""
+        """Called when the node has gone, or accepts no more messages from this side; the node then still keeps the pins
+        of views. Returns whether the socket has to stay open: `pins` owns it then, until the last view is dropped."""
         self._end(error)
         if not self.pins.live:
             return False

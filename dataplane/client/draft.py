@@ -204,7 +204,8 @@ class Draft:
         return torch.from_numpy(arrays).view(dtype)
 
     async def seal(self) -> BatchRef:
-        """Make the columns visible, and read-only from now on. Raises LeaseExpired, Closed, PeerUnavailable."""
+        """Make the columns visible to others, and return their reference. They do not change any more: arrays that were
+        taken from the draft become private copies. Raises LeaseExpired, Closed, PeerUnavailable."""
         self._connection.check()
         if not self._open or self._mapping is None:
             raise Closed("the draft was sealed or dropped before")

@@ -49,8 +49,8 @@ def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host's processors: how many the job used on average, how many it would use alone with enough of them, and
-    how many others used."""
+    """A host's processors, on average: those that the job used, those that it would use if it never waited for one,
+    and those that other processes used."""
 
     name: str
     processors: int

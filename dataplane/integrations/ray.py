@@ -139,7 +139,8 @@ def find(config: NodeConfig | None = None, dead: str = "") -> str:
 
 
 def _ask(asked: Any, timeout_s: float) -> str:
-    """The answer of the manager. Raises Rejected or PeerUnavailable if it reports that nodes do not run."""
+    """The answer of the manager. Raises Rejected if a host cannot meet the settings, PeerUnavailable if a node
+    does not run or the manager does not answer in time."""
     import ray
     from ray.exceptions import RayError
 
@@ -393,7 +394,7 @@ class _DataplaneManager:
             await asyncio.sleep(_AGAIN_S)
 
     async def _keep_by(self, host: Any, place: _RayNode) -> None:
-        """Let this actor start a node, and wait until it ends. Raises Ray's error if the actor has died."""
+        """Let this actor start a node, and wait until the node ends. Raises Ray's error if the actor has died."""
         from ray.exceptions import RayTaskError
 
         try:

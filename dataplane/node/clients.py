@@ -1,10 +1,11 @@
 """One connected client of a node: executes its requests, and releases what it held when it ends.
 
 Invariants: every request with an id gets exactly one reply, whatever fails while it is decoded, executed or encoded
-(`wire.boundary`), even if the client is disconnected meanwhile. A request that need not wait is executed without a
-task. One that waits does so in a task that ends with the connection, within the memory bound for waiting requests of
-all clients (`node.requests.request_bytes`). A client that violates the protocol is disconnected, without effect on
-others. Each segment's descriptor is sent once for each right (read, or write as its owner).
+(`wire.boundary`), also if the node ends the connection meanwhile; nothing is sent once the client has gone. A request
+that need not wait is executed at once. A request that waits runs in an asyncio task, which is cancelled when the
+connection ends; the waiting requests of all clients share one memory bound (`node.requests.request_bytes`). A client
+that violates the protocol is disconnected, without effect on others. The descriptor of a segment is sent to a client
+at most twice: for reading, and for writing if the client owns the segment.
 """
 
 from __future__ import annotations

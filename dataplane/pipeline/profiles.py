@@ -32,9 +32,9 @@ _KEPT = 34.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """A published configuration. `pattern`: a character a layer: `*` attention with feed-forward, `l` the same with a
-    window, `d` the same with a dense feed-forward where others have experts, `a` attention alone, `-` feed-forward
-    alone, `M` Mamba-2."""
+    """The sizes of a published model. `pattern`: one character for each layer: `*` attention and feed-forward; `l` as
+    `*`, with windowed attention; `d` as `*`, with a dense feed-forward in a model whose other layers have experts;
+    `a` attention alone; `-` feed-forward alone; `M` Mamba-2."""
 
     source: str
     hidden: int
@@ -112,7 +112,8 @@ SIZES = {
 
 
 def model(name: str, tokens: int = 4096) -> Model:
-    """The model of that name in `SIZES`, for micro-batches of so many tokens. Raises ValueError for another name."""
+    """The `Model` of the configuration `SIZES[name]`, for micro-batches of `tokens` tokens. Raises ValueError for
+    another name."""
     if name not in SIZES:
         raise ValueError(f"{name} is none of {', '.join(SIZES)}")
     sizes = SIZES[name]

@@ -212,8 +212,8 @@ class LeasedRows:
         return _nothing()
 
     def tick(self, now: float) -> list[Command]:
-        """The commands that are due: decided before, for expired leases, and for rows and replaced columns that are no
-        longer needed."""
+        """The commands that are due: those decided since the last tick, those that end expired leases, and those that
+        remove rows and replaced columns that are no longer needed."""
         due, self.commands = self.commands, []
         for grant in self.leases.ended(now):
             state, reason = (ACKED, "") if grant.done_as_far_as_known else (PENDING, _LEASE_OVER)

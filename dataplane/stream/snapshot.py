@@ -130,7 +130,7 @@ def restore_head(leased: LeasedRows, head: Head) -> None:
 
 
 def rows_state(partition: StreamState, rows: Index, since: float) -> RowsState:
-    """The state of these existing rows, in ascending order. Times are relative to `since`."""
+    """The state of these rows, which exist and are given in ascending order. Times are relative to `since`."""
     places = partition.rows.places(rows)
     which, groups, drops = partition.groups.state(partition.metadata.groups(places))
     states, tries = partition.progress.states(places, len(rows)), partition.progress.tries(places, len(rows))
@@ -284,8 +284,8 @@ def put_back(leased: LeasedRows, block: bytes, now: float) -> None:
 
 
 def put_columns(leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spares: Sequence[bytes] = ()) -> None:
-    """Restore columns of restored rows. `task`: the task for which their producer held the rows. The nodes `spares`
-    have copies. Raises Corrupt, SchemaMismatch, LimitExceeded."""
+    """Restore columns of restored rows. `task`: the task whose lease the producer of the columns had, -1 for none.
+    `spares`: nodes that have copies of these columns. Raises Corrupt, SchemaMismatch, LimitExceeded."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(leased.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     partition, begun = leased.partition, leased.partition.unfinished.begun

@@ -1,9 +1,11 @@
 """The rows of a table that each task has claimed, and the ids of the claims.
 
 A task exists from its first claim. A claim id identifies the rows of one claim, so that other ranks, or a repeated
-call, get the same rows. The last `MAX_CLAIMS` ids of a task are remembered.
+call, get the same rows. At most the last `MAX_CLAIMS` ids of a task are remembered; an id is
+forgotten once one of its rows is released, or all are gone.
 
-Invariants: a task can claim a row once, until the row is released; a claim gets all of its rows or none.
+Invariants: a task that has claimed a row cannot claim it again before the row is released; a claim gets all of its
+rows or none.
 """
 
 from __future__ import annotations

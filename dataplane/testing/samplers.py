@@ -16,9 +16,10 @@ WANTS = (1, 3, 8, 64)
 
 
 class SamplerSuite:
-    """A subclass provides `made`, which creates a sampler, and has a name of the form Test...
+    """Tests that a sampler chooses validly. A subclass has a name that begins with Test, and a method `made`, which
+    returns a new sampler.
 
-    `prepared` adds the tags and lengths that the sampler reads to candidates. Rows come in groups of `group_size`,
+    `prepared` adds to the candidates the tags and lengths that the sampler reads. Rows come in groups of `group_size`,
     so that a sampler of whole groups has something to choose.
     """
 

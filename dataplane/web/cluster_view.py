@@ -26,9 +26,9 @@ _PAGE = 50  # streams in one answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The result. `at_s`: of the monotonic clock; `wall_s`: seconds since 1970. `members`: as `plane.members()`,
-    empty for a node outside a cluster. `stats`: by node, of those that answered, each after `answer_s` seconds;
-    `silent`: why the others did not."""
+    """The result of `look`. `at_s`: of the monotonic clock; `wall_s`: seconds since 1970. `members`: as
+    `plane.members()`, empty for a node outside a cluster. `stats`: the statistics of each node that answered, by node;
+    `answer_s`: the seconds that each took. `silent`: for each other node, the reason."""
 
     at_s: float
     wall_s: float

@@ -93,7 +93,8 @@ def looks_of(nbytes: int) -> list[slice]:
 
 
 def worth(old: Bytes, new: Bytes, width: int) -> bool:
-    """Whether it is likely that less than half of the elements differ, from a sample of positions."""
+    """Whether a delta is probably worth encoding: in at least half of the sampled places, at most half of the elements
+    have changed."""
     looks = looks_of(len(new))
     much = [np.count_nonzero(old[at].view(_WIDTHS[width]) != new[at].view(_WIDTHS[width])) * width for at in looks]
     return sum(bool(differ > _LOOK // 2) for differ in much) <= len(looks) // 2

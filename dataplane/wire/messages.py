@@ -50,7 +50,7 @@ class SharedRequest(Request, frozen=True):
 
 class Hello(Request, frozen=True, tag="hello"):
     """The first message of a connection. `label` names the client in `Backpressure` and statistics. `writes`:
-    whether the client may write; only then memory is populated for it in advance. Answered by `Welcome`."""
+    whether the client may write; only then its memory is faulted in beforehand. Answered by `Welcome`."""
 
     major: int
     minor: int

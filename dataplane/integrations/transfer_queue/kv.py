@@ -53,7 +53,7 @@ def kv_batch_put(
 ) -> KVBatchMeta:
     """Put rows: the fields of a TensorDict, one tag a row, or both.
 
-    Raises ValueError if neither is given, or their number differs from that of the keys; SchemaMismatch for
+    Raises ValueError if neither is given, or there are not as many rows, or tags, as keys; SchemaMismatch for
     unsupported values, Backpressure, LimitExceeded.
     """
     if fields is None and tags is None:

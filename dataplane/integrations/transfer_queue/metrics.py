@@ -82,7 +82,7 @@ class Server:
 
 
 class _Figures:
-    """The metrics of the job and of this host's node, as the client of Prometheus collects them."""
+    """The metrics of the job and of this host's node, as a collector for the package `prometheus_client`."""
 
     def __init__(self, own: Session) -> None:
         self._own = own

@@ -67,8 +67,8 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         await self._put(data, metadata, None)
 
     async def put_tagged(self, data: TensorDict, metadata: BatchMeta) -> Schema:
-        """As `put_data`, and record the tags of the rows too. The rows are of one partition. Returns the recorded
-        schema of the fields."""
+        """As `put_data`, and record the tags of the rows too. All rows have to be of one partition. Returns the
+        recorded schema of the fields."""
         return await self._put(data, metadata, metadata.get_all_custom_meta())
 
     async def retrieve(self, keys: Sequence[str], partition: str, create: bool) -> BatchMeta:

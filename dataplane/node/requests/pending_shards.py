@@ -27,7 +27,8 @@ class PendingShards:
         return sum(map(len, self._shards.values()))
 
     def begin(self, request: int, shards: list[int]) -> None:
-        """Note shards that are to be appended with the permit of this request. Raises LimitExceeded."""
+        """Note shards that are to be appended once the request of this id has got a permit (`stream.admission`).
+        Raises LimitExceeded."""
         if shards:
             asked = len(self) + len(shards)
             if asked > _MOST:
