@@ -34,8 +34,8 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The type of a column's rows. `shape` is that of one row; a dimension in which rows differ is None.
 
     `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object. A dense row has a
-    shape of integers, () for a scalar. In a ragged one the first dimension is None, and all that are None come
-    first. `children` are the keys of a struct.
+    shape of integers, () for a scalar. In a ragged row one or more leading dimensions are None, and the others
+    integers. `children` are the keys of a struct.
     """
 
     kind: Kind
@@ -68,7 +68,7 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def item_nbytes(self) -> int:
-        """The bytes of one such unit; 1 for text, bytes and object."""
+        """The bytes of one unit of `item_shape`; 1 for text, bytes and object."""
         return storage(self.dtype).itemsize * math.prod(self.item_shape) if self.dtype else 1
 
 
@@ -180,7 +180,7 @@ def _merge(name: str, ours: Field, theirs: Field) -> Field:
     alike = ours.kind == theirs.kind and ours.dtype == theirs.dtype and len(ours.shape) == len(theirs.shape)
     if not alike or ours.kind != "ragged":
         raise SchemaMismatch(
-            f"column {name!r} is {ours!r} in one batch and {theirs!r} in another",
+            f"column {name!r} is {theirs!r} here, and {ours!r} in the rows before: all rows of a column have one type",
             column=name,
             expected=repr(ours),
             found=repr(theirs),

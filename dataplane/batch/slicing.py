@@ -73,7 +73,7 @@ def axis_of(name: str, field: Field, axis: Any) -> int:
         raise _unfit(name, field, "only rows of numbers are sliced")
     dims = len(field.shape)
     if not -dims <= axis < dims:
-        raise _unfit(name, field, f"a row has {dims} dimensions, and no dimension {axis}")
+        raise _unfit(name, field, f"axis is 0 to {dims - 1}, a dimension of a row, not {axis}")
     return int(axis) % dims
 
 

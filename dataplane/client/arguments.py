@@ -58,7 +58,7 @@ def node(value: Any) -> bytes:
     except ValueError:
         named = b""
     if len(named) != 8:
-        raise Misuse(f"a node is named by 16 hexadecimal digits, as `members` has them, not {value!r:.100}")
+        raise Misuse(f"a node is named by 16 hexadecimal digits, which plane.members() lists, not {value!r:.80}")
     return named
 
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import flows
-from dataplane.errors import DataplaneError, LeaseExpired, Misuse
+from dataplane.errors import DataplaneError, LeaseExpired, Misuse, SchemaMismatch
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
@@ -72,6 +72,12 @@ class Delivery:
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
         """The rows, or these columns of them. Raises as `AsyncPlane.get`."""
+        if missing := [name for name in columns if name not in self.ref.columns]:
+            there = ", ".join(self.ref.columns)
+            raise SchemaMismatch(
+                f"these rows were consumed without column {missing[0]!r}: name it in `columns` there, beside {there}",
+                column=str(missing[0]),
+            )
         return await self._getter.get(self.ref.select(*columns) if columns else self.ref, timeout)
 
     async def ack(self) -> None:

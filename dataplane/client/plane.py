@@ -130,8 +130,10 @@ class AsyncPlane:
         self.check()
         scope, deadline = _scope(scope), Deadline.after(arguments.seconds(timeout))
         copies = arguments.replicas(replicas)
-        if device not in (None, "keep") or (device and copies > 1):
-            raise Misuse(f'device is None or, on one host, "keep": not {device!r} with replicas={copies}')
+        if device not in (None, "keep"):
+            raise Misuse(f'device is "keep", which leaves tensors on their devices, or None; not {device!r}')
+        if device and copies > 1:
+            raise Misuse(f'device="keep" stores the rows on one host: leave out replicas={copies}')
         planned = await self.writer.plan(columns, dedupe)
         kept = await self._kept_columns.keep(columns, planned, scope, deadline.remaining_s) if device else []
         ref = await self.writer.write(planned, scope, deadline.remaining_s, kept)

@@ -324,7 +324,7 @@ class ShardRequests:
         if self._hosts is None or self._hosts.fetcher is None:
             what = "nodes of the cluster"
             raise LimitExceeded(
-                f"replicas={request.replicas}, and this node is in no cluster",
+                f"replicas={request.replicas}, and this node is in no cluster: start it with --seeds or --join",
                 what=what,
                 asked=request.replicas,
                 limit=1,
