@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 
@@ -17,20 +16,8 @@ from tests.integrations.nursery import ROOT, Nursery
 
 pytest.register_assert_rewrite("tests.integrations.images")
 
-HERE = Path(__file__).parent
-#: Modules that need none of the other systems, or skip by themselves what does. All others are for `make
-#: test-integrations`.
-ALONE = {
-    *("drafting/test_example.py", "drafting/test_huggingface.py", "recording/test_readers.py"),
-    *(f"verl/test_storage_{name}.py" for name in ("cells", "plugin")),
-}
 THERE = all(find_spec(name) for name in ("openrlhf", "ray", "transfer_queue", "verl"))
-
-
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out a module whose systems are not installed."""
-    found = collection_path.suffix == ".py" and not THERE and str(collection_path.relative_to(HERE)) not in ALONE
-    return found or None
+collect_ignore_glob = [] if THERE else ["*"]
 
 
 @pytest.fixture(scope="session", autouse=True)

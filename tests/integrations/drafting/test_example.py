@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.optional import needs
-
 ROOT = Path(__file__).parents[3]
 
 
-@needs("transformers", "torch")
 @pytest.mark.timeout(300)
 def test_the_example_says_the_same_with_and_without_history(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"

@@ -8,9 +8,6 @@ import numpy as np
 import pytest
 
 from dataplane.history.drafter import Drafter, Learnt, Response
-from tests.optional import needs
-
-pytestmark = needs("transformers", "torch")
 
 END = 15
 

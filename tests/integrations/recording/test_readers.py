@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 import dataplane as dp
-from tests.optional import needs
 
 pytestmark = pytest.mark.leaks(reason="Polars, DuckDB and datasets keep threads of their own and what those wait on")
 
@@ -55,7 +54,6 @@ def recording(tmp_path_factory: pytest.TempPathFactory, columns: dict[str, Any])
     return path
 
 
-@needs("pandas")
 def test_pandas_reads_it(recording: Path, columns: dict[str, Any]) -> None:
     import pandas as pd
 
@@ -75,7 +73,6 @@ def test_pandas_reads_it(recording: Path, columns: dict[str, Any]) -> None:
     assert len(media) == 1
 
 
-@needs("datasets")
 def test_datasets_reads_it(
     recording: Path, columns: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ import pytest
 import dataplane as dp
 from dataplane.integrations.verl.settings import Settings
 from tests.integrations.nursery import Nursery
-from tests.optional import needs
 
 
 def python(nursery: Nursery, code: str, *paths: Path, **environment: str) -> tuple[Any, str]:
@@ -32,7 +31,6 @@ with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plan
 """
 
 
-@needs("verl")
 def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
     code = """
         import logging
@@ -49,7 +47,6 @@ def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
     assert "backend Dataplane is there: transfer_queue.backend.storage_backend=Dataplane" in logged
 
 
-@needs("verl")
 def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None:
     """Which verl itself would tell at DEBUG alone."""
     broken = tmp_path / "transfer_queue"
@@ -61,7 +58,6 @@ def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None
     assert "no such luck" in logged
 
 
-@needs("verl")
 def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
     code = """
         import logging
@@ -75,7 +71,6 @@ def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
     assert "is not there" not in logged
 
 
-@needs("transfer_queue")
 def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
     """Where $DATAPLANE_ADDRESS says of one, the backend starts none; its node in the configuration may be missing."""
     code = """
