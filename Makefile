@@ -67,7 +67,7 @@ attack: $(STAMP) ## attack nodes with frames, faults and kills; MINUTES=2, SEED=
 
 test-integrations: export PYTHONDONTWRITEBYTECODE = # as above
 test-integrations: $(OTHERS)/.installed ## run the tests with verl, TransferQueue, OpenRLHF and Ray, in an environment of their own
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync --keep-going $(DOORS)
+	@$(MAKE) --no-print-directory --jobs=3 --output-sync --keep-going $(DOORS)
 
 $(DOORS): # each in a process of its own: they change each other
 	@echo "-- $@" && $(OTHERS)/bin/python -P tests/rerun.py -q -m"$(or $(TIER),not long)" $@ || [ $$?$(TIER) = 5long ] # 5: it has none
