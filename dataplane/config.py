@@ -32,21 +32,20 @@ TRANSPORTS = ("tcp", "ucx", "nixl")
 """The data transports between hosts."""
 
 
-def parse_size(size: int | str) -> int:
-    """Bytes from an integer or from text: `"64MiB"`, `"1.5 GB"`. Raises ValueError for anything else."""
+def parse_size(size: int | str, name: str = "a size") -> int:
+    """Bytes from an integer or from text: `"64MiB"`, `"1.5 GB"`. Raises ValueError for anything else, which says what
+    the `name` of the size is."""
     if isinstance(size, bool) or not isinstance(size, int | str):
-        raise ValueError(f"a size is bytes as an integer or text like '2GiB', not {size!r}")
+        raise ValueError(f"{name} is bytes as an integer or text like '2GiB', not {size!r}")
     if isinstance(size, int):
         value = size
     else:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
         if match is None or match[2] not in _UNITS:
-            raise ValueError(
-                f"{size!r} is not a size; write bytes, or a number and one of {', '.join(filter(None, _UNITS))}"
-            )
+            raise ValueError(f"{name} is bytes, or a number and one of {', '.join(filter(None, _UNITS))}; not {size!r}")
         value = int(float(match[1]) * _UNITS[match[2]])
     if value < 0:
-        raise ValueError(f"a size is not negative: {size!r}")
+        raise ValueError(f"{name} is not negative: {size!r}")
     return value
 
 
@@ -89,14 +88,14 @@ class NodeConfig:
     metrics: str | None = None
 
     def __post_init__(self) -> None:
-        memory = parse_size(default_memory() if self.memory is None else self.memory) // PAGE * PAGE
+        memory = parse_size(default_memory() if self.memory is None else self.memory, "memory") // PAGE * PAGE
         if memory < _MIB:
             raise ValueError(f"memory is at least 1 MiB, and {self.memory!r} is less: give a unit, as in '64MiB'")
         spill_dir = Path(environment().spill_dir if self.spill_dir is None else self.spill_dir).expanduser().absolute()
-        spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill)
+        spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill, "spill")
         if self.spill is None and not spill:
             warnings.warn(f"no space is free in {spill_dir}, so nothing will be spilled", RuntimeWarning, stacklevel=3)
-        prewarm = parse_size(min(512 * _MIB, memory // 2) if self.prewarm is None else self.prewarm)
+        prewarm = parse_size(min(512 * _MIB, memory // 2) if self.prewarm is None else self.prewarm, "prewarm")
         if prewarm > memory:
             raise ValueError(f"prewarm ({format_size(prewarm)}) is more than memory ({format_size(memory)})")
         if not 0 < self.low_watermark <= self.high_watermark <= 1:
@@ -309,7 +308,7 @@ def _is_v6(host: str) -> bool:
 def _host_port(text: str) -> tuple[str, int]:
     host, colon, port = text.rpartition(":")
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r} is no HOST:PORT")
+        raise ValueError(f"{text!r} is no HOST:PORT, as 127.0.0.1:9090 is")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 

@@ -163,9 +163,11 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Pla
         dedupe = (dedupe,)
     planned = [_planned(name, values, each if name in dedupe else None) for name, values in columns_of(columns)]
     count = sum(_count(column.field) for column in planned)
-    if not 1 <= count <= MAX_COLUMNS:
-        expected, found = f"1 to {MAX_COLUMNS} columns, keys of structs included", f"{count} columns"
-        raise SchemaMismatch(f"a batch of {found}, not {expected}", expected=expected, found=found)
+    if not count:
+        raise SchemaMismatch("a batch has one column or more, and this has none", expected="columns", found="none")
+    if count > MAX_COLUMNS:
+        expected, found = f"at most {MAX_COLUMNS} columns, keys of structs included", f"{count} columns"
+        raise SchemaMismatch(f"a batch has {expected}; not {found}", expected=expected, found=found)
     first = planned[0]
     for column in planned:
         if column.rows != first.rows:

@@ -163,7 +163,8 @@ def _positions(selector: Any, rows: int) -> Index:
     except (TypeError, ValueError) as error:
         raise Misuse(f"rows are not picked by a {type(selector).__name__}: {error}") from error
     if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
-        raise Misuse(f"rows are picked by a flat list of integers or flags, not {array.dtype} of shape {array.shape}")
+        found = f"{array.dtype} of shape {array.shape}" if array.ndim else repr(selector)
+        raise Misuse(f"rows are picked by a position, a slice, or a flat list of positions or flags, not {found}")
     if array.dtype.kind == "b":
         if len(array) != rows:
             raise Misuse(f"a mask of {len(array)} flags does not fit {rows} rows")

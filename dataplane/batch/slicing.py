@@ -143,11 +143,14 @@ def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int
         rows = rows.astype(np.int64, casting="safe" if rows.size else "unsafe")
     except (TypeError, ValueError):
         raise Misuse("lengths are integers, one a row; rank, ranks and multiple are integers") from None
-    if rows.ndim != 1 or rows.min(initial=0) < 0 or not (0 <= own < count <= MOST_RANKS and unit >= 1):
-        raise Misuse(
-            f"lengths are 0 or more, one a row, rank is 0 to ranks - 1, ranks 1 to {MOST_RANKS}, and multiple 1 or"
-            f" more; not rank={rank!r}, ranks={ranks!r}, multiple={multiple!r}"
-        )
+    if rows.ndim != 1 or rows.min(initial=0) < 0:
+        raise Misuse("lengths are 0 or more, one a row")
+    if not 1 <= count <= MOST_RANKS:
+        raise Misuse(f"ranks is 1 to {MOST_RANKS}, not {count}")
+    if not 0 <= own < count:
+        raise Misuse(f"rank is 0 to ranks - 1, not {own} of {count}")
+    if unit < 1:
+        raise Misuse(f"multiple is 1 or more, not {unit}")
     padded = -(-rows // unit) * unit
     begins = np.cumsum(padded) - padded
     part = -(-int(padded.sum()) // count)

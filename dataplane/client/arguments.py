@@ -182,9 +182,9 @@ def replicas(value: Any) -> int:
 
 def _size(value: int | str) -> int:
     try:
-        size = parse_size(value)
+        size = parse_size(value, "max_bytes")
     except (ValueError, TypeError) as error:
-        raise Misuse(f"max_bytes is a size: {error}") from None
+        raise Misuse(str(error)) from None
     if not 0 < size < 1 << 62:
         raise Misuse(f"max_bytes is a byte or more, or None for no limit; not {value!r}")
     return size

@@ -22,8 +22,7 @@ import errno
 import os
 import secrets
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -32,7 +31,8 @@ import xxhash
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.values import Values
-from dataplane.errors import Corrupt, LimitExceeded, Misuse, SchemaMismatch
+from dataplane.errors import Corrupt, SchemaMismatch
+from dataplane.file_errors import file_errors
 
 MAGIC = b"dataplane/strm\x03\n"
 _FORMAT = 3
@@ -41,7 +41,6 @@ START, HEAD, BLOCK, COLUMNS, TABLE, END = range(6)
 _FRAME = struct.Struct("<QQQ")
 _LINK = struct.Struct("<QQQQ")
 _ID = 16
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Chain:
@@ -69,7 +68,7 @@ class CheckpointWriter:
         """Raises Misuse where no file can be written there."""
         self.path = Path(path)
         self._name: Path | None = None  # of a file that was created with a temporary name
-        with _typed(self.path):
+        with file_errors(self.path):
             if self.path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self._file = self._open()
@@ -95,7 +94,7 @@ class CheckpointWriter:
         """Add a frame; `payload` is a bytes-like object. Raises LimitExceeded where the disk is full."""
         view = memoryview(payload).cast("B")
         checksum = self._chain.checksum(kind, view)
-        with _typed(self.path):
+        with file_errors(self.path):
             self._file.write(_FRAME.pack(kind, len(view), checksum))
             self._file.write(view)
         self._chain.add(checksum)
@@ -106,7 +105,7 @@ class CheckpointWriter:
 
     def commit(self) -> None:
         """Put the file on the disk and under its name. Raises as `frame`."""
-        with _typed(self.path):
+        with file_errors(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
             directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -147,7 +146,7 @@ class CheckpointReader:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Raises Misuse if no file can be read there, Corrupt if it is no checkpoint of this format."""
         self.path = Path(path)
-        with _typed(self.path):
+        with file_errors(self.path):
             self._file = open(self.path, "rb")  # noqa: SIM115 it is this object's, which is a context manager
             self._left = os.fstat(self._file.fileno()).st_size
             self.size = self._left
@@ -178,7 +177,7 @@ class CheckpointReader:
     def _read(self, count: int) -> bytes:
         if count > self._left:
             raise self.corrupt("was cut short")
-        with _typed(self.path):
+        with file_errors(self.path):
             data = self._file.read(count)
         if len(data) != count:
             raise self.corrupt("was cut short")
@@ -229,18 +228,3 @@ class CheckpointReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._file.close()
-
-
-@contextmanager
-def _typed(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ValueError as error:  # an invalid name
-        raise Misuse(f"{str(path)!r} can not be a file: {error}") from None
-    except OSError as error:
-        if error.errno in _FULL:
-            what = f"bytes on the disk of {path}"
-            raise LimitExceeded(f"the checkpoint {path} does not fit: {error.strerror}", what=what) from None
-        if error.errno == errno.EIO:
-            raise Corrupt(f"{path} can not be read or written: {error.strerror}", path=str(path)) from None
-        raise Misuse(f"{path} can not be read or written: {error.strerror}") from None

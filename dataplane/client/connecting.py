@@ -33,7 +33,7 @@ class Connecting(Beginning[AsyncPlane]):
     ) -> None:
         if config is not None and not isinstance(config, NodeConfig):
             raise Misuse(f"the settings of a node are a NodeConfig, not {type(config).__name__}")
-        self._gpu_budget = GPU_BUDGET if gpu_budget is None else parse_size(gpu_budget)
+        self._gpu_budget = GPU_BUDGET if gpu_budget is None else parse_size(gpu_budget, "gpu_budget")
         self._address = address
         self._config = config
         self._open = partial(Connection.open, writes=writes, name=name)

@@ -284,8 +284,10 @@ class Sampling:
 
 def check_sampler(sampler: Any) -> None:
     """Raises Misuse if the object is no sampler."""
-    if isinstance(sampler, type) or not callable(getattr(sampler, "choose", None)):
-        raise Misuse(f"a sampler is an object with a method choose(candidates, want), not {sampler!r}")
+    if isinstance(sampler, type):
+        raise Misuse(f"the sampler is a class: pass an object of it, as {sampler.__name__}()")
+    if not callable(getattr(sampler, "choose", None)):
+        raise Misuse(f"a sampler has a method choose(candidates, want), as dataplane.Fifo() has; not {sampler!r}")
 
 
 def _candidates(shown: r.CandidateRows) -> Candidates:

@@ -337,7 +337,7 @@ def record(
     if reserved or named == []:
         raise Misuse(f"a recording has one column or more, and {', '.join(RESERVED)} of its own; not {named}")
     try:
-        size = parse_size(max_file_bytes)
+        size = parse_size(max_file_bytes, "max_file_bytes")
         path = Path(directory).absolute()
     except (TypeError, ValueError) as error:
         raise Misuse(f"a recording has a directory, and files of so many bytes: {error}") from None

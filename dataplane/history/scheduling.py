@@ -124,8 +124,9 @@ def plan(
     step: its number; the order of workers is reversed in every other one. slots: responses at once of a worker.
     behind: for each worker, the remaining time of earlier steps, as in `Schedule.ends`. Raises Misuse.
     """
-    if workers < 1 or samples < 1 or (slots is not None and slots < 1):
-        raise Misuse(f"workers, samples and slots are 1 or more, not {workers}, {samples} and {slots}")
+    for name, value in (("workers", workers), ("samples", samples), ("slots", slots)):
+        if value is not None and value < 1:
+            raise Misuse(f"{name} is 1 or more, not {value}")
     late = np.zeros(workers) if behind is None else np.array(behind, np.float64)
     if late.shape != (workers,):
         raise Misuse(f"behind is a number for each of {workers} workers, not {late.shape}")

@@ -6,22 +6,20 @@ LimitExceeded here, and a path that cannot be written Misuse; no other error of 
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.errors import Corrupt, Misuse, ProtocolMismatch
+from dataplane.file_errors import file_errors
 
 FORMAT = 1
 NAME, ROWS, MEDIA, OPEN = "manifest.json", "rows", "media", "_open"
-
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class File(msgspec.Struct):
@@ -65,7 +63,7 @@ class Manifest(msgspec.Struct):
         """The manifest of a recording. Raises Misuse if there is none, Corrupt if it is damaged, ProtocolMismatch if
         it has another format."""
         path = directory / NAME
-        with typed(path):
+        with file_errors(path):
             if not directory.exists():
                 raise Misuse(f"there is no directory {directory}: a recording is in the directory that record() wrote")
             if not path.exists():
@@ -91,7 +89,7 @@ def part_path(directory: Path, number: int) -> Path:
 
 
 def write(path: Path, fill: Callable[[Any], object]) -> None:
-    """Create a file, filled by `fill`, which gets its name after all of it is on disk. Raises as `typed`."""
+    """Create a file, filled by `fill`, which gets its name after all of it is on disk. Raises as `file_errors`."""
 
     def by_file(beside: Path) -> None:
         with open(beside, "wb") as file:
@@ -103,7 +101,7 @@ def write(path: Path, fill: Callable[[Any], object]) -> None:
 def make(path: Path, fill: Callable[[Path], object]) -> None:
     """As `write`; `fill` gets the path of an empty file to write."""
     beside = path.with_name(f".{secrets.token_hex(6)}.tmp")
-    with typed(path):
+    with file_errors(path):
         try:
             with open(beside, "xb") as file:
                 fill(beside)
@@ -123,19 +121,3 @@ def sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-@contextmanager
-def typed(path: Path) -> Iterator[None]:
-    """Errors of the file system as LimitExceeded (the disk is full), Corrupt, Misuse."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            what = f"bytes on the disk of {path}"
-            raise LimitExceeded(
-                f"the recording does not fit on the disk of {path}: {error.strerror}", what=what
-            ) from None
-        if error.errno == errno.EIO:
-            raise Corrupt(f"{path} can not be read or written: {error.strerror}", path=str(path)) from None
-        raise Misuse(f"{path} can not be read or written: {error.strerror or error}") from None

@@ -23,9 +23,10 @@ import pyarrow.parquet as pq
 
 from dataplane.batch.batch import Batch
 from dataplane.errors import Corrupt, Misuse
+from dataplane.file_errors import file_errors
 from dataplane.recording import names, part
 from dataplane.recording.encoding import Encoder
-from dataplane.recording.manifest import MEDIA, OPEN, ROWS, File, Manifest, make, part_path, sync, typed
+from dataplane.recording.manifest import MEDIA, OPEN, ROWS, File, Manifest, make, part_path, sync
 from dataplane.recording.names import RowNames
 
 log = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Writer:
         columns, the directory cannot be written), LimitExceeded, Corrupt."""
         self.directory = Path(directory)
         self._most, self._compression = max_file_bytes, compression
-        with typed(self.directory):
+        with file_errors(self.directory):
             for each in (ROWS, MEDIA, OPEN):
                 (self.directory / each).mkdir(parents=True, exist_ok=True)
             self._lock = os.open(self.directory / OPEN / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -95,7 +96,7 @@ class Writer:
     def _recover(self) -> None:
         """Continue after the previous writer."""
         known = {name for each in self.manifest.files for name in (each.rows, each.media)}
-        with typed(self.directory):
+        with file_errors(self.directory):
             for kind in (ROWS, MEDIA):
                 for path in (self.directory / kind).iterdir():
                     if f"{kind}/{path.name}" not in known:
@@ -107,7 +108,7 @@ class Writer:
                     self._take_up(path)
         for each in self.manifest.files:
             if each.media:
-                with typed(self.directory / each.media):
+                with file_errors(self.directory / each.media):
                     self._media.update(pq.read_table(self.directory / each.media, columns=["media"])[0].to_pylist())
 
     def _take_up(self, path: Path) -> None:
@@ -184,7 +185,7 @@ class Writer:
                     (self.directory / name).unlink(missing_ok=True)
             raise
         self._tell(file)
-        with typed(self.directory):
+        with file_errors(self.directory):
             for number in self._parts:
                 part_path(self.directory, number).unlink(missing_ok=True)
             sync(self.directory / OPEN)

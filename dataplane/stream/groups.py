@@ -67,7 +67,7 @@ class Groups:
                 dropped = "" if number is None or not self._dropped[number] else f", {self._dropped[number]} dropped"
                 raise Misuse(
                     f"group {name!r} has {there} rows{dropped}, and {more} more would make it larger than the stream's"
-                    f" group_size of {size}: the rows of a prompt are as many, and another prompt is another group"
+                    f" group_size of {size}: append at most {size} rows a group, and give each prompt its own group"
                 )
 
     def _number(self, name: Any) -> int:

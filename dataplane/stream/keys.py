@@ -41,7 +41,10 @@ class Keys:
             raise Misuse(f"the key {twice!r} is given twice; each row has its own")
         if not self._rows.keys().isdisjoint(keys):
             there = next(key for key in keys if key in self._rows)
-            raise Misuse(f"there is a row {there!r} already")
+            raise Misuse(
+                f"there is a row with the key {there!r} already: take another key, extend() that row, or resume() it if"
+                " it is in progress"
+            )
         if not all(keys):
             raise Misuse("a key is a text of one character or more")
         if any(map(str.startswith, keys, repeat(_UNNAMED))):

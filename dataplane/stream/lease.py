@@ -50,7 +50,8 @@ class Who:
         if not self.member and self.replica is not None:
             raise Misuse("replica= is one of the processes of a member: name it with member=")
         if self.replicas < 0 or not 0 <= (self.replica or 0) < (self.replicas or _REPLICAS):
-            raise Misuse(f"there is no replica {self.replica}" + f" of {self.replicas}" * bool(self.replicas))
+            of = f" of {self.replicas}" if self.replicas else ""
+            raise Misuse(f"replica is 0 to replicas - 1, not {self.replica}{of}")
 
 
 @dataclass(slots=True, eq=False)

@@ -41,9 +41,12 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
     def check_same(self, stream: str, asked: Settings) -> None:
         """Raises Misuse if a stream with these settings was opened with others."""
         defaults = Settings(asked.tasks)
+
+        def shown(value: object, name: str) -> str:
+            return repr(value) if value != getattr(defaults, name) or name == "tasks" else "the default"
+
         other = [
-            f"{name}={there!r}, and this asks for "
-            + (f"{wanted!r}" if wanted != getattr(defaults, name) or name == "tasks" else "the default")
+            f"{name} {shown(there, name)}, and this asks for {shown(wanted, name)}"
             for name in self.__struct_fields__
             if (there := getattr(self, name)) != (wanted := getattr(asked, name))
         ]

@@ -249,6 +249,7 @@ def not_ready(table: str, asked: r.Ready, deadline: Deadline) -> NotReady:
     """The error of a client that waited for rows until its deadline."""
     waited_s = deadline.waited_s
     unclaimed = f" and were not claimed by task {asked.task!r}" if asked.task else ""
-    has = f"fewer than {asked.least} rows of table {table!r} have {', '.join(map(repr, asked.columns)) or 'no column'}"
-    what = f"{has}{unclaimed}, after {waited_s:.1f} s"
+    rows = "no row" if asked.least == 1 else f"fewer than {asked.least} rows"
+    has = f"{rows} of table {table!r} had {', '.join(map(repr, asked.columns)) or 'no column'}"
+    what = f"{has}{unclaimed}, after {waited_s:.2f} s"
     return NotReady(what, stream=table, task=asked.task, waited_s=waited_s)

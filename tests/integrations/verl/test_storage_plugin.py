@@ -101,7 +101,7 @@ def test_settings() -> None:
     ("given", "why"),
     [
         ({"memroy": "1GiB"}, "no setting memroy: there are memory, spill"),
-        ({"memory": "much"}, "'much' is not a size"),
+        ({"memory": "much"}, "memory is bytes, or a number"),
         ({"memory": [1]}, "size"),
         ({"transports": ["smoke"]}, "transports are some of tcp, ucx, nixl"),
         ({"timeout": "long"}, "timeout is a number of seconds"),
