@@ -59,9 +59,11 @@ class Connecting(Beginning[AsyncPlane]):
         try:
             opened = await self._open(address, soon)
         except PeerUnavailable as error:
-            if started or (self._address is not None and self._config is None):
+            if started:
                 raise
-            if self._address is not None:
+            if self._address is not None and self._config is None:
+                hint = "`dataplane node` starts one there; connect() without an address starts one for this process"
+            elif self._address is not None:
                 hint = "config= starts no node where an address is given: leave the address out for one"
             else:
                 with_these = "" if self._config is None else " with the settings config="

@@ -111,11 +111,7 @@ def connect(path: Path, limit_s: float | None = None) -> socket.socket:
     except OSError as error:
         connected.close()
         address = format_address(path)
-        raise PeerUnavailable(
-            f"no node answers at {address}: {error.strerror or error}. `dataplane node` starts one; connect() without"
-            " an address starts one for this process",
-            address=address,
-        ) from None
+        raise PeerUnavailable(f"no node answers at {address}: {error.strerror or error}", address=address) from None
     except BaseException:
         connected.close()
         raise

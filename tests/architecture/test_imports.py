@@ -21,7 +21,7 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 #: From the ground up. Neighbours on a floor do not know each other.
 FLOORS = [
     {"errors"},
-    {"config", "clock", "closing", "threads", "waiting", "workers", "device"},
+    {"config", "clock", "closing", "file_errors", "threads", "waiting", "workers", "device"},
     {"batch", "replication", "coordinator"},
     {"store", "stream"},
     {"table", "history", "recording", "weights"},
