@@ -24,7 +24,7 @@ from bench.measure import Row, row
 from dataplane.client.connection import Connection
 from dataplane.client.loop_runner import LoopRunner
 from dataplane.diagnosis import recorder
-from dataplane.observe.ring import Recorder
+from dataplane.observe.ring import RingWriter
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
@@ -95,7 +95,7 @@ def _with(connection: Connection, writer: Any, events: bool, places: bool) -> It
 
 def _least(call: Callable[[], object], connection: Connection) -> dict[str, float]:
     """Microseconds of this thread's processor time a call, by what is on: the least of `_TURNS` blocks each."""
-    writer, found = connection.events or Recorder().writer, dict.fromkeys(KINDS, float("inf"))
+    writer, found = connection.events or RingWriter().writer, dict.fromkeys(KINDS, float("inf"))
     for _ in range(_TURNS):
         for name in random.sample(list(KINDS), len(KINDS)):
             with _with(connection, writer, *KINDS[name]):
@@ -125,7 +125,7 @@ def calls(address: str) -> list[Row]:
         connection = plane._inner.connection
         ref = plane.put({"x": values})
         work: dict[str, tuple[Callable[[], object], type[m.Reply]]] = {
-            "put": (lambda: plane.put({"x": values}, scope="calls"), sm.Stored),
+            "put": (lambda: plane.put({"x": values}, scope="calls"), sm.ShardStored),
             "get": (lambda: plane.get(ref), sm.Held),
         }
         for name, (call, kind) in work.items():

@@ -32,7 +32,7 @@ from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 
@@ -78,7 +78,7 @@ class Appender:
     async def start(self) -> None:
         """Recover, and open the stream."""
         await self.durable.recover()
-        asked = rm.Open(next(self._numbers), "rollouts", Settings(("train",), durable=True))
+        asked = rm.OpenStream(next(self._numbers), "rollouts", StreamSettings(("train",), durable=True))
         self._token = (await self._ask(asked)).stream
 
     async def _ask(self, request: Any) -> Any:
@@ -90,11 +90,11 @@ class Appender:
         shard = await put(self.store, data, described)
         ref = ref_to(self._node, ROWS, [("x", Field("dense", "uint8", (len(data) // ROWS,)), len(data), shard, 0)])
         number = next(self._numbers)
-        admitted = await self._ask(rm.Admit(number, self._token, ROWS, len(data), 0, "", b"", _WAIT_S))
+        admitted = await self._ask(rm.AdmitRows(number, self._token, ROWS, len(data), 0, "", b"", _WAIT_S))
         groups: list[str | int] = [ROWS * number + row // 8 for row in range(ROWS)]
         versions = np.full(ROWS, number).tobytes()
         said = [], b"", groups, versions, {}, None, {}
-        await self._ask(rm.Append(number, self._token, *said, ticket=admitted.ticket, ref=ref.encode()))
+        await self._ask(rm.AppendRows(number, self._token, *said, ticket=admitted.ticket, ref=ref.encode()))
 
     async def take(self, rows: int = ROWS) -> r.Delivered:
         """Rows of the task."""

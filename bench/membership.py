@@ -27,7 +27,7 @@ import psutil
 
 from bench.measure import Row, row, table, write_json
 from dataplane.cluster.membership import LEASE_S, Member, Membership
-from dataplane.cluster.seal import Seal
+from dataplane.cluster.seal import EntrySeal
 from dataplane.cluster.server import program
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.etcd import TIMEOUT_S, EtcdCoordinator
@@ -55,7 +55,7 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
     key = auth.Key(*auth.new().split(b"\n")[1:3])
     others, client = EtcdCoordinator([address], name), EtcdCoordinator([address], name)
 
-    seal = Seal(key)
+    seal = EntrySeal(key)
 
     def entry(number: int, life: int = 1) -> tuple[str, bytes]:
         """A member's name, and what it registers."""

@@ -28,7 +28,7 @@ import numpy as np
 import dataplane as dp
 from bench import always_on
 from bench.measure import Row, row, table, write_json
-from dataplane.observe.ring import CODE, Recorder
+from dataplane.observe.ring import CODE, RingWriter
 
 OVERHEAD = 1.0173  # of ScalAna, arXiv 2009.01692, table 2: 1.73 % on average
 PAIRS = 9
@@ -105,7 +105,7 @@ def _least(work: Callable[[bool], object], on: bool, calls: int) -> float:
 
 def recording(scratch: Path) -> list[Row]:
     """What recording one event takes, by what a call takes without it: the least of many of each, in one process."""
-    recorder, clock = Recorder(), time.monotonic_ns
+    recorder, clock = RingWriter(), time.monotonic_ns
     values = np.zeros((1, 256), np.float32)
 
     def record(_: bool) -> None:

@@ -27,7 +27,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.node.local.unreplicated import UnreplicatedStream
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 RUNS = 7
 BLOCK = 1024
@@ -39,7 +39,7 @@ class _Books:
     """A stream that is driven as a node drives it, without sockets: what the bookkeeping itself costs."""
 
     def __init__(self) -> None:
-        self._stream = UnreplicatedStream("s", Settings(("reward", "actor")), "", self, 0.0)
+        self._stream = UnreplicatedStream("s", StreamSettings(("reward", "actor")), "", self, 0.0)
         self.shards = 0
 
     def free(self, batches: Any) -> None:

@@ -26,10 +26,10 @@ from typing import Any
 
 from bench.cluster_figures import GeneratedPlane
 from bench.measure import Row, row, table
-from dataplane.web.access import Access
+from dataplane.web.access import PageAccess
 from dataplane.web.cluster_view import look
-from dataplane.web.feed import Feed, Tick
-from dataplane.web.server import Server
+from dataplane.web.feed import Feed, FeedTick
+from dataplane.web.server import PageServer
 
 HOSTS, STREAMS = 64, 100
 PAST, TICKS = 4, 8
@@ -47,14 +47,14 @@ async def _serve(pipe: Connection, hosts: int, streams: int) -> None:
     now = [0.0]
     plane = GeneratedPlane(hosts, streams, ill=("task", "host"), ill_s=PAST, clock=lambda: now[0])
     feed = Feed(plane.address)
-    ticks: list[Tick] = []
+    ticks: list[FeedTick] = []
     began_s = time.time()
     for second in range(PAST + TICKS):
         now[0] = float(second)
         seen = await look(plane)  # type: ignore[arg-type]
         feed.took(dataclasses.replace(seen, at_s=now[0], wall_s=began_s + second))
         ticks.append(dataclasses.replace(feed.tick, every_s=1.0))
-    async with Server(feed, "127.0.0.1", 0, Access(None)) as server:
+    async with PageServer(feed, "127.0.0.1", 0, PageAccess(None)) as server:
         pipe.send(server.url)
         number = feed.tick.number
         while not pipe.poll():

@@ -35,7 +35,7 @@ from dataplane.web import command as web
 if TYPE_CHECKING:
     from dataplane.client.connecting import Connecting
     from dataplane.client.plane import AsyncPlane
-    from dataplane.node.node import Node
+    from dataplane.node.node import NodeServer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _node(chosen: argparse.Namespace) -> int:
-    from dataplane.node.node import Node
+    from dataplane.node.node import NodeServer
 
     logging.basicConfig(
         format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO if chosen.verbose else logging.WARNING
@@ -132,12 +132,12 @@ def _node(chosen: argparse.Namespace) -> int:
     elif chosen.join or chosen.key or chosen.advertise or chosen.transports or any(etcd.values()):
         raise ValueError("--join, --seeds, --key, --advertise, --transports and --etcd-... go with --listen")
     with web.beside(chosen) as page:
-        node = Node(config, chosen.socket.absolute() if chosen.socket else None, cluster)
+        node = NodeServer(config, chosen.socket.absolute() if chosen.socket else None, cluster)
         _run(node, config, page)
     return 0
 
 
-def _run(node: Node, config: NodeConfig, page: Callable[[str], None]) -> None:
+def _run(node: NodeServer, config: NodeConfig, page: Callable[[str], None]) -> None:
     from dataplane.node.node import run
 
     def ready() -> None:

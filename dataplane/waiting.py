@@ -70,12 +70,12 @@ def busy_s() -> float:
         return 0.0
 
 
-class Waits:
+class ClientWaits:
     """The waits of one client, by place, kind and object (the name of a stream)."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[int, str, str], list[Any]] = {}  # count, seconds, {ender: [count, seconds]}
-        self.open: set[Wait] = set()
+        self.open: set[RequestWait] = set()
         """The waits that have not ended."""
 
     def add(self, place: int, kind: str, what: str, seconds: float, ender: Asked) -> None:
@@ -112,12 +112,12 @@ class Waits:
         ]
 
 
-class Wait:
+class RequestWait:
     """The wait of a request, which may have several reasons in turn. `end` counts the last one."""
 
     __slots__ = ("_before", "_ender", "_kind", "_place", "_since", "_waits", "_what")
 
-    def __init__(self, waits: Waits, number: int, kind: str) -> None:
+    def __init__(self, waits: ClientWaits, number: int, kind: str) -> None:
         self._waits = waits
         self._place = number & PLACES
         self._kind = kind
@@ -173,20 +173,20 @@ class Wait:
             self._waits.add(*self.key, seconds, self._ender)
 
 
-_current: ContextVar[Wait | None] = ContextVar("waiting", default=None)
+_current: ContextVar[RequestWait | None] = ContextVar("waiting", default=None)
 
 
-def begin(waits: Waits, number: int, kind: str) -> Wait:
+def begin(waits: ClientWaits, number: int, kind: str) -> RequestWait:
     """Begin the wait of the request with this number, in this task; `kind` is its reason until `turn`."""
-    wait = Wait(waits, number, kind)
+    wait = RequestWait(waits, number, kind)
     _current.set(wait)
     return wait
 
 
-def turn(kind: str, what: str = "") -> Wait:
+def turn(kind: str, what: str = "") -> RequestWait:
     """Change the reason of the current task's wait. Without a wait, returns one that is not counted."""
     wait = _current.get()
     if wait is None:
-        return Wait(Waits(), 0, "")
+        return RequestWait(ClientWaits(), 0, "")
     wait.turn(kind, what)
     return wait

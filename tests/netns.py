@@ -21,7 +21,7 @@ import pytest
 
 from bench.namespaces import enter
 from dataplane.config import ClusterConfig, NodeConfig
-from dataplane.node.node import Node, run
+from dataplane.node.node import NodeServer, run
 from dataplane.wire import auth
 from tests.processes import Worker
 
@@ -103,7 +103,7 @@ class Host(Worker):
 
 def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cluster: dict[str, Any]) -> None:
     enter(name)
-    node = Node(NodeConfig(**settings), path, ClusterConfig(**cluster))
+    node = NodeServer(NodeConfig(**settings), path, ClusterConfig(**cluster))
 
     def tell() -> None:
         try:

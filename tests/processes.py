@@ -31,7 +31,7 @@ import psutil
 
 from dataplane import cli
 from dataplane.config import NodeConfig
-from dataplane.node.node import Node, run
+from dataplane.node.node import NodeServer, run
 
 T = TypeVar("T")
 
@@ -219,7 +219,7 @@ class StandingNode(Worker):
 
 
 def _serve(pipe: Connection, path: Path, settings: dict[str, Any]) -> None:
-    node = Node(NodeConfig(**settings), path)
+    node = NodeServer(NodeConfig(**settings), path)
     run(node, ready=lambda: pipe.send(node.address))
 
 

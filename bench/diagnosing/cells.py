@@ -24,7 +24,7 @@ from bench import namespaces
 from bench.diagnosing import roles
 from dataplane.diagnosis.causes import Diagnosis
 from dataplane.diagnosis.diagnosis import diagnosed
-from dataplane.diagnosis.graph import Run, between
+from dataplane.diagnosis.graph import GraphRun, between
 
 CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -124,7 +124,7 @@ class Cell:
     fault: Fault
     seed: int
     found: Diagnosis
-    run: Run
+    run: GraphRun
     after_s: float
 
     @property

@@ -18,14 +18,14 @@ from dataplane.batch import gather
 from dataplane.batch.arrow_types import Element, VariableShapeTensorType, element, metadata, to_native
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.row_sources import as_bytes
-from dataplane.batch.stored_column import Reading
+from dataplane.batch.stored_column import SelectedRows
 from dataplane.batch.values import mismatch
 
 _INT32_MAX = (1 << 31) - 1
 _NAT = np.iinfo(np.int64).min
 
 
-def table(columns: Iterable[tuple[str, Field, Reading]]) -> Any:
+def table(columns: Iterable[tuple[str, Field, SelectedRows]]) -> Any:
     """A `pyarrow.Table`, whose metadata hold the parts of fields that Arrow's types lack."""
     arrays, fields = [], []
     for name, field, rows in columns:
@@ -34,7 +34,7 @@ def table(columns: Iterable[tuple[str, Field, Reading]]) -> Any:
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
 
 
-def array(name: str, field: Field, rows: Reading, *, nullable: bool = True) -> Any:
+def array(name: str, field: Field, rows: SelectedRows, *, nullable: bool = True) -> Any:
     """One column as a `pyarrow.Array`. Raises Corrupt, and SchemaMismatch where a row is too large for Arrow.
 
     `nullable` is false for a struct's child.
@@ -73,7 +73,7 @@ def _values(kind: Element, native: npt.NDArray[Any], nullable: bool) -> Any:
     return pa.Array.from_buffers(kind.type, len(flat), [validity, _buffer(flat)])
 
 
-def _dense(field: Field, rows: Reading, nullable: bool) -> Any:
+def _dense(field: Field, rows: SelectedRows, nullable: bool) -> Any:
     kind = element(field.dtype)
     native = to_native(field.dtype, gather.dense(rows, field))
     shape = field.item_shape + kind.tail
@@ -92,7 +92,7 @@ def _lists(values: Any, offsets: npt.NDArray[np.int64], *, large: bool = True) -
     return pa.Array.from_buffers(kind, len(offsets) - 1, [None, _buffer(edges)], children=[values])
 
 
-def _ragged(name: str, field: Field, rows: Reading, nullable: bool) -> Any:
+def _ragged(name: str, field: Field, rows: SelectedRows, nullable: bool) -> Any:
     kind = element(field.dtype)
     items, offsets, shapes, _ = gather.items(rows, field)
     values = _values(kind, to_native(field.dtype, items), nullable)
@@ -119,7 +119,7 @@ def _ragged(name: str, field: Field, rows: Reading, nullable: bool) -> Any:
     return pa.ExtensionArray.from_storage(extension, storage)
 
 
-def _struct(name: str, field: Field, rows: Reading) -> Any:
+def _struct(name: str, field: Field, rows: SelectedRows) -> Any:
     children, fields = [], []
     for key, child in field.children:
         present, inner = gather.presence(rows, key, child)

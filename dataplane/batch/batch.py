@@ -23,10 +23,10 @@ from dataplane.batch.dtypes import is_integer, storage
 from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.frame import place_of
 from dataplane.batch.layout import Index
-from dataplane.batch.rows import Rows, positions_in
-from dataplane.batch.stored_column import Memory as Memory
-from dataplane.batch.stored_column import Piece as Piece
-from dataplane.batch.stored_column import Reading, Selection, opened
+from dataplane.batch.rows import RowIndices, positions_in
+from dataplane.batch.stored_column import ExtentMemory as ExtentMemory
+from dataplane.batch.stored_column import SelectedRows, Selection, opened
+from dataplane.batch.stored_column import StoredPiece as StoredPiece
 from dataplane.batch.values import mismatch
 from dataplane.device.naming import device_of
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
@@ -43,7 +43,7 @@ class Column:
     piece's layout is invalid or not one of such a field.
     """
 
-    def __init__(self, name: str, field: Field, pieces: Sequence[Piece], order: Index | None = None) -> None:
+    def __init__(self, name: str, field: Field, pieces: Sequence[StoredPiece], order: Index | None = None) -> None:
         selections = opened(name, field, tuple(pieces))
         _check_order(name, order, sum(len(selection.rows) for selection in selections))
         self._bind(name, field, selections, order)
@@ -265,7 +265,7 @@ class Column:
         return column
 
     @cached_property
-    def reading(self) -> Reading:
+    def reading(self) -> SelectedRows:
         """The rows as they are in memory, for the other modules of this package."""
         return gather.reading_of(self.field, self._selections, self._order, self._cut)
 
@@ -283,7 +283,7 @@ class Column:
             first, last = max(rows.start - start, 0), min(rows.stop - start, len(own))
             start += len(own)
             if first < last:
-                selections.append(Selection(stored, own.take(Rows.range(first, last))))
+                selections.append(Selection(stored, own.take(RowIndices.range(first, last))))
         return self._derived(tuple(selections), None, cuts.take(self._cut, positions))
 
 

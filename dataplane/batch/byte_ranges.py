@@ -16,7 +16,7 @@ from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 
 ByteRanges: TypeAlias = list[tuple[int, int]]
 
@@ -87,7 +87,9 @@ def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
     return not cut or (field.kind in ("dense", "ragged") and all(step[1] in range(len(field.shape)) for step in cut))
 
 
-def values(layout: ShardLayout, ordinals: Sequence[int], rows: Rows, memory: Bytes, cut: Cut = NOTHING) -> ByteRanges:
+def values(
+    layout: ShardLayout, ordinals: Sequence[int], rows: RowIndices, memory: Bytes, cut: Cut = NOTHING
+) -> ByteRanges:
     """The values of these rows, ascending, of these columns; with a cut, the part that its steps along the first
     dimension leave. `memory` is the extent, whose tables were checked."""
     columns = [layout.columns[ordinal][1] for ordinal in ordinals]

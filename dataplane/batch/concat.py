@@ -17,7 +17,7 @@ from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, join
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.ref_codec import together
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.errors import Misuse, SchemaMismatch
 
 
@@ -62,7 +62,7 @@ def of_rows(columns: Sequence[tuple[str, Iterable[Field], Sequence[Cell]]], rows
     cells, and cells. Raises SchemaMismatch as `concat`."""
     places = {name: ColumnPlace(merge_fields(name, fields), 0, slot) for slot, (name, fields, _) in enumerate(columns)}
     beside = zip(*[cells for _, _, cells in columns], strict=True)
-    parts = tuple([BlockRows(cells, Rows(row, row + 1)) for cells, row in zip(beside, rows, strict=True)])
+    parts = tuple([BlockRows(cells, RowIndices(row, row + 1)) for cells, row in zip(beside, rows, strict=True)])
     return BatchRef(len(rows), places, (Frame(parts),))
 
 

@@ -38,7 +38,7 @@ MAX_STEPS, MAX_ZIGZAGS = 64, 4  # each zig-zag may double the runs of a row
 MOST_RANKS = 1 << 20
 
 
-class Step(NamedTuple):
+class CutStep(NamedTuple):
     """One step: its kind, the dimension of the row, and its numbers, each of which is one for all rows or an array with
     one for each row. `size`: the length of all rows in that dimension before the step, or 0 if it is unknown; it is
     used only to estimate sizes."""
@@ -49,7 +49,7 @@ class Step(NamedTuple):
     size: int = 0
 
 
-Cut = tuple[Step, ...]
+Cut = tuple[CutStep, ...]
 NOTHING: Cut = ()
 
 
@@ -65,11 +65,11 @@ def take(cut: Cut, positions: Index | slice) -> Cut:
     return tuple([_taken(step, positions) for step in cut])
 
 
-def _taken(step: Step, positions: Index | slice) -> Step:
+def _taken(step: CutStep, positions: Index | slice) -> CutStep:
     return step._replace(numbers=tuple([n if isinstance(n, int) else n[positions] for n in step.numbers]))
 
 
-def added(cut: Cut, step: Step) -> Cut:
+def added(cut: Cut, step: CutStep) -> Cut:
     """The cut followed by the step; two slices of one dimension become one if they count from the beginning."""
     if cut and step.kind == SLICE and (cut[-1].kind, cut[-1].axis) == (SLICE, step.axis):
         (start, stop), (first, last) = cut[-1].numbers, step.numbers
@@ -109,7 +109,7 @@ def _beside(rows: int, cut: Cut, more: int, other: Cut) -> Cut:
     return bounded(tuple(found))
 
 
-def _idle(step: Step) -> Step:
+def _idle(step: CutStep) -> CutStep:
     """A step of this kind that leaves rows as they are."""
     return step._replace(numbers=_WHOLE[step.kind])
 
@@ -194,7 +194,7 @@ def spans(steps: Cut, lengths: Index) -> tuple[Index, Index]:
     return begins, ends
 
 
-def _windows(step: Step, total: Index) -> list[tuple[Index, Index]]:
+def _windows(step: CutStep, total: Index) -> list[tuple[Index, Index]]:
     if step.kind == SLICE:
         start, stop = (np.where(np.less(n, 0), np.add(n, total), n) for n in step.numbers)
         return [(np.clip(start, 0, total), np.clip(stop, 0, total))]
@@ -251,7 +251,7 @@ def decode(encoded: Sequence[Sequence[Any]], rows: int) -> Cut:
         known = kind in _WHOLE and len(numbers) == len(_WHOLE[kind])
         if not known or not 0 <= axis < 1 << 8 or not 0 <= size <= END:
             raise ValueError("a slice of rows that is none")
-        step = Step(kind, axis, tuple([_unpacked(number, rows) for number in numbers]), size)
+        step = CutStep(kind, axis, tuple([_unpacked(number, rows) for number in numbers]), size)
         check(step)
         found.append(step)
     return tuple(found)
@@ -269,7 +269,7 @@ def _unpacked(packed: int | bytes, rows: int) -> Number:
     return array
 
 
-def check(step: Step) -> None:
+def check(step: CutStep) -> None:
     """Raises ValueError for numbers that are invalid for the kind of step."""
     low = [int(np.min(number, initial=END)) for number in step.numbers]
     high = [int(np.max(number, initial=-END)) for number in step.numbers]

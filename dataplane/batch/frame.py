@@ -1,9 +1,10 @@
 """The stored rows that the columns of a reference refer to: one selection, shared by columns that were stored together.
 
-A `Frame` has one or more columns over `parts`. A part is a selection (`Rows`) of one stored block of rows. It has a
-cell for each column of the frame, which says where that column of the rows is stored. The rows of a frame are the rows
-of its parts, concatenated. If `order` is given, row i of the frame is row `order[i]` of those. With a `cut`, each row
-is the slice that the cut leaves (`batch.cuts`); arrays in a cut are in the order of the frame's rows, not of the parts.
+A `Frame` has one or more columns over `parts`. A part is a selection (`RowIndices`) of one stored block of rows. It has
+a cell for each column of the frame, which says where that column of the rows is stored. The rows of a frame are the
+rows of its parts, concatenated. If `order` is given, row i of the frame is row `order[i]` of those. With a `cut`, each
+row is the slice that the cut leaves (`batch.cuts`); arrays in a cut are in the order of the frame's rows, not of the
+parts.
 
 Invariants: no part is empty, and an order contains each row that a part lists. So a frame refers to exactly the rows
 that its parts list.
@@ -34,7 +35,7 @@ import numpy.typing as npt
 from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.field import Field
-from dataplane.batch.rows import Index, Rows
+from dataplane.batch.rows import Index, RowIndices
 from dataplane.errors import SchemaMismatch
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ T = TypeVar("T")
 RUN = 32
 
 
-class Shard(NamedTuple):
+class ShardRef(NamedTuple):
     """A stored object: the node that holds it, its number there, the rows that each of its columns has."""
 
     node: bytes
@@ -55,7 +56,7 @@ class Shard(NamedTuple):
 class Cell(NamedTuple):
     """One stored column: the `ordinal`-th of its shard, of `nbytes` logical bytes in all."""
 
-    shard: Shard
+    shard: ShardRef
     ordinal: int
     nbytes: int
 
@@ -64,7 +65,7 @@ class BlockRows(NamedTuple):
     """Selected rows of one stored block: where each column of the frame is, and which of its rows."""
 
     cells: tuple[Cell, ...]
-    rows: Rows
+    rows: RowIndices
 
 
 class ColumnPlace(NamedTuple):
@@ -97,8 +98,8 @@ class Frame:
     meant, once the row is joined."""
 
     parts: tuple[BlockRows, ...]
-    order: Rows | None = None
-    bounds: Rows | None = None
+    order: RowIndices | None = None
+    bounds: RowIndices | None = None
     cut: Cut = NOTHING
 
     @property
@@ -135,7 +136,7 @@ class Frame:
             last = first + len(part.rows)
             if start < last and first < stop:
                 inside = start <= first and last <= stop
-                within = Rows(max(start - first, 0), min(stop, last) - first)
+                within = RowIndices(max(start - first, 0), min(stop, last) - first)
                 kept.append(part if inside else BlockRows(part.cells, part.rows.take(within)))
             first = last
         return Frame(tuple(kept))
@@ -156,7 +157,7 @@ class Frame:
             return _gather(self.parts, self.order.array()[positions])
         if len(self.parts) == 1:
             part = self.parts[0]
-            return Frame((BlockRows(part.cells, part.rows.take(Rows.index(positions))),))
+            return Frame((BlockRows(part.cells, part.rows.take(RowIndices.index(positions))),))
         return _gather(self.parts, positions)
 
     def repeat(self, times: int) -> Frame:
@@ -166,8 +167,8 @@ class Frame:
         if self.cut or self.bounds is not None:
             return self.take(np.repeat(np.arange(self.rows), times))
         if self.order is not None:
-            return Frame(self.parts, Rows.index(np.repeat(self.order.array(), times)))
-        repeated = (BlockRows(part.cells, Rows.index(np.repeat(part.rows.array(), times))) for part in self.parts)
+            return Frame(self.parts, RowIndices.index(np.repeat(self.order.array(), times)))
+        repeated = (BlockRows(part.cells, RowIndices.index(np.repeat(part.rows.array(), times))) for part in self.parts)
         return Frame(tuple(repeated))
 
     def whole(self) -> Frame:
@@ -178,7 +179,7 @@ class Frame:
         """The frame with this cut of each row."""
         return Frame(self.parts, self.order, self.bounds, cut)
 
-    def numbered(self, number: Callable[[Shard], int]) -> Frame:
+    def numbered(self, number: Callable[[ShardRef], int]) -> Frame:
         """The same rows of shards that have these numbers."""
 
         def named(cell: Cell) -> Cell:
@@ -190,7 +191,7 @@ class Frame:
     def joined(self, bounds: Index) -> Frame:
         """A frame with rows `bounds[i]` up to `bounds[i + 1]` of this one joined, for each i; this one if each is by
         itself."""
-        return self if len(bounds) - 1 == self.rows else Frame(self.parts, self.order, Rows.index(bounds))
+        return self if len(bounds) - 1 == self.rows else Frame(self.parts, self.order, RowIndices.index(bounds))
 
     def pick(self, slots: Sequence[int]) -> Frame:
         """The same rows of the columns at `slots` alone."""
@@ -239,7 +240,7 @@ class Frame:
         index[ascending] = np.cumsum(new) - 1
         return self.take(ascending[new]), index
 
-    def wanted(self) -> list[tuple[tuple[Cell, ...], Rows, Cut]]:
+    def wanted(self) -> list[tuple[tuple[Cell, ...], RowIndices, Cut]]:
         """The rows to read, by part: its cells, the rows, ascending, and the cut of each. A row that is cut in two ways
         comes twice."""
         if self.bounds is not None or cuts.is_even(self.cut):  # a joined row's start is not known here
@@ -250,7 +251,7 @@ class Frame:
         for index, part in enumerate(self.parts):
             chosen = np.flatnonzero(owner == index)
             chosen = chosen[np.argsort(numbers[chosen], kind="stable")]
-            found.append((part.cells, Rows.index(numbers[chosen]), cuts.take(self.cut, chosen)))
+            found.append((part.cells, RowIndices.index(numbers[chosen]), cuts.take(self.cut, chosen)))
         return found
 
     def means(self, other: Frame, slots: Iterable[tuple[int, int]]) -> bool:
@@ -314,11 +315,11 @@ def _merged(parts: Iterable[BlockRows]) -> tuple[BlockRows, ...]:
     """The same rows in fewer parts: neighbours of one source in one, where their rows touch or are short."""
     out: list[BlockRows] = []
     for cells, group in groupby(parts, key=lambda part: part.cells):
-        touching: list[Rows] = []
+        touching: list[RowIndices] = []
         for _, rows in group:
             last = touching[-1].slice if touching else None
             if last is not None and rows.slice is not None and last.stop == rows.start:
-                touching[-1] = Rows(last.start, rows.stop)
+                touching[-1] = RowIndices(last.start, rows.stop)
             else:
                 touching.append(rows)
         for is_long, several in groupby(touching, key=lambda rows: rows.slice is not None and len(rows) >= RUN):
@@ -326,7 +327,7 @@ def _merged(parts: Iterable[BlockRows]) -> tuple[BlockRows, ...]:
             if is_long or len(pieces) == 1:
                 out.extend(BlockRows(cells, rows) for rows in pieces)
             else:
-                out.append(BlockRows(cells, Rows.index(np.concatenate([rows.array() for rows in pieces]))))
+                out.append(BlockRows(cells, RowIndices.index(np.concatenate([rows.array() for rows in pieces]))))
     return tuple(out)
 
 
@@ -351,7 +352,9 @@ def _split_at_changes(keys: Index, values: Index) -> Iterable[tuple[int, Index]]
 
 
 def _runs(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> tuple[BlockRows, ...]:
-    return tuple([BlockRows(parts[index].cells, Rows.index(run)) for index, run in _split_at_changes(owner, numbers)])
+    return tuple(
+        [BlockRows(parts[index].cells, RowIndices.index(run)) for index, run in _split_at_changes(owner, numbers)]
+    )
 
 
 def _gather(parts: Sequence[BlockRows], positions: Index) -> Frame:
@@ -380,7 +383,7 @@ def _woven(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> Frame:
     new[1:] = (owner[1:] != owner[:-1]) | (numbers[1:] != numbers[:-1])
     order = np.empty_like(owner)
     order[ascending] = np.cumsum(new) - 1
-    return Frame(_runs(parts, owner[new], numbers[new]), Rows.index(order))
+    return Frame(_runs(parts, owner[new], numbers[new]), RowIndices.index(order))
 
 
 #: Rows that a stream is taken to have.
@@ -392,9 +395,9 @@ _MOST_DELIVERY = (1 << 63) - 1
 
 def origin_of(stream: bytes, rows: npt.ArrayLike, hold: int) -> Frame:
     """The origin of these rows (numbers, int64) of a stream, delivered under the number `hold`."""
-    part, order = Rows.index(rows).distinct()
-    cell = Cell(Shard(stream, hold, _STREAM_ROWS), 0, 0)
-    return Frame((BlockRows((cell,), part),), None if order is None else Rows.index(order))
+    part, order = RowIndices.index(rows).distinct()
+    cell = Cell(ShardRef(stream, hold, _STREAM_ROWS), 0, 0)
+    return Frame((BlockRows((cell,), part),), None if order is None else RowIndices.index(order))
 
 
 def rows_by_stream(origin: Frame) -> list[tuple[bytes, Index, Index]]:

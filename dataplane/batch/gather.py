@@ -19,10 +19,10 @@ from dataplane.batch import cuts, gather_slices, object_rows
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.layout import Bytes, Index, Tables
+from dataplane.batch.layout import Bytes, ColumnTables, Index
 from dataplane.batch.row_sources import offsets_of
-from dataplane.batch.rows import Rows
-from dataplane.batch.stored_column import Copied, Reading, Selection, Stored
+from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import Copied, SelectedRows, Selection, StoredColumn
 from dataplane.errors import LimitExceeded
 
 _BYTE = np.dtype(np.uint8)
@@ -34,19 +34,21 @@ _MOST_IN_PLACE = 4096
 """Rows of a column that are mapped: of some 65,000 mappings that Linux lets a process have."""
 
 
-def reading_of(field: Field, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING) -> Reading:
+def reading_of(
+    field: Field, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING
+) -> SelectedRows:
     """The rows of a column of this field. Rows that are stored in another dtype are widened to the field's; with a
     `cut` of the rows, only its result is widened."""
     if field.kind in ("dense", "ragged") and not cut:
         selections = tuple([_fitted(field, selection) for selection in selections])
-    return Reading(selections, order, cut)
+    return SelectedRows(selections, order, cut)
 
 
 def _fitted(field: Field, selection: Selection) -> Selection:
     own = selection.stored.layout.field.dtype
     if own == field.dtype or storage(own) == storage(field.dtype):
         return selection
-    return Selection(_Widened(selection, field.dtype), Rows.range(0, len(selection.rows)))
+    return Selection(_Widened(selection, field.dtype), RowIndices.range(0, len(selection.rows)))
 
 
 class _Widened(Copied):
@@ -56,13 +58,13 @@ class _Widened(Copied):
     def __init__(self, selection: Selection, dtype: str) -> None:
         self._field = selection.stored.layout.field
         super().__init__(selection.stored.name, Field(self._field.kind, dtype, self._field.shape), len(selection.rows))
-        self._narrow = Reading((selection,), None)
+        self._narrow = SelectedRows((selection,), None)
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> ColumnTables:
         if self._field.kind == "dense":
-            return Tables(None, None, (), None)
-        return Tables(*tables(self._narrow, self._field), (), None)
+            return ColumnTables(None, None, (), None)
+        return ColumnTables(*tables(self._narrow, self._field), (), None)
 
     def _values(self, private: bool) -> Bytes:
         if self._field.kind == "dense":
@@ -92,7 +94,7 @@ def _item(field: Field) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     return storage(field.dtype), field.item_shape, field.item_nbytes
 
 
-def dense(reading: Reading, field: Field, *, private: bool = False) -> npt.NDArray[Any]:
+def dense(reading: SelectedRows, field: Field, *, private: bool = False) -> npt.NDArray[Any]:
     """The rows as an array [rows, *shape] of the storage type: read-only, unless private or gathered."""
     dtype, shape, unit = _item(field)
     if reading.cut:
@@ -128,12 +130,12 @@ def in_place(selection: Selection, field: Field) -> npt.NDArray[Any] | None:
     return read_only(stored.read(span.start * unit, span.stop * unit).view(dtype).reshape(-1, *shape))
 
 
-def _is_other(stored: Stored, field: Field) -> bool:
+def _is_other(stored: StoredColumn, field: Field) -> bool:
     """Whether the stored column has another dtype than the field."""
     return stored.layout.field.dtype != field.dtype
 
 
-def _by_part(reading: Reading, part: Index) -> list[tuple[Stored, Index]]:
+def _by_part(reading: SelectedRows, part: Index) -> list[tuple[StoredColumn, Index]]:
     """Each part, and the positions in the result that have its rows. `part`: the number of the part of each
     position."""
     positions = np.argsort(part, kind="stable")
@@ -141,7 +143,7 @@ def _by_part(reading: Reading, part: Index) -> list[tuple[Stored, Index]]:
     return [(one.stored, positions[a:b]) for one, (a, b) in zip(reading.parts, pairwise(edges), strict=True)]
 
 
-def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
+def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Items:
     """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the pieces'."""
     if reading.cut:
         return Items(*gather_slices.packed(reading, field), shared=False)
@@ -165,7 +167,7 @@ def items(reading: Reading, field: Field, *, private: bool = False) -> Items:
     return Items(_shaped(joined, dtype, int(offsets[-1]), shape), offsets, shapes, False)
 
 
-def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
+def rows_of(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]]:
     """Each row of a ragged column as a read-only array over the pieces. No copies."""
     if reading.cut:
         return gather_slices.rows(reading, field)
@@ -175,7 +177,7 @@ def rows_of(reading: Reading, field: Field) -> list[npt.NDArray[Any]]:
     return rows if reading.order is None else [rows[i] for i in reading.order.tolist()]
 
 
-def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
+def own_rows(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]] | None:
     """Each row of a ragged column as a writable array that shares no memory with another row's. Large rows are mapped
     in place, and a page is copied when it is first written to. None if the rows are small or contiguous: use `items`
     then."""
@@ -197,39 +199,39 @@ def own_rows(reading: Reading, field: Field) -> list[npt.NDArray[Any]] | None:
     return found
 
 
-def _own_row(stored: Stored, start: int, stop: int) -> Bytes:
+def _own_row(stored: StoredColumn, start: int, stop: int) -> Bytes:
     if stop - start >= _LARGE_ROW:
         with suppress(LimitExceeded):  # only addresses ran out: memory is left for a copy
             return stored.own(start, stop)
     return stored.values[start:stop].copy()
 
 
-def _lookup(stored: Stored) -> object_rows.Lookup:
+def _lookup(stored: StoredColumn) -> object_rows.Lookup:
     """Gives the stored rows of a column, by their numbers: copies, each made once, when it is asked for."""
 
     @cache
     def row_of(number: int) -> bytes:
         if not 0 <= number < stored.layout.stored:
             raise ValueError(f"a part in row {number} of {stored.layout.stored} stored")
-        (row,) = _part_rows(stored, Rows.range(number, number + 1), _BYTE)
+        (row,) = _part_rows(stored, RowIndices.range(number, number + 1), _BYTE)
         return row.tobytes()
 
     return row_of
 
 
-def objects(reading: Reading) -> Iterator[tuple[Bytes, object_rows.Lookup]]:
+def objects(reading: SelectedRows) -> Iterator[tuple[Bytes, object_rows.Lookup]]:
     """Each row of an object column, with a lookup of the parts that it shares with other rows. No copies."""
     lookups = {id(stored): _lookup(stored) for stored, _ in reading.parts}
     for stored, row in _in_order_rows(reading):
         yield row, lookups[id(stored)]
 
 
-def is_plain(reading: Reading) -> bool:
+def is_plain(reading: SelectedRows) -> bool:
     """Whether no row refers to parts that other rows share."""
     return not any(stored.layout.indexed for stored, _ in reading.parts)
 
 
-def whole(name: str, reading: Reading) -> list[Any]:
+def whole(name: str, reading: SelectedRows) -> list[Any]:
     """Each row of an object column as bytes that refer to no other rows. Raises Corrupt."""
     try:
         return [object_rows.whole(row, lookup) for row, lookup in objects(reading)]
@@ -237,12 +239,12 @@ def whole(name: str, reading: Reading) -> list[Any]:
         raise refuse(name, f"a row is not an encoded value: {error}") from error
 
 
-def spans(reading: Reading) -> list[Bytes]:
+def spans(reading: SelectedRows) -> list[Bytes]:
     """Each row of a text or bytes column as a read-only run of bytes. No copies."""
     return [row for _, row in _in_order_rows(reading)]
 
 
-def _in_order_rows(reading: Reading) -> Iterator[tuple[Stored, Bytes]]:
+def _in_order_rows(reading: SelectedRows) -> Iterator[tuple[StoredColumn, Bytes]]:
     """Each row as a view of its bytes, with its stored column. If the order alternates between several parts, the rows
     are read part by part and then put in order: switching to a part takes ten times as long as reading a row."""
     order = reading.order
@@ -254,7 +256,7 @@ def _in_order_rows(reading: Reading) -> Iterator[tuple[Stored, Bytes]]:
     yield from (found[at] for at in order.tolist())
 
 
-def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
+def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
     """The offsets that the rows have one behind another, and their shapes where `field` needs them."""
     if reading.cut:
         return gather_slices.tables(reading, field)
@@ -262,27 +264,27 @@ def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
     return offsets_of(_lengths(reading) if shapes is None else shapes.prod(axis=1)), shapes
 
 
-def in_order(reading: Reading) -> tuple[Selection, ...]:
+def in_order(reading: SelectedRows) -> tuple[Selection, ...]:
     """The parts, cut so that their rows one after another are the reading's."""
     if reading.order is None:
         return reading.parts
     part, rows = reading.places()
     edges = np.flatnonzero(np.diff(part)) + 1
     return tuple(
-        Selection(reading.parts[int(part[chunk[0]])].stored, Rows.index(rows[chunk]))
+        Selection(reading.parts[int(part[chunk[0]])].stored, RowIndices.index(rows[chunk]))
         for chunk in np.split(np.arange(len(part)), edges)
         if len(chunk)
     )
 
 
-def presence(reading: Reading, key: str, field: Field) -> tuple[npt.NDArray[np.bool_], Reading]:
+def presence(reading: SelectedRows, key: str, field: Field) -> tuple[npt.NDArray[np.bool_], SelectedRows]:
     """A key of a struct column, a column of this field: which rows have it, and its rows."""
     present, selections, order = keyed(reading, key)
     cut = reading.cut if present.all() else cuts.take(reading.cut, np.flatnonzero(present))
     return present, reading_of(field, selections, order, cut)
 
 
-def keyed(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Selection, ...], Index | None]:
+def keyed(reading: SelectedRows, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Selection, ...], Index | None]:
     """A key of a struct column: flags of the rows that have it, its stored rows, and their order."""
     flags, selections = [np.empty(0, np.bool_)], []
     for stored, rows in reading.parts:
@@ -298,7 +300,7 @@ def keyed(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Sele
         chosen = rows.array()
         flags.append(own[chosen])
         rank = np.cumsum(own) - 1
-        selections.append(Selection(stored.children[position], Rows.index(rank[chosen[flags[-1]]])))
+        selections.append(Selection(stored.children[position], RowIndices.index(rank[chosen[flags[-1]]])))
     present = np.concatenate(flags)
     if reading.order is None:
         return present, tuple(selections), None
@@ -308,7 +310,7 @@ def keyed(reading: Reading, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Sele
     return present[reading.order], tuple(selections), rank[reading.order[present[reading.order]]]
 
 
-def nbytes(reading: Reading, field: Field) -> int:
+def nbytes(reading: SelectedRows, field: Field) -> int:
     """The bytes of the rows' values, a row that comes twice counted twice."""
     if field.kind == "dense":
         return reading.rows * field.item_nbytes
@@ -326,13 +328,13 @@ def _shaped(data: Bytes, dtype: np.dtype[Any], count: int, shape: tuple[int, ...
     return data.view(dtype).reshape(count, *shape)
 
 
-def _offsets(stored: Stored) -> Index:
+def _offsets(stored: StoredColumn) -> Index:
     offsets = stored.tables.offsets
     assert offsets is not None
     return offsets
 
 
-def _part_rows(stored: Stored, rows: Rows, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
+def _part_rows(stored: StoredColumn, rows: RowIndices, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]]:
     """The rows of one part as views, each in its own shape."""
     field, offsets, shapes = stored.layout.field, _offsets(stored), stored.tables.shapes
     values = _shaped(stored.values, dtype, int(offsets[-1]), field.item_shape)
@@ -349,7 +351,7 @@ def _part_rows(stored: Stored, rows: Rows, dtype: np.dtype[Any]) -> list[npt.NDA
     return [view.reshape(shape) for view, shape in zip(views, shapes[rows.array()].tolist(), strict=True)]
 
 
-def _lengths(reading: Reading, *, scaled: bool = False) -> Index:
+def _lengths(reading: SelectedRows, *, scaled: bool = False) -> Index:
     """The number of items of each row, or of bytes if `scaled`."""
     parts = [np.empty(0, np.int64)]
     for stored, rows in reading.parts:
@@ -359,7 +361,7 @@ def _lengths(reading: Reading, *, scaled: bool = False) -> Index:
     return lengths if reading.order is None else lengths[reading.order]
 
 
-def _shapes(reading: Reading, field: Field) -> Index:
+def _shapes(reading: SelectedRows, field: Field) -> Index:
     """The rows' shapes, also of pieces that store none because only their first dimension varies."""
     parts = [np.empty((0, len(field.shape)), np.int64)]
     for stored, rows in reading.parts:
@@ -374,7 +376,7 @@ def _shapes(reading: Reading, field: Field) -> Index:
     return shapes if reading.order is None else shapes[reading.order]
 
 
-def _runs(reading: Reading) -> tuple[Index, list[Bytes]]:
+def _runs(reading: SelectedRows) -> tuple[Index, list[Bytes]]:
     """The rows' lengths in bytes, and their bytes in as few runs as possible."""
     part, rows = reading.places()
     starts, stops = np.empty_like(rows), np.empty_like(rows)

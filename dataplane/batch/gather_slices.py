@@ -18,10 +18,10 @@ from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes
 from dataplane.batch.row_sources import offsets_of
-from dataplane.batch.stored_column import Reading, Stored
+from dataplane.batch.stored_column import SelectedRows, StoredColumn
 
 Array = npt.NDArray[Any]
-Fetch = Callable[[Stored, int, int], Bytes]
+Fetch = Callable[[StoredColumn, int, int], Bytes]
 """Gives bytes of a stored column's values."""
 
 
@@ -29,14 +29,14 @@ class _Group(NamedTuple):
     """Rows of one stored column: their positions in the result, their starts among the column's items, their shapes
     [rows, dims], and the cut of each."""
 
-    stored: Stored
+    stored: StoredColumn
     positions: Index
     starts: Index
     shapes: Index
     cut: Cut
 
 
-def rows(reading: Reading, field: Field, fetch: Fetch | None = None) -> list[Array]:
+def rows(reading: SelectedRows, field: Field, fetch: Fetch | None = None) -> list[Array]:
     """Each row as an array: read-only and in place, or the result of `fetch`."""
     found: list[Any] = [None] * reading.rows
     for group in _groups(reading):
@@ -47,11 +47,11 @@ def rows(reading: Reading, field: Field, fetch: Fetch | None = None) -> list[Arr
     return found
 
 
-def _other(stored: Stored, field: Field) -> Exception:
+def _other(stored: StoredColumn, field: Field) -> Exception:
     return refuse(stored.name, f"a row that is cut is not one of {field!r}")
 
 
-def packed(reading: Reading, field: Field) -> tuple[Array, Index, Index | None]:
+def packed(reading: SelectedRows, field: Field) -> tuple[Array, Index, Index | None]:
     """All rows one behind another: their items, where each begins, and their shapes where `field` needs them."""
     offsets, shapes = tables(reading, field)
     parts: list[Any] = [None] * reading.rows
@@ -65,7 +65,7 @@ def packed(reading: Reading, field: Field) -> tuple[Array, Index, Index | None]:
     return out, offsets, shapes
 
 
-def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
+def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
     """The offsets that the rows have one behind another, and their shapes where `field` needs them."""
     shapes = np.empty((reading.rows, len(field.shape)), np.int64)
     for group in _groups(reading):
@@ -81,7 +81,7 @@ def tables(reading: Reading, field: Field) -> tuple[Index, Index | None]:
     return offsets_of(shapes[:, 0]), None
 
 
-def dense(reading: Reading, field: Field, *, private: bool) -> Array:
+def dense(reading: SelectedRows, field: Field, *, private: bool) -> Array:
     """The rows as an array [rows, *shape]: in place if they lie in one run and the cut leaves one run of each row; then
     read-only unless private."""
     parts, shape, dtype = reading.parts, field.item_shape, storage(field.dtype)
@@ -99,7 +99,7 @@ def dense(reading: Reading, field: Field, *, private: bool) -> Array:
     return out
 
 
-def _block(stored: Stored, cut: Cut, *, private: bool) -> Array:
+def _block(stored: StoredColumn, cut: Cut, *, private: bool) -> Array:
     """All rows of a dense column, each cut alike."""
     field = stored.layout.field
     values = (stored.private if private else stored.values).view(storage(field.dtype))
@@ -132,7 +132,7 @@ def _as(row: Array, field: Field, *, writable: bool) -> Array:
     return row
 
 
-def _groups(reading: Reading) -> Iterator[_Group]:
+def _groups(reading: SelectedRows) -> Iterator[_Group]:
     part, index = reading.places()
     for number, (stored, _) in enumerate(reading.parts):
         positions = np.flatnonzero(part == number)
@@ -141,7 +141,7 @@ def _groups(reading: Reading) -> Iterator[_Group]:
             yield _Group(stored, positions, starts, shapes, cuts.take(reading.cut, positions))
 
 
-def _placed(stored: Stored, index: Index) -> tuple[Index, Index]:
+def _placed(stored: StoredColumn, index: Index) -> tuple[Index, Index]:
     """Where these rows begin among the items of their first dimension (or elements, where more dimensions vary), and
     how long they are in each."""
     field, tables = stored.layout.field, stored.tables

@@ -206,7 +206,7 @@ def buffer_sizes(field: Field, rows: int, stored: int, indexed: bool) -> list[in
     return [*sizes, 8 * rows] if indexed else sizes
 
 
-class Tables(NamedTuple):
+class ColumnTables(NamedTuple):
     """The tables of a column, copied out of its bytes, so that no other process can change them once they are
     checked."""
 
@@ -216,7 +216,7 @@ class Tables(NamedTuple):
     stored_row: Index | None
 
 
-def tables(name: str, layout: ColumnLayout, read: Read) -> Tables:
+def tables(name: str, layout: ColumnLayout, read: Read) -> ColumnTables:
     """Copies and checks the tables of a column whose layout was checked. `read(offset, nbytes)` gives its bytes.
 
     Raises Corrupt if they point outside the column's data. Of children only the row counts are checked.
@@ -244,7 +244,7 @@ def tables(name: str, layout: ColumnLayout, read: Read) -> Tables:
     index = table(len(layout.buffers) - 1) if layout.indexed else None
     if index is not None and len(index) and not (int(index.min()) >= 0 and int(index.max()) < layout.stored):
         raise refuse(name, f"the index names a row beyond the {layout.stored} stored")
-    return Tables(offsets, shapes, presence, index)
+    return ColumnTables(offsets, shapes, presence, index)
 
 
 def check_contents(layout: ShardLayout, memory: Bytes) -> None:

@@ -13,28 +13,28 @@ import numpy as np
 from dataplane.batch import ref_codec
 from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field
-from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, Shard, place_of
+from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, ShardRef, place_of
 from dataplane.batch.ref import BatchRef, ShardKey
-from dataplane.batch.rows import Index, Rows
+from dataplane.batch.rows import Index, RowIndices
 from dataplane.batch.shard_ids import link_of, shard_of
 
-_ONE_ROW = Rows.range(0, 1)
+_ONE_ROW = RowIndices.range(0, 1)
 
 
-class Piece(NamedTuple):
+class ColumnRows(NamedTuple):
     """Rows of one stored column: the `ordinal`-th of a shard."""
 
     node: bytes
     shard: int
     ordinal: int
-    rows: Rows
+    rows: RowIndices
 
 
-class Span(NamedTuple):
+class RowSpan(NamedTuple):
     """Contiguous rows of one shard: the shard, the range, and of each column its name, field and ordinal there."""
 
-    shard: Shard
-    rows: Rows
+    shard: ShardRef
+    rows: RowIndices
     columns: tuple[tuple[str, Field, int], ...]
 
 
@@ -50,22 +50,22 @@ def ref_to(node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int,
     cells: list[Cell] = []
     for slot, (name, field, nbytes, shard, ordinal) in enumerate(columns):
         named[name] = ColumnPlace(field.declared, 0, slot)
-        cells.append(Cell(Shard(node, shard, rows), ordinal, nbytes))
+        cells.append(Cell(ShardRef(node, shard, rows), ordinal, nbytes))
     if not cells or len(named) != len(cells):
         raise ValueError("a reference has at least one column, and each name once")
-    parts = (BlockRows(tuple(cells), Rows.range(0, rows)),) if rows else ()
+    parts = (BlockRows(tuple(cells), RowIndices.range(0, rows)),) if rows else ()
     return BatchRef(rows, named, (Frame(parts),))
 
 
 def ref_to_shard(node: bytes, rows: int, named: dict[str, ColumnPlace], nbytes: Sequence[int], shard: int) -> BatchRef:
     """As `ref_to`, for all columns of a shard in order. `named` has them, in one frame, and must not be changed;
     `nbytes` are their logical bytes."""
-    stored = Shard(node, shard, rows)
+    stored = ShardRef(node, shard, rows)
     cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
-    return BatchRef(rows, named, (Frame((BlockRows(cells, _ONE_ROW if rows == 1 else Rows.range(0, rows)),)),))
+    return BatchRef(rows, named, (Frame((BlockRows(cells, _ONE_ROW if rows == 1 else RowIndices.range(0, rows)),)),))
 
 
-def sources(ref: BatchRef, name: str) -> tuple[tuple[Piece, ...], Index | None]:
+def sources(ref: BatchRef, name: str) -> tuple[tuple[ColumnRows, ...], Index | None]:
     """The places of a column's rows, in as few pieces as possible, and their order. For joined rows
     (`batch.concat`), the rows before the join.
 
@@ -76,7 +76,7 @@ def sources(ref: BatchRef, name: str) -> tuple[tuple[Piece, ...], Index | None]:
     return _pieces(frame.parts, slot), None if frame.order is None else frame.order.array()
 
 
-def pieces(ref: BatchRef, name: str) -> tuple[Piece, ...]:
+def pieces(ref: BatchRef, name: str) -> tuple[ColumnRows, ...]:
     """The places of a column's rows: the rows of these pieces concatenated. May be one for each row: see
     `sources`."""
     frame, slot = frame_of(ref, name)
@@ -96,12 +96,12 @@ def unlinked(ref: BatchRef) -> BatchRef:
     return numbered(ref, lambda key: shard_of(key[1]))
 
 
-def footprint(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows]]]:
+def footprint(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]]:
     """The rows and columns of the reference, by shard: columns by ordinal, and their distinct rows, ascending.
 
     A column is there once for each shard, unless the reference has it under two names with different rows.
     """
-    found: dict[ShardKey, dict[tuple[int, ...], list[Rows]]] = {}
+    found: dict[ShardKey, dict[tuple[int, ...], list[RowIndices]]] = {}
     for frame in ref._frames:
         for part in frame.parts:
             for key, ordinals in _ordinals_of(part.cells):
@@ -112,9 +112,9 @@ def footprint(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows]
     }
 
 
-def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]]:
+def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]]:
     """As `footprint`, with the cut of each row: rows ascending; a row with two cuts comes twice."""
-    found: dict[ShardKey, list[tuple[tuple[int, ...], Rows, Cut]]] = {}
+    found: dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]] = {}
     for frame in ref._frames:
         for cells, rows, cut in frame.wanted():
             for key, ordinals in _ordinals_of(cells):
@@ -130,7 +130,7 @@ def _ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, .
     return ((key, tuple(sorted(ordinals))) for key, ordinals in found.items())
 
 
-def span_of(ref: BatchRef) -> Span | None:
+def span_of(ref: BatchRef) -> RowSpan | None:
     """The rows as a span, if they are contiguous rows of one shard and the reference has no link to it; else None."""
     if len(ref._frames) != 1:
         return None
@@ -144,7 +144,7 @@ def span_of(ref: BatchRef) -> Span | None:
     if any(cell.shard is not shard and cell.shard != shard for cell in cells):
         return None
     columns = [(name, place.field, cells[place.slot].ordinal) for name, place in ref._columns.items()]
-    return Span(shard, rows, tuple(columns))
+    return RowSpan(shard, rows, tuple(columns))
 
 
 def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
@@ -153,15 +153,15 @@ def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
     return ref._frames[column.frame], column.slot
 
 
-def _pieces(parts: Iterable[BlockRows], slot: int) -> tuple[Piece, ...]:
+def _pieces(parts: Iterable[BlockRows], slot: int) -> tuple[ColumnRows, ...]:
     found = []
     for part in parts:
         shard, ordinal, _ = part.cells[slot]
-        found.append(Piece(shard.node, shard.id, ordinal, part.rows))
+        found.append(ColumnRows(shard.node, shard.id, ordinal, part.rows))
     return tuple(found)
 
 
-def _distinct(several: Sequence[Rows]) -> Rows:
+def _distinct(several: Sequence[RowIndices]) -> RowIndices:
     if len(several) == 1:
         return several[0].distinct()[0]
-    return Rows.index(np.unique(np.concatenate([rows.array() for rows in several])))
+    return RowIndices.index(np.unique(np.concatenate([rows.array() for rows in several])))

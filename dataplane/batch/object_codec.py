@@ -28,7 +28,7 @@ from dataplane.batch import builtin_codec, images, object_rows, tensors
 from dataplane.batch.builtin_codec import Unfit
 from dataplane.batch.dtypes import check_text, exact_dtype, exact_name, storage
 from dataplane.batch.field import refuse
-from dataplane.batch.object_rows import LARGE, Lookup, Row
+from dataplane.batch.object_rows import LARGE, Lookup, ObjectRow
 from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.values import Values, mismatch
 from dataplane.errors import SchemaMismatch
@@ -85,7 +85,7 @@ _decode_picture = msgspec.msgpack.Decoder(_PictureRecord).decode
 _decode_place = msgspec.msgpack.Decoder(int).decode
 
 
-def encode(column: str, rows: Sequence[Any]) -> list[Row]:
+def encode(column: str, rows: Sequence[Any]) -> list[ObjectRow]:
     """Each row as MessagePack and its large parts, which are the caller's memory. Raises SchemaMismatch naming the
     first row that it cannot hold."""
     encoded, writer = [], _Writer()
@@ -172,13 +172,13 @@ class _Writer:
         self._parts: list[Any] = []
         self._places: dict[int, int] = {}  # in the row, by identity of the part
 
-    def row(self, value: Any) -> Row:
+    def row(self, value: Any) -> ObjectRow:
         """One row. Raises Unfit, and the encoder's errors for values that are too large."""
         self._parts = []
         self._places.clear()
         plain = type(value) in _PLAIN and type(value) is not bytes
         tree = _encode(value if plain else self._plain(value, 0))
-        return Row(tree, self._parts)
+        return ObjectRow(tree, self._parts)
 
     def _plain(self, value: Any, depth: int) -> Any:
         """The value in types that MessagePack's encoder keeps exactly."""

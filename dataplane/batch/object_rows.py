@@ -31,7 +31,7 @@ _HEAD = struct.Struct("<BxxxI")
 Lookup = Callable[[int], bytes]
 
 
-class Row(NamedTuple):
+class ObjectRow(NamedTuple):
     """A row before it is stored: its MessagePack, and the bytes of its parts, each a buffer of bytes."""
 
     tree: bytes
@@ -43,7 +43,7 @@ def nowhere(number: int) -> bytes:
     raise ValueError(f"part {number} is not in this row")
 
 
-def joined(row: Row) -> bytes:
+def joined(row: ObjectRow) -> bytes:
     """A row that refers to no others, as one byte string."""
     return b"".join(_pieces(row, {})) if row.parts else row.tree
 
@@ -80,19 +80,19 @@ def whole(data: Any, lookup: Lookup) -> Any:
         return lookup(number)
 
     tree, parts = split(data, noted)
-    return joined(Row(bytes(tree), parts)) if elsewhere else data
+    return joined(ObjectRow(bytes(tree), parts)) if elsewhere else data
 
 
-def row_of(column: str, data: Any, lookup: Lookup) -> Row:
-    """A stored row as a `Row`, over the same memory. Raises Corrupt for an invalid row."""
+def row_of(column: str, data: Any, lookup: Lookup) -> ObjectRow:
+    """A stored row as a `ObjectRow`, over the same memory. Raises Corrupt for an invalid row."""
     try:
         tree, found = split(data, lookup)
     except ValueError as error:
         raise refuse(column, f"a row is not an encoded value: {error}") from error
-    return Row(bytes(tree), found)
+    return ObjectRow(bytes(tree), found)
 
 
-def values_of(rows: Sequence[Row]) -> Values:
+def values_of(rows: Sequence[ObjectRow]) -> Values:
     """The rows as an object column. Rows that have large parts and are equal are stored once, and so is a part that
     several rows have."""
     ids = _alike([part for row in rows for part in row.parts])
@@ -139,7 +139,7 @@ def _alike(parts: Sequence[Any]) -> list[int] | None:
     return None if found.rows == len(parts) else index.tolist()
 
 
-def _pieces(row: Row, elsewhere: dict[int, int]) -> list[Any]:
+def _pieces(row: ObjectRow, elsewhere: dict[int, int]) -> list[Any]:
     """The buffers that a stored row consists of; `elsewhere` says of parts which stored row they are."""
     if not row.parts:
         return [row.tree]

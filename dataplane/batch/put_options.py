@@ -22,7 +22,7 @@ from dataplane.batch.dtypes import is_integer, storage
 from dataplane.batch.field import Field
 from dataplane.batch.put_plan import columns_of, values_of
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.row_sources import Joined, Rectangle, RowSource, Run, as_bytes
+from dataplane.batch.row_sources import Joined, Rectangle, RowRun, RowSource, as_bytes
 from dataplane.batch.values import Values, bounds_of, mismatch, mismatch_in
 from dataplane.errors import Misuse, SchemaMismatch
 
@@ -94,7 +94,7 @@ def _narrowed(values: Values, each: Each) -> Values:
     if values.offsets is None:
         data = Rectangle(made.reshape(values.rows, *field.item_shape))
     else:
-        data = Run(as_bytes(made), bounds_of(narrow, values.offsets))
+        data = RowRun(as_bytes(made), bounds_of(narrow, values.offsets))
     return msgspec.structs.replace(values, field=narrow, data=data)
 
 

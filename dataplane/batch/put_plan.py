@@ -34,9 +34,9 @@ from dataplane.batch.layout import (
     encode,
 )
 from dataplane.batch.row_sources import Job as Job
-from dataplane.batch.row_sources import Joined, Rectangle, RowSource, Run, as_bytes, flat_jobs
-from dataplane.batch.rows import Rows
-from dataplane.batch.stored_column import Reading, Selection
+from dataplane.batch.row_sources import Joined, Rectangle, RowRun, RowSource, as_bytes, flat_jobs
+from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import SelectedRows, Selection
 from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
 from dataplane.errors import Corrupt, SchemaMismatch
 
@@ -109,7 +109,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
                 yield _PADDING[:padding]
 
 
-class Plan(msgspec.Struct, frozen=True, eq=False):
+class PutPlan(msgspec.Struct, frozen=True, eq=False):
     """Columns of `rows` rows each, ready to be written one behind another."""
 
     rows: int
@@ -148,7 +148,7 @@ def layout_of(columns: Iterable[PlannedColumn], base: int = 0) -> bytes:
     return encode(headers, numbers)
 
 
-def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Plan:
+def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> PutPlan:
     """Plan the storage of `columns`: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
 
     Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, dicts of such by key (a struct),
@@ -178,7 +178,7 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Pla
         if all(column.name != name for column in planned):
             there = ", ".join(column.name for column in planned)
             raise mismatch(name, f"to be deduplicated, but there are only {there}", expected=there, found=name)
-    return Plan(first.rows, tuple(planned))
+    return PutPlan(first.rows, tuple(planned))
 
 
 def values_of(column: str, values: Any) -> Values:
@@ -290,12 +290,14 @@ def _from_array(column: str, array: np.ndarray[Any, Any]) -> Values:
     return dense(column, array)
 
 
-def _from_reading(column: str, field: Field, rows: Reading) -> Values:
+def _from_reading(column: str, field: Field, rows: SelectedRows) -> Values:
     """Rows that are stored already, in place; those that repeat are still the same memory afterwards."""
     if field.kind == "dense":
         if len(rows.parts) == 1 and rows.run is None and not rows.cut:
             stored = rows.parts[0].stored
-            source = gather.dense(Reading((Selection(stored, Rows.range(0, stored.layout.stored)),), None), field)
+            source = gather.dense(
+                SelectedRows((Selection(stored, RowIndices.range(0, stored.layout.stored)),), None), field
+            )
             _, index = rows.places()
             return Values(field, rows.rows, Rectangle(source).take(index))
         return Values(field, rows.rows, Rectangle(gather.dense(rows, field)))
@@ -312,7 +314,7 @@ def _from_reading(column: str, field: Field, rows: Reading) -> Values:
     if rows.run is not None:
         values, offsets, shapes, shared = gather.items(rows, field)
         if shared:
-            return Values(field, rows.rows, Run(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
+            return Values(field, rows.rows, RowRun(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
     offsets, shapes = gather.tables(rows, field)
     views = gather.rows_of(rows, field) if field.kind == "ragged" else gather.spans(rows)
     item_shape = None if shapes is not None else field.item_shape

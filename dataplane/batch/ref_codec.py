@@ -19,8 +19,8 @@ import msgspec
 from dataplane.batch import cuts
 from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field, check_field
-from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, Shard
-from dataplane.batch.rows import Rows
+from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, ShardRef
+from dataplane.batch.rows import RowIndices
 from dataplane.errors import Corrupt, ProtocolMismatch
 
 VERSION, CUTS = 1, 2
@@ -87,7 +87,7 @@ def pack(
 ) -> bytes:
     """The bytes of a reference."""
     nodes: dict[bytes, int] = {}
-    shards: dict[Shard, int] = {}
+    shards: dict[ShardRef, int] = {}
     fields: dict[Field, int] = {}
 
     def packed(frame: Frame) -> _Frame:
@@ -161,14 +161,14 @@ def _within(value: int, limit: int, what: str) -> int:
     return value
 
 
-def _shards(ref: _Ref) -> list[Shard]:
+def _shards(ref: _Ref) -> list[ShardRef]:
     if any(len(node) != NODE_BYTES for node in ref.nodes):
         raise ValueError(f"a node that is not {NODE_BYTES} bytes")
     shards = []
     for node, number, rows in ref.shards:
         _within(number, 1 << 64, "shard")
         _within(rows - 1, _MOST_ROWS, "the last row of a shard,")
-        shards.append(Shard(ref.nodes[_within(node, len(ref.nodes), "node")], number, rows))
+        shards.append(ShardRef(ref.nodes[_within(node, len(ref.nodes), "node")], number, rows))
     return shards
 
 
@@ -195,18 +195,18 @@ def _columns(
 _known = lru_cache(maxsize=256)(_columns)
 
 
-def _frame(frame: _Frame, shards: Sequence[Shard], rows: int) -> Frame:
+def _frame(frame: _Frame, shards: Sequence[ShardRef], rows: int) -> Frame:
     parts = tuple([_part(part, shards) for part in frame.parts])
     listed = sum(len(part.rows) for part in parts)
     if len({len(part.cells) for part in parts}) > 1:
         raise ValueError("parts of one frame with different columns")
-    order = None if frame.order is None else Rows.decode(frame.order)
+    order = None if frame.order is None else RowIndices.decode(frame.order)
     if order is not None:
         # The order's numbers are below the count of listed rows; as many distinct ones as that: each row is in it.
         if not listed or order.stop > listed or len(order.distinct()[0]) != listed:
             raise ValueError("an order that is not one of the rows listed")
         listed = len(order)
-    bounds = None if frame.bounds is None else _bounds(Rows.decode(frame.bounds), listed)
+    bounds = None if frame.bounds is None else _bounds(RowIndices.decode(frame.bounds), listed)
     if bounds is not None:
         listed = len(bounds) - 1
     if listed != _within(rows, _MOST_ROWS, "row"):
@@ -214,7 +214,7 @@ def _frame(frame: _Frame, shards: Sequence[Shard], rows: int) -> Frame:
     return Frame(parts, order, bounds)
 
 
-def _bounds(bounds: Rows, listed: int) -> Rows:
+def _bounds(bounds: RowIndices, listed: int) -> RowIndices:
     """Check the bounds of joined rows: they cover each of the `listed` rows once, in order. Raises ValueError."""
     edges = bounds.array()
     if not listed or len(edges) < 2 or edges[0] or int(edges[-1]) != listed or not (edges[1:] > edges[:-1]).all():
@@ -222,8 +222,8 @@ def _bounds(bounds: Rows, listed: int) -> Rows:
     return bounds
 
 
-def _part(part: _PartRecord, shards: Sequence[Shard]) -> BlockRows:
-    rows = Rows.decode(part.rows)
+def _part(part: _PartRecord, shards: Sequence[ShardRef]) -> BlockRows:
+    rows = RowIndices.decode(part.rows)
     if not part.ordinals or not part.nbytes:
         raise ValueError("a part without columns")
     for value in (min(part.ordinals), max(part.ordinals)):

@@ -21,7 +21,7 @@ from dataplane.batch.dtypes import is_bits, storage
 from dataplane.batch.field import Field
 from dataplane.batch.infer import FLOATS, INTS
 from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.row_sources import Rectangle, RowSource, Run, offsets_of
+from dataplane.batch.row_sources import Rectangle, RowRun, RowSource, offsets_of
 from dataplane.batch.values import Values, bounds_of, dense, ragged_run
 
 _write: Callable[[list[Any], bytearray, int, bool], tuple[int, ...] | None] | None
@@ -92,7 +92,7 @@ def joined(several: Sequence[Values]) -> Values:
 def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowSource:
     """Rows that lie one behind another."""
     if offsets is not None:
-        return Run(data, bounds_of(field, offsets))
+        return RowRun(data, bounds_of(field, offsets))
     shape = [dimension for dimension in field.shape if dimension is not None]
     return Rectangle(data.view(storage(field.dtype)).reshape(rows, *shape))
 

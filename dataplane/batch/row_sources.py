@@ -188,7 +188,7 @@ class Rectangle(RowSource, frozen=True, eq=False):
         return as_bytes(self.array) if self.index is None and self.array.flags.c_contiguous else self.copied()
 
 
-class Run(RowSource, frozen=True, eq=False):
+class RowRun(RowSource, frozen=True, eq=False):
     """Rows of any length, one behind another in `data`; row i has the bytes bounds[i]:bounds[i + 1]."""
 
     data: Bytes

@@ -1,7 +1,7 @@
 """The rows of a stored column that a reference refers to: a range if possible, else an array of row numbers.
 
-A `Rows` is immutable. Its row numbers are not negative, may repeat, and may be in any order. A range is encoded in a
-few bytes. An index takes one integer for each row, of the smallest unsigned type that can represent all of them.
+A `RowIndices` is immutable. Its row numbers are not negative, may repeat, and may be in any order. A range is encoded
+in a few bytes. An index takes one integer for each row, of the smallest unsigned type that can represent all of them.
 
 `positions_of` interprets the index between the brackets of a reference: rows are counted like a sequence's, and lists
 of positions mean what they mean to NumPy. A position beyond the end is an IndexError; an invalid index is a Misuse.
@@ -24,7 +24,7 @@ Index = npt.NDArray[np.int64]
 _CODES = "BHIQ"  # the numpy codes of the unsigned integers of 1, 2, 4 and 8 bytes
 
 
-class Rows:
+class RowIndices:
     """An immutable sequence of row numbers, either `range(start, stop)` or an index array."""
 
     __slots__ = ("_index", "start", "stop")
@@ -38,14 +38,14 @@ class Rows:
         self._index = index
 
     @classmethod
-    def range(cls, start: int, stop: int) -> Rows:
+    def range(cls, start: int, stop: int) -> RowIndices:
         """The rows from `start` up to, not including, `stop`. Raises ValueError for an invalid range."""
         if not 0 <= start <= stop:
             raise ValueError(f"rows {start}:{stop} are not a range")
         return cls(start, stop)
 
     @classmethod
-    def index(cls, index: npt.ArrayLike) -> Rows:
+    def index(cls, index: npt.ArrayLike) -> RowIndices:
         """The rows that `index` (1-D, integers, none negative) lists; stored as a range if they are one."""
         array = np.array(index, dtype=np.int64, copy=True).reshape(-1)
         if not len(array):
@@ -62,7 +62,7 @@ class Rows:
         return self.stop - self.start if self._index is None else len(self._index)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Rows):
+        if not isinstance(other, RowIndices):
             return NotImplemented
         return self is other or (len(self) == len(other) and bool((self.array() == other.array()).all()))
 
@@ -81,23 +81,23 @@ class Rows:
         """The row numbers, int64. Read-only if they are an index."""
         return np.arange(self.start, self.stop, dtype=np.int64) if self._index is None else self._index
 
-    def take(self, inner: Rows) -> Rows:
+    def take(self, inner: RowIndices) -> RowIndices:
         """The rows at the positions `inner` of this sequence. Raises IndexError beyond its end."""
         if inner.stop > len(self) and len(inner):
             raise IndexError(f"position {inner.stop - 1} of {len(self)} rows")
         if self._index is None:
             if inner._index is None:
-                return Rows(self.start + inner.start, self.start + inner.stop)
-            return Rows.index(inner._index + self.start)
+                return RowIndices(self.start + inner.start, self.start + inner.stop)
+            return RowIndices.index(inner._index + self.start)
         part = self._index[inner.start : inner.stop] if inner._index is None else self._index[inner._index]
-        return Rows.index(part)
+        return RowIndices.index(part)
 
-    def distinct(self) -> tuple[Rows, Index | None]:
+    def distinct(self) -> tuple[RowIndices, Index | None]:
         """The distinct rows, ascending, and where each of ours is among them (None: they are ours, in order)."""
         if self._index is None:
             return self, None
         unique, inverse = np.unique(self._index, return_inverse=True)
-        return Rows.index(unique), inverse.astype(np.int64, copy=False)
+        return RowIndices.index(unique), inverse.astype(np.int64, copy=False)
 
     def encode(self) -> tuple[int, int, bytes]:
         """Plain values for a message: start, stop, and an index as little-endian bytes (empty: a range)."""
@@ -108,7 +108,7 @@ class Rows:
         return self.start, self.stop, code.encode() + packed.tobytes()
 
     @classmethod
-    def decode(cls, encoded: Sequence[int | bytes]) -> Rows:
+    def decode(cls, encoded: Sequence[int | bytes]) -> RowIndices:
         """The inverse of `encode`. Raises ValueError for other input."""
         start, stop, packed = encoded
         if not (isinstance(start, int) and isinstance(stop, int) and isinstance(packed, bytes)):

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch import cuts
-from dataplane.batch.cuts import END, MOST_RANKS, SHARE, SLICE, ZIGZAG, Index, Number, Step
+from dataplane.batch.cuts import END, MOST_RANKS, SHARE, SLICE, ZIGZAG, CutStep, Index, Number
 from dataplane.batch.field import Field
 from dataplane.batch.frame import ColumnPlace, place_of
 from dataplane.errors import Misuse, SchemaMismatch
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dataplane.batch.ref import BatchRef
 
 
-def slice_step(start: Any, stop: Any, rows: int) -> Step:
+def slice_step(start: Any, stop: Any, rows: int) -> CutStep:
     """The slice of so many rows. Raises Misuse."""
     first = 0 if start is None else _numbers("start", start, rows)
     last = END if stop is None else _numbers("stop", stop, rows)
-    return Step(SLICE, 0, (first, last))
+    return CutStep(SLICE, 0, (first, last))
 
 
 def _numbers(what: str, value: Any, rows: int) -> Number:
@@ -42,13 +42,13 @@ def _numbers(what: str, value: Any, rows: int) -> Number:
         raise Misuse(f"{what} is an integer, or one a row, not {value!r:.100}") from None
 
 
-def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> Step:
+def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> CutStep:
     """The share of a rank. Raises Misuse."""
     least = "2 x ranks" if zigzag else "ranks"
     try:
         own, count = operator.index(rank), operator.index(ranks)
         padded = count * (2 if zigzag else 1) if multiple is None else operator.index(multiple)
-        step = Step(ZIGZAG if zigzag else SHARE, 0, (own, count, padded))
+        step = CutStep(ZIGZAG if zigzag else SHARE, 0, (own, count, padded))
         cuts.check(step)
     except (TypeError, ValueError, OverflowError):
         raise Misuse(
@@ -89,7 +89,7 @@ def _unfit(name: str, field: Field, why: str) -> SchemaMismatch:
     return SchemaMismatch(f"column {name!r} is {field!r}: {why}", column=name, expected="numbers", found=repr(field))
 
 
-def cut_field(name: str, field: Field, step: Step) -> Field:
+def cut_field(name: str, field: Field, step: CutStep) -> Field:
     """The field after one more step."""
     if field.kind == "struct":
         children = tuple([(key, cut_field(f"{name}.{key}", child, step)) for key, child in field.children])
@@ -105,7 +105,7 @@ def cut_field(name: str, field: Field, step: Step) -> Field:
     return Field(field.kind, field.dtype, tuple(shape))
 
 
-def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: Step) -> BatchRef:
+def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: CutStep) -> BatchRef:
     """The reference with one more step for these columns, along the dimension `axis` of rows. Raises SchemaMismatch,
     Misuse."""
     places, frames = dict(ref._columns), list(ref._frames)

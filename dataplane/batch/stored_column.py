@@ -1,8 +1,8 @@
 """Stored columns in a reader: pieces of shards, which are opened once, and whose tables are checked before they are
 used.
 
-A column that is read consists of the rows of a few pieces, concatenated or in another order. `Reading` represents both:
-contiguous rows are read without a copy, all others as (piece, row) pairs.
+A column that is read consists of the rows of a few pieces, concatenated or in another order. `SelectedRows` represents
+both: contiguous rows are read without a copy, all others as (piece, row) pairs.
 
 Many small shards with the same layout are read as one (`Stack`): if a few hundred rows were put one by one, each is a
 shard, and opening each column of each shard takes longer than copying its bytes. A stack copies whole pieces at the
@@ -28,21 +28,21 @@ from dataplane.batch.layout import (
     Bytes,
     ColumnHeader,
     ColumnLayout,
+    ColumnTables,
     Index,
     Numbers,
     Outline,
-    Tables,
     check_shapes,
     tables,
     width,
 )
 from dataplane.batch.row_sources import offsets_of
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 
 _NUMBERS = ("dense", "ragged")
 
 
-class Memory(Protocol):
+class ExtentMemory(Protocol):
     """The bytes of one extent. Any thread may call it. Its results keep the bytes in place while they live."""
 
     def read(self, offset: int, nbytes: int) -> Bytes:
@@ -56,24 +56,24 @@ class Memory(Protocol):
         mapping."""
 
 
-class Piece(NamedTuple):
+class StoredPiece(NamedTuple):
     """Rows of a column as it is stored in one extent."""
 
     layout: ColumnLayout
-    memory: Memory
-    rows: Rows
+    memory: ExtentMemory
+    rows: RowIndices
 
 
-class Stored:
+class StoredColumn:
     """One stored column, opened. Its tables are copied and checked at the first use, and its values mapped."""
 
-    def __init__(self, name: str, layout: ColumnLayout, memory: Memory) -> None:
+    def __init__(self, name: str, layout: ColumnLayout, memory: ExtentMemory) -> None:
         self.name = name
         self.layout = layout
         self._memory = memory
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> ColumnTables:
         """Checked copies of the tables of the rows. Raises Corrupt if they are invalid."""
         return tables(self.name, self.layout, self._memory.read)
 
@@ -106,18 +106,18 @@ class Stored:
         return self._memory.own(offset + start, stop - start)
 
     @cached_property
-    def children(self) -> tuple[Stored, ...]:
+    def children(self) -> tuple[StoredColumn, ...]:
         """The columns of a struct's keys, in their order."""
         pairs = zip(self.layout.field.children, self.layout.children, strict=True)
-        return tuple(Stored(f"{self.name}.{key}", child, self._memory) for (key, _), child in pairs)
+        return tuple(StoredColumn(f"{self.name}.{key}", child, self._memory) for (key, _), child in pairs)
 
-    def unindexed(self) -> Stored:
+    def unindexed(self) -> StoredColumn:
         """The stored rows as a column without an index; not for objects, whose rows refer to others."""
         layout = self.layout
         if not layout.indexed:
             return self
         once = ColumnLayout(layout.field, layout.stored, layout.stored, layout.buffers[:-1], layout.children)
-        return Stored(self.name, once, self._memory)
+        return StoredColumn(self.name, once, self._memory)
 
     def _values(self, private: bool) -> Bytes:
         offset, nbytes = self._place
@@ -132,7 +132,7 @@ class Stored:
         return self.layout.buffers[0 if self.layout.field.kind == "dense" else 1]
 
 
-class Copied(Stored):
+class Copied(StoredColumn):
     """A column that was assembled in this process: all of its bytes are in `values`, and its tables are valid."""
 
     def __init__(self, name: str, field: Field, rows: int) -> None:
@@ -152,11 +152,11 @@ class Copied(Stored):
 class Selection(NamedTuple):
     """Rows of a stored column, its index not yet applied."""
 
-    stored: Stored
-    rows: Rows
+    stored: StoredColumn
+    rows: RowIndices
 
 
-def opened(name: str, field: Field, pieces: Sequence[Piece], cut: Cut = NOTHING) -> tuple[Selection, ...]:
+def opened(name: str, field: Field, pieces: Sequence[StoredPiece], cut: Cut = NOTHING) -> tuple[Selection, ...]:
     """The pieces, whose layouts were checked, as selections for a column whose rows have this field after the cut.
     Raises Corrupt if one does not fit."""
     selections = []
@@ -164,7 +164,7 @@ def opened(name: str, field: Field, pieces: Sequence[Piece], cut: Cut = NOTHING)
         check_fits(name, layout.field, field, cut)
         if len(rows) and rows.stop > layout.rows:
             raise refuse(name, f"row {rows.stop - 1} of a shard with {layout.rows}")
-        selections.append(Selection(Stored(name, layout, memory), rows))
+        selections.append(Selection(StoredColumn(name, layout, memory), rows))
     return tuple(selections)
 
 
@@ -193,7 +193,7 @@ def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
     return True
 
 
-class Reading:
+class SelectedRows:
     """The rows of several selections, concatenated. If `order` is given, row i is row `order[i]` of those.
 
     `parts`: the selections after their index is applied, which select stored rows. `cut`: the slice of each row that
@@ -208,7 +208,7 @@ class Reading:
         self.rows = sum(len(part.rows) for part in self.parts) if order is None else len(order)
 
     @cached_property
-    def run(self) -> tuple[Stored, slice] | None:
+    def run(self) -> tuple[StoredColumn, slice] | None:
         """The stored column and the slice of its whole rows, if this is one; else None."""
         if len(self.parts) != 1 or self.order is not None or self.cut:
             return None
@@ -227,13 +227,13 @@ class Reading:
         return (part, rows) if self.order is None else (part[self.order], rows[self.order])
 
 
-def resolved(stored: Stored, rows: Rows) -> Rows:
+def resolved(stored: StoredColumn, rows: RowIndices) -> RowIndices:
     """The row numbers after the column's index is applied."""
     if not stored.layout.indexed:
         return rows
     index = stored.tables.stored_row
     assert index is not None
-    return Rows.index(index[rows.slice] if rows.slice is not None else index[rows.array()])
+    return RowIndices.index(index[rows.slice] if rows.slice is not None else index[rows.array()])
 
 
 class Scattered:
@@ -314,21 +314,21 @@ class Stacked(Copied):
         return stored
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> ColumnTables:
         """As of any stored column."""
         own = self._form.field
         if own.kind == "struct":
-            return Tables(None, None, tuple(map(self._presence, range(len(own.children)))), None)
+            return ColumnTables(None, None, tuple(map(self._presence, range(len(own.children)))), None)
         if own.kind == "dense":
-            return Tables(None, None, (), None)
+            return ColumnTables(None, None, (), None)
         offsets, shapes = self._offsets(), None
         if own.varying > 1:
             shapes = self._gathered(2).view(np.int64).reshape(-1, len(own.shape))
             check_shapes(self.name, shapes, offsets, own)
-        return Tables(offsets, shapes, (), None)
+        return ColumnTables(offsets, shapes, (), None)
 
     @cached_property
-    def children(self) -> tuple[Stored, ...]:
+    def children(self) -> tuple[StoredColumn, ...]:
         """The columns of a struct's keys, in their order."""
         found, start = [], self._start + 2 + 2 * self._form.buffers
         for (key, _), child in zip(self._form.field.children, self._form.children, strict=True):

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.field import MAX_NDIM, Field, Kind
 from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.row_sources import ByteRows, Joined, Rectangle, RowSource, Run, as_bytes, gathered, offsets_of
+from dataplane.batch.row_sources import ByteRows, Joined, Rectangle, RowRun, RowSource, as_bytes, gathered, offsets_of
 from dataplane.errors import SchemaMismatch
 
 
@@ -145,7 +145,7 @@ def ragged_rows(
 
 def ragged_run(field: Field, values: npt.NDArray[Any], offsets: Index, shapes: Index | None = None) -> Values:
     """A ragged column whose rows lie one behind another: `values` are all their items, contiguous."""
-    return Values(field, len(offsets) - 1, Run(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
+    return Values(field, len(offsets) - 1, RowRun(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
 
 
 def byte_rows(kind: Kind, rows: Sequence[Any]) -> Values:
@@ -156,7 +156,7 @@ def byte_rows(kind: Kind, rows: Sequence[Any]) -> Values:
 
 def byte_run(kind: Kind, data: Bytes, offsets: Index) -> Values:
     """A text, bytes or object column whose rows lie one behind another, encoded already."""
-    return Values(Field(kind), len(offsets) - 1, Run(data, offsets), offsets)
+    return Values(Field(kind), len(offsets) - 1, RowRun(data, offsets), offsets)
 
 
 def struct(

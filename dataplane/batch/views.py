@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dataplane.batch import gather, object_codec, tensors
 from dataplane.batch.dtypes import decoded
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.stored_column import Reading
+from dataplane.batch.stored_column import SelectedRows
 from dataplane.batch.values import mismatch, mismatch_in
 from dataplane.device.copies import copied
 from dataplane.device.memory import lent
@@ -30,10 +30,10 @@ _SMALL_ROW = 4096
 """Bytes of an object up to which it is decoded out of a copy of all rows: one of large parts refers to them."""
 
 #: Gives the rows of a column, one object for each; a struct's rows are made of its children's.
-RowView = Callable[[str, Field, Reading], list[Any]]
+RowView = Callable[[str, Field, SelectedRows], list[Any]]
 
 
-def numpy(name: str, field: Field, rows: Reading) -> Any:
+def numpy(name: str, field: Field, rows: SelectedRows) -> Any:
     """An array [rows, ...] for dense, text, bytes and object; a list of a value a row for ragged and struct."""
     if field.kind == "dense":
         return gather.read_only(gather.dense(rows, field))
@@ -46,7 +46,7 @@ def numpy(name: str, field: Field, rows: Reading) -> Any:
     return array
 
 
-def numpy_rows(name: str, field: Field, rows: Reading) -> list[Any]:
+def numpy_rows(name: str, field: Field, rows: SelectedRows) -> list[Any]:
     """A read-only array or NumPy scalar a row; Python values of text, bytes and object."""
     if field.kind == "dense":
         return list(gather.read_only(gather.dense(rows, field)))
@@ -58,7 +58,7 @@ def numpy_rows(name: str, field: Field, rows: Reading) -> list[Any]:
 
 
 def python(
-    name: str, field: Field, rows: Reading, *, decode: bool = True, copies: object_codec.Copies | None = None
+    name: str, field: Field, rows: SelectedRows, *, decode: bool = True, copies: object_codec.Copies | None = None
 ) -> list[Any]:
     """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put, their images as
     dicts of bytes unless they are to be decoded. `copies`: a cache shared by columns that are read one after another
@@ -84,7 +84,7 @@ def python(
     ]
 
 
-def torch(name: str, field: Field, rows: Reading, device: Any = None) -> Any:
+def torch(name: str, field: Field, rows: SelectedRows, device: Any = None) -> Any:
     """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct. `device`: None,
     or where copies of the tensors are to be."""
     if device is not None and (there := _there(name, field, rows, device)) is not None:
@@ -100,7 +100,7 @@ def torch(name: str, field: Field, rows: Reading, device: Any = None) -> Any:
     raise mismatch(name, f"{field.kind} is no tensor: use .to_list()", expected="numbers", found=field.kind)
 
 
-def _there(name: str, field: Field, rows: Reading, device: Any) -> Any:
+def _there(name: str, field: Field, rows: SelectedRows, device: Any) -> Any:
     """The tensor in place, if the values are on the device already, in one run; else None."""
     run = rows.run
     if run is None or field.kind not in ("dense", "ragged") or field.varying > 1:
@@ -125,7 +125,7 @@ def _there(name: str, field: Field, rows: Reading, device: Any) -> Any:
     return tensors.jagged(values, _tensor(name, "int64", edges, device), np.diff(edges))
 
 
-def packed(name: str, field: Field, rows: Reading, device: Any = None) -> tuple[Any, Any]:
+def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> tuple[Any, Any]:
     """The items of a ragged column one after another, and where each row begins among them: two tensors."""
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
@@ -134,7 +134,7 @@ def packed(name: str, field: Field, rows: Reading, device: Any = None) -> tuple[
     return _tensor(name, field.dtype, values, device), _tensor(name, "int64", offsets, device)
 
 
-def torch_rows(name: str, field: Field, rows: Reading, device: Any = None) -> list[Any]:
+def torch_rows(name: str, field: Field, rows: SelectedRows, device: Any = None) -> list[Any]:
     """A tensor a row, 0-d for a scalar; Python values of text, bytes and object."""
     if field.kind == "dense":
         return list(torch(name, field, rows, device).unbind())
@@ -163,7 +163,7 @@ def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array if array.flags.writeable else array.copy()
 
 
-def _lists(field: Field, rows: Reading) -> list[Any]:
+def _lists(field: Field, rows: SelectedRows) -> list[Any]:
     values, offsets, shapes, _ = gather.items(rows, field)
     values, edges = decoded(field.dtype, values), offsets.tolist()
     if shapes is None:
@@ -173,7 +173,7 @@ def _lists(field: Field, rows: Reading) -> list[Any]:
     return [values[a:b].reshape(shape).tolist() for a, b, shape in spans]
 
 
-def _text(name: str, field: Field, rows: Reading) -> list[str]:
+def _text(name: str, field: Field, rows: SelectedRows) -> list[str]:
     values, offsets, _, _ = gather.items(rows, field)
     raw, edges = values.tobytes(), offsets.tolist()
     if raw.isascii():  # then characters are bytes, and one decoding serves all rows
@@ -185,7 +185,7 @@ def _text(name: str, field: Field, rows: Reading) -> list[str]:
         raise refuse(name, f"text that is not UTF-8: {error}") from error
 
 
-def _records(name: str, field: Field, rows: Reading, view: RowView) -> list[dict[str, Any]]:
+def _records(name: str, field: Field, rows: SelectedRows, view: RowView) -> list[dict[str, Any]]:
     records: list[dict[str, Any]] = [{} for _ in range(rows.rows)]
     for key, child in field.children:
         present, inner = gather.presence(rows, key, child)

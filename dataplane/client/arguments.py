@@ -12,7 +12,7 @@ import numpy as np
 from dataplane.batch.field import is_text
 from dataplane.config import parse_size
 from dataplane.errors import Misuse, SchemaMismatch
-from dataplane.stream.settings import MAX_REPLICAS, Settings
+from dataplane.stream.settings import MAX_REPLICAS, StreamSettings
 
 TAG_KINDS = (str, int, float, bool, type(None))
 
@@ -142,7 +142,7 @@ def settings(
     group_size: int | None = None,
     *,
     durable: bool | None = None,
-) -> Settings | None:
+) -> StreamSettings | None:
     """The settings of a new stream; None to open an existing one only. Raises Misuse."""
     if tasks is None:
         made = (max_bytes, max_rows, max_lag, max_deliveries, copies, group_size, durable)
@@ -153,7 +153,7 @@ def settings(
         if value is not None and whole(what, value) < least:
             raise Misuse(f"{what} is {least} or more, or None where there is none; not {value!r}")
     size = 0 if max_bytes is None else _size(max_bytes)
-    return Settings(
+    return StreamSettings(
         tuple(names("tasks", tasks)),
         size,
         0 if max_rows is None else whole("max_rows", max_rows),

@@ -26,14 +26,14 @@ from dataplane.errors import Closed, Forked, Misuse
 T = TypeVar("T")
 K = TypeVar("K", bound=type)
 
-CLASSES: dict[type, Callable[[Any, Wait, LoopRunner], Any]] = {}
+CLASSES: dict[type, Callable[[Any, BlockingCall, LoopRunner], Any]] = {}
 """The blocking class of each asynchronous class. Results of an asynchronous class are wrapped in it."""
 
 _WRAPPED = re.compile(r"\b(Async\w+|Consuming|Delivery|Draft|Taken)\b")  # results that have a blocking class
 _END = object()
 
 
-class Wait(Protocol):
+class BlockingCall(Protocol):
     """Runs a coroutine; its result or its error."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
@@ -42,7 +42,7 @@ class Wait(Protocol):
 class Blocking:
     """The base of all blocking classes: an asynchronous object, and the loop runner that runs its coroutines."""
 
-    def __init__(self, inner: Any, wait: Wait, turns: LoopRunner) -> None:
+    def __init__(self, inner: Any, wait: BlockingCall, turns: LoopRunner) -> None:
         self._inner = inner
         self._wait = wait
         self._turns = turns

@@ -20,8 +20,8 @@ from dataplane.client.histories import Following, StoredResponse
 from dataplane.client.recorder import Recording
 from dataplane.client.sync import Draft, History, Table, Weights
 from dataplane.client.sync_streams import Appender, Delivery, Row, Stream, Taken
-from dataplane.client.table_rows import Flags, Index, Named, Rows
-from dataplane.client.unfinished import Unfinished
+from dataplane.client.table_rows import Flags, Index, Named, TableSlice
+from dataplane.client.unfinished import RowToken
 from dataplane.client.weight_map import Tensors
 from dataplane.diagnosis.causes import Diagnosis
 from dataplane.history.drafter import Drafter, Response
@@ -415,7 +415,7 @@ class StreamCalls(Blocking):
         Raises as `append`.
         """
 
-    def unfinished(self) -> list[Unfinished]:
+    def unfinished(self) -> list[RowToken]:
         """The rows in progress, the oldest first; of each partition at most 4,096."""
 
     def resume(self, key: str | None = None, *, lease: float = 600.0) -> Row | None:
@@ -600,7 +600,7 @@ class TableCalls(Blocking):
         stored: Callable[[BatchRef], object] | None = None,
         timeout: float = 60.0,
         narrow: Narrow = False,
-    ) -> tuple[Rows, list[str]]:
+    ) -> tuple[TableSlice, list[str]]:
         """As `upsert`. Returns the rows as `look` does afterwards, for all columns of the table, and the names of the
         columns. One message instead of three (write, schema, look)."""
 
@@ -621,7 +621,7 @@ class TableCalls(Blocking):
 
     def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
-    ) -> Rows:
+    ) -> TableSlice:
         """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
         has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
         returned. Raises Misuse for a row that does not exist."""
@@ -677,7 +677,7 @@ class TableCalls(Blocking):
 
     def _put_row(
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
-    ) -> tuple[Rows, list[str]]:
+    ) -> tuple[TableSlice, list[str]]:
         """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
         message without a plan. references: further columns that are in a table already, each a reference of one row
         and one column."""

@@ -27,7 +27,7 @@ from dataplane.client import arguments, checkpointfile
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.client.connection import Connection
 from dataplane.client.reader import Getter
-from dataplane.client.writer import Writer
+from dataplane.client.writer import ShardWriter
 from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, SchemaMismatch
 from dataplane.stream import requests as r
 from dataplane.stream.page import PAGE, Index
@@ -65,7 +65,7 @@ class _Writing:
 
     file: CheckpointWriter
     getter: Getter
-    writer: Writer
+    writer: ShardWriter
     piece: int
     timeout_s: float
 
@@ -138,7 +138,7 @@ async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any
 
 
 async def read(
-    connection: Connection, writer: Writer, path: str | os.PathLike[str], name: str | None, timeout: float
+    connection: Connection, writer: ShardWriter, path: str | os.PathLike[str], name: str | None, timeout: float
 ) -> str:
     """Restore the stream in the file, under this name or its own. Returns the name. Raises as `AsyncPlane.restore`."""
     with CheckpointReader(_path(path)) as file:
@@ -147,14 +147,14 @@ async def read(
             raise file.corrupt("names no stream")
         name = heading.name if name is None else name
         try:
-            asked = rm.Restore(connection.next_id(), name, heading.head)
+            asked = rm.RestoreStream(connection.next_id(), name, heading.head)
             opened = await connection.request(asked, rm.Opened, 0.0)
         except Corrupt as error:
             raise file.corrupt(f"holds {error}") from None
         to = _Restoring(connection, writer, file, opened.stream, f"{rm.STAGED}{secrets.token_hex(8)}", timeout)
         try:
             await _fill(to)
-            await connection.request(rm.Restored(connection.next_id(), opened.stream), m.Done, 0.0)
+            await connection.request(rm.PublishRestored(connection.next_id(), opened.stream), m.Done, 0.0)
         except BaseException as error:
             with suppress(DataplaneError):
                 connection.check()
@@ -171,7 +171,7 @@ class _Restoring:
     """A restore in progress: its file, and the stream that it fills."""
 
     connection: Connection
-    writer: Writer
+    writer: ShardWriter
     file: CheckpointReader
     stream: bytes
     staging: str
@@ -183,7 +183,7 @@ async def _fill(to: _Restoring) -> None:
     while True:
         kind, payload = await to.writer.in_thread(PIECE, file.frame)
         if kind == BLOCK:
-            await connection.request(rm.PutBack(connection.next_id(), to.stream, payload), m.Done, 0.0)
+            await connection.request(rm.RestoreRows(connection.next_id(), to.stream, payload), m.Done, 0.0)
         elif kind == COLUMNS:
             columns = _decoded(file, COLUMNS, _Columns, (kind, payload))
             tables = [await to.writer.in_thread(PIECE, file.table) for _ in columns.tables]
@@ -223,7 +223,7 @@ async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[
             raise to.file.corrupt(f"has rows that its tables have not: {error}") from None
     if whole is None:
         raise to.file.corrupt("has columns without a table")
-    request = rm.PutColumns(to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task)
+    request = rm.RestoreColumns(to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task)
     await to.connection.request(request, m.Done, 0.0)
 
 

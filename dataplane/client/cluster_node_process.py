@@ -27,7 +27,7 @@ _LET_GO = "import os, sys; os.fork() or os.execv(sys.argv[1], sys.argv[1:])"
 _STOP_S = 2.0
 
 
-class Hosted:
+class ClusterNode:
     """A running node. `address`: for clients; `listens`: for other nodes."""
 
     def __init__(self, config: NodeConfig, cluster: ClusterConfig, key: bytes) -> None:

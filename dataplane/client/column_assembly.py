@@ -1,7 +1,7 @@
 """Shards that are held, put together as columns: piece by piece, or many small ones in one pass (`Stack`).
 
-The shards of a reply stay a table (`Holding`): no object is made for each of thousands of small shards. Each pin that
-the node granted is dropped once, with the last view of its shards; small shards share a pin.
+The shards of a reply stay a table (`HeldShards`): no object is made for each of thousands of small shards. Each pin
+that the node granted is dropped once, with the last view of its shards; small shards share a pin.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import NamedTuple
 import numpy as np
 
 from dataplane.batch import gather, locations
-from dataplane.batch.batch import Column, Piece
+from dataplane.batch.batch import Column, StoredPiece
 from dataplane.batch.field import Field
 from dataplane.batch.frame import Frame
-from dataplane.batch.layout import Bytes, ColumnHeader, Index, Outline, Tables
+from dataplane.batch.layout import Bytes, ColumnHeader, ColumnTables, Index, Outline
 from dataplane.batch.layout_check import CheckedLayout, check_layouts
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.row_sources import as_bytes
-from dataplane.batch.rows import Rows
-from dataplane.batch.stored_column import Copied, Memory, Scattered, Selection, Stack, check_fits, opened
-from dataplane.client.memory import CarriedShard, HeldShard, Segment
-from dataplane.client.pins import Pin
+from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import Copied, ExtentMemory, Scattered, Selection, Stack, check_fits, opened
+from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
+from dataplane.client.pins import ShardPin
 from dataplane.errors import Misuse, ProtocolMismatch
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, Table, unpack
@@ -42,7 +42,7 @@ def _indexed(column: ColumnHeader) -> bool:
     return column.indexed or any(map(_indexed, column.children))
 
 
-def _sorted(sources: Sequence[locations.Piece], by: Index) -> tuple[Index, Index]:
+def _sorted(sources: Sequence[locations.ColumnRows], by: Index) -> tuple[Index, Index]:
     """The order of the pieces by these numbers, and the new position of each of their rows."""
     order = np.argsort(by, kind="stable")
     lengths = np.array([len(piece.rows) for piece in sources])
@@ -52,8 +52,8 @@ def _sorted(sources: Sequence[locations.Piece], by: Index) -> tuple[Index, Index
 
 
 def _once(
-    sources: tuple[locations.Piece, ...], order: Index | None
-) -> tuple[tuple[locations.Piece, ...], Index | None]:
+    sources: tuple[locations.ColumnRows, ...], order: Index | None
+) -> tuple[tuple[locations.ColumnRows, ...], Index | None]:
     """The same rows, with one piece for each stored column. References to rows that share values have many pieces, but
     of few stored columns."""
     numbers: dict[tuple[bytes, int, int], int] = {}
@@ -64,7 +64,9 @@ def _once(
     rows: dict[int, list[Index]] = {}
     for number, piece in zip(own, sources, strict=True):
         rows.setdefault(number, []).append(piece.rows.array())
-    pieces = [locations.Piece(*key, Rows.index(np.concatenate(rows[number]))) for key, number in numbers.items()]
+    pieces = [
+        locations.ColumnRows(*key, RowIndices.index(np.concatenate(rows[number]))) for key, number in numbers.items()
+    ]
     return tuple(pieces), places if order is None else places[order]
 
 
@@ -77,9 +79,9 @@ def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
 
 
 class _Several:
-    """The wanted rows of several shards: one `Rows` each, and arrays of numbers to check all at once."""
+    """The wanted rows of several shards: one `RowIndices` each, and arrays of numbers to check all at once."""
 
-    def __init__(self, rows: Sequence[Rows]) -> None:
+    def __init__(self, rows: Sequence[RowIndices]) -> None:
         self.rows = rows
         self._stops = np.array([each.stop for each in rows])
         self._lengths = np.array([len(each) for each in rows])
@@ -106,12 +108,12 @@ class _Joined(Copied):
         self._bounds = bounds
 
     @cached_property
-    def tables(self) -> Tables:
+    def tables(self) -> ColumnTables:
         bounds, shapes = self._bounds, self._items.shapes
         if shapes is not None:
             along = np.add.reduceat(shapes[:, 0], bounds[:-1])
             shapes = np.column_stack([along, shapes[bounds[:-1], 1:]])
-        return Tables(self._items.offsets[bounds], shapes, (), None)
+        return ColumnTables(self._items.offsets[bounds], shapes, (), None)
 
     def _values(self, private: bool) -> Bytes:
         data = as_bytes(self._items.values)
@@ -121,7 +123,7 @@ class _Joined(Copied):
 class ColumnAssembly:
     """Makes columns from held shards."""
 
-    def __init__(self, held: Holding) -> None:
+    def __init__(self, held: HeldShards) -> None:
         self._held = held
         self._stacks: dict[tuple[ShardKey, ...], Stack] = {}
         self._outlines: dict[tuple[ShardKey, ...], list[Outline]] = {}
@@ -138,7 +140,7 @@ class ColumnAssembly:
         if frame.bounds is None:
             return listed
         joined = _Joined(listed, frame.bounds.array())
-        return Column.of(name, field, [Selection(joined, Rows.range(0, joined.layout.rows))], None, frame.cut)
+        return Column.of(name, field, [Selection(joined, RowIndices.range(0, joined.layout.rows))], None, frame.cut)
 
     def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
         """The column with the rows of the frame's parts, in the order of the frame. `bounds` is not applied."""
@@ -187,14 +189,14 @@ class ColumnAssembly:
             wanted = self._wanted[id(frame)] = _Several([part.rows for part in frame.parts])
         return wanted
 
-    def _kind(self, piece: locations.Piece) -> tuple[object, int]:
+    def _kind(self, piece: locations.ColumnRows) -> tuple[object, int]:
         """A key that is equal for pieces with the same layout and column number. Raises Misuse if the shard has no such
         column."""
         laid = self._held.laid((piece.node, piece.shard))
         _column(laid, piece.ordinal)
         return laid.outline.kinds[piece.ordinal], piece.ordinal
 
-    def _are_worth_a_pass(self, sources: Sequence[locations.Piece], kinds: Index) -> bool:
+    def _are_worth_a_pass(self, sources: Sequence[locations.ColumnRows], kinds: Index) -> bool:
         """Whether enough pieces of one kind are small enough that it pays to read them in one pass."""
         for kind in np.flatnonzero(np.bincount(kinds) >= _LEAST).tolist():
             pieces = [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
@@ -209,7 +211,9 @@ class ColumnAssembly:
             return False
         return self._stack(keys).nbytes(ordinal) <= _MOST * len(keys)
 
-    def _opened(self, name: str, field: Field, ordinal: int, pieces: Sequence[locations.Piece]) -> Sequence[Selection]:
+    def _opened(
+        self, name: str, field: Field, ordinal: int, pieces: Sequence[locations.ColumnRows]
+    ) -> Sequence[Selection]:
         keys = tuple([(piece.node, piece.shard) for piece in pieces])
         if len(pieces) >= _LEAST:
             stacked = self._stacked(name, field, ordinal, keys, _Several([piece.rows for piece in pieces]))
@@ -218,9 +222,9 @@ class ColumnAssembly:
         held = zip([self._held[key] for key in keys], pieces, strict=True)
         return opened(name, field, [self._piece(each, ordinal, piece.rows) for each, piece in held])
 
-    def _piece(self, held: PinnedShard, ordinal: int, rows: Rows) -> Piece:
+    def _piece(self, held: PinnedShard, ordinal: int, rows: RowIndices) -> StoredPiece:
         _column(held.laid, ordinal)
-        return Piece(held.laid.layout.columns[ordinal][1], held.memory, rows)
+        return StoredPiece(held.laid.layout.columns[ordinal][1], held.memory, rows)
 
     def _stacked(
         self, name: str, field: Field, ordinal: int, keys: tuple[ShardKey, ...], several: _Several
@@ -237,12 +241,12 @@ class ColumnAssembly:
         stacked = stack.column(name, ordinal)
         check_fits(name, stacked.layout.field, field)
         if whole:
-            return Selection(stacked, Rows.range(0, total))
+            return Selection(stacked, RowIndices.range(0, total))
         if not several.within(rows):
             return None  # then `opened` raises the error
         starts = (np.cumsum(rows) - rows).tolist()
         chosen = [each.array() + start for each, start in zip(several.rows, starts, strict=True)]
-        return Selection(stacked, Rows.index(np.concatenate(chosen)))
+        return Selection(stacked, RowIndices.index(np.concatenate(chosen)))
 
     def _stack(self, keys: tuple[ShardKey, ...]) -> Stack:
         stack = self._stacks.get(keys)
@@ -264,12 +268,12 @@ _FEW = 64
 class PinnedShard(NamedTuple):
     """A held shard: its memory, size in bytes, and layout."""
 
-    memory: Memory
+    memory: ExtentMemory
     size: int
     laid: CheckedLayout
 
 
-class Holding:
+class HeldShards:
     """Held shards by key, with validated layouts."""
 
     def __init__(
@@ -292,10 +296,10 @@ class Holding:
         self._few = places.tolist() if len(keys) <= _FEW else None
         self._at = dict(zip(keys, range(len(keys)), strict=True))
         self._made: dict[ShardKey, PinnedShard] = {}
-        self._segments: Mapping[int, Segment] = {}
+        self._segments: Mapping[int, NodeSegment] = {}
         self._carried = reply.carried
         self._starts: list[int] = []  # for each pin, the position of its first shard
-        self._pins: list[Pin] = []
+        self._pins: list[ShardPin] = []
         self._arrays: dict[int, Callable[[ShardPlace], Bytes]] = {}  # by pin
 
     def live(self) -> dict[ShardKey, tuple[bytes, CheckedLayout]]:
@@ -306,7 +310,7 @@ class Holding:
         rows = zip(partly.tolist(), self._places[partly, 4:].tolist(), strict=True)
         return {self._keys[at]: (self._lives[live - 1], self._laid[layout]) for at, (layout, live) in rows}
 
-    def hold(self, segments: Mapping[int, Segment], pin: Callable[..., Pin]) -> None:
+    def hold(self, segments: Mapping[int, NodeSegment], pin: Callable[..., ShardPin]) -> None:
         """The shards are in these segments, and the node has granted one pin on each."""
         self._segments = segments
         numbers, sizes = self._places[:, 0].tolist(), self._places[:, 3].tolist()
@@ -351,7 +355,7 @@ class Holding:
             found = self._made[key] = PinnedShard(self._memory(at, place), place.size, self._laid[place.layout])
         return found
 
-    def _memory(self, at: int, place: ShardPlace) -> Memory:
+    def _memory(self, at: int, place: ShardPlace) -> ExtentMemory:
         if place.segment < 0:
             return CarriedShard(self._carried, place.offset, place.size)
         run = bisect_right(self._starts, at) - 1

@@ -19,20 +19,20 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dataplane.client.memory import Mapping, Segment
-from dataplane.client.pins import Pins, let_go
+from dataplane.client.memory import Mapping, NodeSegment
+from dataplane.client.pins import ClientPins, let_go
 from dataplane.client.releasing import undo
 from dataplane.client.request_kinds import changes, code
 from dataplane.config import environment, program
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, PeerUnavailable, ProtocolMismatch, revive
-from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, Recorder
+from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, RingWriter
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, decoder
 from dataplane.wire.framing import frame
-from dataplane.wire.local import Channel, connect, parse_address
+from dataplane.wire.local import LocalChannel, connect, parse_address
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Exchange(NamedTuple, Generic[R, T]):
 class Heartbeat:
     """Messages that say that this process lives, sent every `interval_s` while a reservation is open."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: LocalChannel) -> None:
         self._channel = channel
         self._open = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -107,8 +107,8 @@ class Connection:
     def __init__(self, address: str, soon: Soon) -> None:
         self.address = address
         self._soon = soon
-        self.segments: dict[int, Segment] = {}
-        self.pins = Pins(self._flush_soon)
+        self.segments: dict[int, NodeSegment] = {}
+        self.pins = ClientPins(self._flush_soon)
         self.welcome = m.Welcome(0, 0, 0, b"", 0, 0.0, [], 0)
         self._process = os.getpid()
         self.in_child = False
@@ -122,7 +122,7 @@ class Connection:
         self._closing = False
         self._settling: asyncio.Future[None] | None = None
         self._detached = False
-        self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[Segment, int]] = weakref.WeakKeyDictionary()
+        self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[NodeSegment, int]] = weakref.WeakKeyDictionary()
         """The mappings of drafts, each with its segment and offset there; made private when the connection closes."""
         self.handing: set[int] = set()
         """The `Admit` requests for references that were put earlier and are about to be appended."""
@@ -133,7 +133,7 @@ class Connection:
         """Records the events of this connection; None if the node wants none."""
         connected = connect(parse_address(address))
         self._socket = connected
-        self._channel = Channel(connected, _decoder, self._received, self._closed, descriptors=True, paced=False)
+        self._channel = LocalChannel(connected, _decoder, self._received, self._closed, descriptors=True, paced=False)
         self.heartbeat = Heartbeat(self._channel)
         _connections.add(self)
 
@@ -255,7 +255,7 @@ class Connection:
                 del future  # as in `_answered`
             made = exchange.finish(reply)
             if not isinstance(made, Exchange):
-                if events is not None and type(exchange.request) is sm.Seal:
+                if events is not None and type(exchange.request) is sm.SealShards:
                     events.record(_PUT, began)
                 return await made if isinstance(made, Coroutine) else made
             exchange, future = made, self._begin(made)
@@ -290,7 +290,7 @@ class Connection:
                 events.last = began
                 made = exchange.finish(reply)
                 events.record(code(exchange.request), began)
-                if type(exchange.request) is sm.Seal:
+                if type(exchange.request) is sm.SealShards:
                     events.record(_PUT, begun)
                 begun = began
             if not isinstance(made, Exchange):
@@ -328,7 +328,7 @@ class Connection:
             self.segments.pop(number, None)  # mapped for as long as a view looks into it
         for grant in getattr(reply, "grants", ()):
             (fd,) = self._channel.take_descriptors(1)
-            segment = self.segments.setdefault(grant.segment, Segment(grant.segment, grant.size, self.pins.access))
+            segment = self.segments.setdefault(grant.segment, NodeSegment(grant.segment, grant.size, self.pins.access))
             segment.grant(fd, writable=grant.writable)
         if isinstance(reply, m.Welcome) and reply.ring:
             self.events = _recording(reply.ring, *self._channel.take_descriptors(1))
@@ -400,7 +400,7 @@ class Connection:
     def _flush(self) -> None:
         dropped = self.pins.take()
         if dropped:
-            self._channel.send(sm.Unpin(dropped))
+            self._channel.send(sm.UnpinShards(dropped))
 
     # Warm pages
 
@@ -453,7 +453,7 @@ class Connection:
         if self._channel.open and self.pins.live:
             connected, rest = self._channel.detach()
             self._end(Closed("the plane is closed"))
-            self.pins.inherit(connected, rest + b"".join(map(frame, [*kept, m.Leave()])))
+            self.pins.inherit(connected, rest + b"".join(map(frame, [*kept, m.Disconnect()])))
         else:
             self._gone = self._gone or Closed("the plane is closed")
             for message in kept:
@@ -477,7 +477,7 @@ def _recording(size: int, fd: int) -> PlainWriter | None:
     format, cannot be mapped, or `observe` is switched off."""
     try:
         if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
-            return Recorder(fd).writer
+            return RingWriter(fd).writer
     except OSError as error:  # no memory to map it: continue without
         log.warning("this process records no events: %s", error)
     finally:

@@ -213,7 +213,7 @@ class Draft:
         self._unshare(self._mapping)
         try:
             layout = ShardLayout(self._layouts).encode()
-            request = sm.Seal(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
+            request = sm.SealShards(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
             await self._connection.request(request, m.Done, 0.0)
         except BaseException:
             discard(self._connection, [self._shard])

@@ -22,7 +22,7 @@ _APPEND, _CONSUME = CODE["flow append"], CODE["flow consume"]
 _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 
 
-def appended(connection: Connection, mark: str, reply: rm.Appended, keys: Sequence[str], rows: int) -> None:
+def appended(connection: Connection, mark: str, reply: rm.RowsAppended, keys: Sequence[str], rows: int) -> None:
     """Record that the last event was an append of these rows. `keys`: those that the caller gave, if any."""
     events = connection.events
     if events is None:

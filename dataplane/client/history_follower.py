@@ -43,7 +43,7 @@ def tasks(given: Sequence[str] | None, how: Following | None) -> Sequence[str] |
     return [*given, how.task]
 
 
-class Follower(Background):
+class HistoryFollower(Background):
     """The work that records a stream. `rows`: the number of recorded rows."""
 
     def __init__(self, stream: AsyncStream, how: Following) -> None:

@@ -26,11 +26,11 @@ import numpy as np
 
 from dataplane.batch import tensors
 from dataplane.batch.layout import Bytes
-from dataplane.batch.put_plan import Plan, PlannedColumn, layout_of
-from dataplane.batch.stored_column import Memory
+from dataplane.batch.put_plan import PlannedColumn, PutPlan, layout_of
+from dataplane.batch.stored_column import ExtentMemory
 from dataplane.client.connection import Connection
-from dataplane.client.memory import Access, HeldShard, Segment
-from dataplane.client.writer import Placed, Writer
+from dataplane.client.memory import HeldShard, MappingAccess, NodeSegment
+from dataplane.client.writer import Placed, ShardWriter
 from dataplane.errors import DataplaneError, PeerUnavailable, describe
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
@@ -90,7 +90,7 @@ class OwnHost:
             self._fd, self._memory = -1, np.empty(0, np.uint8)
 
 
-def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) -> Memory | None:
+def mapped(number: int, size: int, encoded: bytes, pin: object, access: MappingAccess) -> ExtentMemory | None:
     """The memory of another process, or this one, by its handle; None if it cannot be mapped here."""
     try:
         handle = msgspec.msgpack.decode(encoded, type=MemoryHandle)
@@ -110,7 +110,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
     if found.st_ino != handle.inode or found.st_size < size:
         os.close(fd)
         return None
-    segment = Segment(number, found.st_size, access)
+    segment = NodeSegment(number, found.st_size, access)
     segment.grant(fd, writable=False)
     return HeldShard(segment, 0, size, pin)
 
@@ -118,7 +118,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: Access) 
 class KeptColumns:
     """The columns that one plane keeps. Used from its event loop only."""
 
-    def __init__(self, connection: Connection, writer: Writer, budget: int) -> None:
+    def __init__(self, connection: Connection, writer: ShardWriter, budget: int) -> None:
         self._connection = connection
         self._writer = writer
         self._budget = budget
@@ -133,7 +133,7 @@ class KeptColumns:
         """Whether a column is kept: the node may ask for it at any time."""
         return bool(self._kept)
 
-    async def keep(self, columns: Any, planned: Plan, scope: str, timeout: float) -> list[Placed]:
+    async def keep(self, columns: Any, planned: PutPlan, scope: str, timeout: float) -> list[Placed]:
         """Keep those of the planned columns whose values in `columns` are tensors, each as its own shard. Returns their
         places; none if the budget has no room. Raises as `AsyncPlane.put`; then nothing is kept."""
         pairs = columns.items() if hasattr(columns, "items") and planned.rows else ()

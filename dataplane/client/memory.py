@@ -117,7 +117,7 @@ def _mapped(where: int | None, size: int, protection: int, flags: int, fd: int, 
     )
 
 
-class Access:
+class MappingAccess:
     """The mappings of one connection of this process, and whether it may map more."""
 
     __slots__ = ("mappings", "readable")
@@ -144,13 +144,13 @@ class _Descriptor:
         weakref.finalize(self, os.close, fd).atexit = False
 
 
-class Segment:
+class NodeSegment:
     """One segment of the node's arena, with the rights that the node gave this process."""
 
-    def __init__(self, number: int, size: int, access: Access | None = None) -> None:
+    def __init__(self, number: int, size: int, access: MappingAccess | None = None) -> None:
         self.number = number
         self.size = size
-        self._access = access or Access()
+        self._access = access or MappingAccess()
         self._descriptors: dict[bool, _Descriptor] = {}
         self._mappings: dict[bool, Mapping] = {}
 
@@ -197,7 +197,7 @@ class HeldShard:
 
     __slots__ = ("_extent", "_pin", "_private", "_segment", "_view")
 
-    def __init__(self, segment: Segment, offset: int, size: int, pin: object, view: Bytes | None = None) -> None:
+    def __init__(self, segment: NodeSegment, offset: int, size: int, pin: object, view: Bytes | None = None) -> None:
         """`view`: the bytes as a read-only array that keeps the pin. If None, it is made at the first use."""
         self._segment = segment
         self._extent = (offset, size)

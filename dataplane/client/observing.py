@@ -13,7 +13,7 @@ from dataplane.errors import DataplaneError, Lost, Misuse, Retryable
 from dataplane.observe.metrics import families
 from dataplane.observe.ring import EVENT, Thread
 from dataplane.observe.snapshot import Snapshot
-from dataplane.observe.trace import Process, Trace
+from dataplane.observe.trace import Trace, TracedProcess
 from dataplane.wire import messages as m
 
 
@@ -22,7 +22,7 @@ async def snapshot(plane: AsyncPlane) -> Snapshot:
     plane.check()
     connection = plane.connection
     return Snapshot.of(
-        (await connection.request(m.Stats(connection.next_id(), about="metrics"), m.Figures, 0.0)).values
+        (await connection.request(m.ReadStats(connection.next_id(), about="metrics"), m.Figures, 0.0)).values
     )
 
 
@@ -49,7 +49,7 @@ async def collect(plane: AsyncPlane, seconds: float = 10.0) -> Trace:
     return Trace(tuple(processes), missing)
 
 
-async def _of_node(plane: AsyncPlane, node: bytes, seconds: float) -> list[Process]:
+async def _of_node(plane: AsyncPlane, node: bytes, seconds: float) -> list[TracedProcess]:
     connection = plane.connection
     clock = await connection.request(m.ReadClock(connection.next_id(), node), m.ClockRead, 5.0)
     return await _processes(plane, node, node.hex(), clock.ahead, clock.error, seconds)
@@ -57,7 +57,7 @@ async def _of_node(plane: AsyncPlane, node: bytes, seconds: float) -> list[Proce
 
 async def _processes(
     plane: AsyncPlane, node: bytes, name: str, ahead: int, error: int, seconds: float
-) -> list[Process]:
+) -> list[TracedProcess]:
     connection = plane.connection
     listed = await connection.request(m.ListRings(connection.next_id(), node), m.RingList, 5.0)
     found = []
@@ -71,7 +71,7 @@ async def _processes(
             continue
         whole = np.frombuffer(events[: len(events) // EVENT.itemsize * EVENT.itemsize], EVENT)
         named = {place: Thread(number, text) for place, number, text in threads}
-        found.append(Process(name, pid, label, alive, named, ahead, error, whole))
+        found.append(TracedProcess(name, pid, label, alive, named, ahead, error, whole))
     return found
 
 

@@ -41,7 +41,7 @@ from dataplane.wire.client_messages import AnyReply, decoder
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.local import connect, parse_address
 
-_all: weakref.WeakSet[Pins] = weakref.WeakSet()
+_all: weakref.WeakSet[ClientPins] = weakref.WeakSet()
 
 _used: deque[tuple[object, Callable[[], bool]]] = deque()
 """Pins of memory that a device may still use, the longest first."""
@@ -76,7 +76,7 @@ def let_go(connected: socket.socket) -> None:
     os.close(null)
 
 
-class Pin:
+class ShardPin:
     """A pin on each of some shards, dropped with the object."""
 
     __slots__ = ("__weakref__", "shards")
@@ -85,7 +85,7 @@ class Pin:
         self.shards = shards
 
 
-class Pins:
+class ClientPins:
     """The live pins of one connection. `flush` is called, from any thread, to have `take` called soon. It may fail
     by an interrupt (Ctrl-C) within the finalizer, so the sender also checks `dropped` now and then."""
 
@@ -94,7 +94,7 @@ class Pins:
         """The node's address, and the token of this client there."""
         self._flush = flush
         self._lock = threading.RLock()
-        self.access = memory.Access()
+        self.access = memory.MappingAccess()
         """The mappings of the connection."""
         self._heir: InheritedPins | None = None  # during a fork: the pins made for the child
         self._inherited: frozenset[int] = frozenset()  # the pins that `_heir` holds too
@@ -105,9 +105,9 @@ class Pins:
         self._unsent = b""
         _all.add(self)
 
-    def hold(self, *shards: int) -> Pin:
+    def hold(self, *shards: int) -> ShardPin:
         """A pin for shards that the node has pinned; they are dropped together."""
-        pin, token = Pin(shards), next(self._tokens)
+        pin, token = ShardPin(shards), next(self._tokens)
         self._live.add(token)
         weakref.finalize(pin, self._drop, shards, token).atexit = False
         return pin
@@ -190,7 +190,7 @@ class Pins:
             self._socket = None
             return
         if dropped:
-            self._unsent += frame(sm.Unpin(dropped))
+            self._unsent += frame(sm.UnpinShards(dropped))
         with suppress(OSError):  # the node has gone, or is not reading; the end of the connection drops all pins
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]

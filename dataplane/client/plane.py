@@ -33,7 +33,7 @@ from dataplane.client.kept_columns import KeptColumns
 from dataplane.client.reader import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
-from dataplane.client.writer import Writer
+from dataplane.client.writer import ShardWriter
 from dataplane.clock import Deadline
 from dataplane.config import format_size
 from dataplane.device import ordering
@@ -68,7 +68,7 @@ class AsyncPlane:
         """The connection to the node. This, the writer and the pool are for this package only."""
         self._node = node
         self.pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
-        self.writer = Writer(connection, self.pool)
+        self.writer = ShardWriter(connection, self.pool)
         self._kept_columns = KeptColumns(connection, self.writer, gpu_budget)
         self._getter = Getter(connection)
         self._closed = False
@@ -304,7 +304,7 @@ class AsyncPlane:
             group_size,
             durable=durable,
         )
-        opened = await self.connection.request(rm.Open(self.connection.next_id(), name, wanted), rm.Opened, 0.0)
+        opened = await self.connection.request(rm.OpenStream(self.connection.next_id(), name, wanted), rm.Opened, 0.0)
         holds = self.connection.welcome.holds
         if wanted is not None and 0 < holds < wanted.max_bytes:
             warnings.warn(
@@ -315,14 +315,14 @@ class AsyncPlane:
             )
         stream = AsyncStream(self.connection, self.writer, self._getter, name, opened)
         if followed is not None:
-            stream.follower = history_follower.Follower(stream, followed).start()
+            stream.follower = history_follower.HistoryFollower(stream, followed).start()
         return stream
 
     async def streams(self, node: str | None = None) -> dict[str, Any]:
         """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
         member `node` leads. Raises as `stats`."""
         self.check()
-        return await _figures(self.connection, rm.Streams, arguments.node(node))
+        return await _figures(self.connection, rm.ListStreams, arguments.node(node))
 
     async def restore(
         self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S
@@ -339,7 +339,7 @@ class AsyncPlane:
         if name is not None:
             arguments.text("a stream's name", name)
         name = await checkpoint.read(self.connection, self.writer, path, name, arguments.seconds(timeout))
-        asked = rm.Open(self.connection.next_id(), name, None)
+        asked = rm.OpenStream(self.connection.next_id(), name, None)
         opened = await self.connection.request(asked, rm.Opened, 0.0)
         return AsyncStream(self.connection, self.writer, self._getter, name, opened)
 
@@ -410,7 +410,7 @@ class AsyncPlane:
     async def tables(self) -> dict[str, Any]:
         """The statistics of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have claimed rows."""
         self.check()
-        return await _figures(self.connection, rm.Tables)
+        return await _figures(self.connection, rm.ListTables)
 
     # The cluster
 
@@ -472,11 +472,11 @@ class AsyncPlane:
 
 async def _told(connection: Connection, node: bytes = b"", about: Any = "node") -> dict[str, Any]:
     """The node's answer to a request for statistics."""
-    asked = m.Stats(connection.next_id(), node, about)
+    asked = m.ReadStats(connection.next_id(), node, about)
     return (await connection.request(asked, m.Figures, 0.0)).values
 
 
-async def _figures(connection: Connection, kind: type[rm.Streams | rm.Tables], *more: Any) -> dict[str, Any]:
+async def _figures(connection: Connection, kind: type[rm.ListStreams | rm.ListTables], *more: Any) -> dict[str, Any]:
     """The statistics of all streams or tables, in as many messages as needed."""
     found: dict[str, Any] = {}
     while True:

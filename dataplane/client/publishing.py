@@ -38,13 +38,13 @@ from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
 from dataplane.client.table_rows import ranges
 from dataplane.client.tables import AsyncTable
-from dataplane.client.writer import Writer
+from dataplane.client.writer import ShardWriter
 from dataplane.clock import Deadline
 from dataplane.device.ordering import as_called, noted
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.table import requests as r
 from dataplane.weights import deltas
-from dataplane.weights.layout import COLUMN, FIELD, Base, Entry, Placement, PublishedPart
+from dataplane.weights.layout import COLUMN, FIELD, Base, PartLocation, PublishedPart, TensorSlice
 from dataplane.weights.slices import Slice
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -57,7 +57,7 @@ _HEAD = aligned(16)  # bytes before the tensors in a chunk's shard: two row offs
 
 
 @dataclass(slots=True)
-class Chunk:
+class WrittenChunk:
     """Slices of tensors that are written together, with their positions. `ref`: the stored chunk."""
 
     number: int
@@ -141,7 +141,7 @@ class Older:
         piece = self._pieces[chunk]
         return Base(self.part.version, piece.node, piece.shard)
 
-    def bytes(self, chunk: Chunk) -> Bytes | None:
+    def bytes(self, chunk: WrittenChunk) -> Bytes | None:
         """The bytes of the older chunk at this position, if it had the same size."""
         number = chunk.number
         if number >= len(self.part.chunks) or self.part.chunks[number] != chunk.nbytes:
@@ -154,11 +154,11 @@ class Older:
 class Publication:
     """One part of a version, from its first tensor to its rows in the table. `staged`: its scope."""
 
-    def __init__(self, connection: Connection, writer: Writer, deadline: Deadline, older: Older | None) -> None:
+    def __init__(self, connection: Connection, writer: ShardWriter, deadline: Deadline, older: Older | None) -> None:
         self._connection, self._writer, self._deadline = connection, writer, deadline
         self._older = older
         self.staged = f"{rm.STAGED}w{secrets.token_hex(8)}"  # drawn here, so that forked processes differ
-        self._chunks: list[Chunk] = []
+        self._chunks: list[WrittenChunk] = []
         self._written = 0
         self._kept = False
         self.deltas: dict[int, BatchRef] = {}
@@ -170,11 +170,11 @@ class Publication:
         return [chunk.ref for chunk in self._chunks if chunk.ref is not None]
 
     def placement(self, layout: bytes) -> bytes:
-        """The locations of the chunks of a part with this layout (`Placement`)."""
+        """The locations of the chunks of a part with this layout (`PartLocation`)."""
         refs = self.refs
         pieces = locations.pieces(locations.unlinked(concat(refs)), COLUMN) if refs else ()
         shards = np.array([piece.shard for piece in pieces], "<i8").tobytes()
-        return Placement(layout, self._connection.welcome.node, shards).encode()
+        return PartLocation(layout, self._connection.welcome.node, shards).encode()
 
     async def give(self, table: AsyncTable, keys: list[str]) -> None:
         """Write rows of the table for all chunks and then for all deltas: the staged shards then belong to the
@@ -183,7 +183,7 @@ class Publication:
         for start, stop in ranges(len(keys), keys, []):
             scope = self.staged if stop == len(keys) else ""
             write = r.Upsert(keys=keys[start:stop], ref=concat(refs[start:stop]).encode())
-            await table.ask(write, r.Numbered, staged=scope)
+            await table.ask(write, r.RowNumbers, staged=scope)
         self._kept = True
 
     async def __aenter__(self) -> Publication:
@@ -195,10 +195,10 @@ class Publication:
                 self._connection.check()
                 self._connection.tell(sm.Free(self._connection.next_id(), scope=self.staged))
 
-    async def write(self, tensors: Any) -> tuple[list[int], list[Entry], dict[int, Base]]:
+    async def write(self, tensors: Any) -> tuple[list[int], list[TensorSlice], dict[int, Base]]:
         """Write all tensors. Returns the bytes of each chunk, the layout, and the bases of the deltas. Raises as
         `AsyncWeights.publish`."""
-        entries: list[Entry] = []
+        entries: list[TensorSlice] = []
         names: set[str] = set()
         places: dict[Any, tuple[int, int]] = {}
         pending = 0
@@ -217,7 +217,7 @@ class Publication:
                 pending += source.nbytes
                 if source.tied is not None:
                     places[source.tied] = place
-            entries.append(Entry(name, source.dtype, source.shape, source.offsets, source.extent, *place))
+            entries.append(TensorSlice(name, source.dtype, source.shape, source.offsets, source.extent, *place))
             if pending >= _TOGETHER:
                 await self._flush()
                 pending = 0
@@ -233,7 +233,7 @@ class Publication:
             return -1, 0
         last = self._chunks[-1] if len(self._chunks) > self._written else None
         if last is None or last.nbytes + source.nbytes > CHUNK:
-            last = Chunk(len(self._chunks))
+            last = WrittenChunk(len(self._chunks))
             self._chunks.append(last)
         return len(self._chunks) - 1, last.add(source)
 
@@ -243,7 +243,7 @@ class Publication:
         self._written = len(self._chunks)
         old = {chunk.number: self._older.bytes(chunk) for chunk in chunks} if self._older is not None else {}
 
-        def compare(chunk: Chunk) -> None:
+        def compare(chunk: WrittenChunk) -> None:
             before = old.get(chunk.number)
             if before is not None and self._older is not None and chunk.same(before):
                 chunk.ref = self._older.row(chunk.number)
@@ -255,18 +255,18 @@ class Publication:
         for chunk in chunks:
             chunk.sources = []
 
-    async def _write(self, chunks: Sequence[Chunk], old: Mapping[int, Bytes | None]) -> None:
+    async def _write(self, chunks: Sequence[WrittenChunk], old: Mapping[int, Bytes | None]) -> None:
         """Write chunks, and the differences of those that have an older one."""
         found: dict[int, bytes] = {}
         apart: list[Callable[[], Any]] = []  # comparisons of chunks from a device, after all are written
 
-        def differ(chunk: Chunk, memory: Bytes, before: Bytes, fill: Callable[[int, int], None] | None) -> None:
+        def differ(chunk: WrittenChunk, memory: Bytes, before: Bytes, fill: Callable[[int, int], None] | None) -> None:
             if fill is not None or deltas.worth(before, memory, chunk.width):
                 delta = deltas.encode(before, memory, chunk.width, chunk.nbytes // 2, fill)
                 if delta is not None:
                     found[chunk.number] = delta
 
-        def jobs(chunk: Chunk, memory: Bytes) -> list[Callable[[], Any]]:
+        def jobs(chunk: WrittenChunk, memory: Bytes) -> list[Callable[[], Any]]:
             before = old.get(chunk.number)
             if before is None:
                 return chunk.jobs(memory)
@@ -300,7 +300,7 @@ class Publication:
 
     @asynccontextmanager
     async def _reserved(self, sizes: Sequence[int]) -> AsyncIterator[list[tuple[int, Bytes]]]:
-        """As `Writer.reserved`, for shards of one row of so many bytes each, with the memory of the row."""
+        """As `ShardWriter.reserved`, for shards of one row of so many bytes each, with the memory of the row."""
         if not sizes:
             yield []
             return

@@ -21,16 +21,16 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import ColumnLayout
 from dataplane.batch.layout_check import CheckedLayout, check_layout
-from dataplane.batch.locations import Span
+from dataplane.batch.locations import RowSpan
 from dataplane.batch.ref import BatchRef, ShardKey
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
-from dataplane.batch.stored_column import Memory, Selection, Stored, check_fits
+from dataplane.batch.stored_column import ExtentMemory, Selection, StoredColumn, check_fits
 from dataplane.client import kept_columns
-from dataplane.client.column_assembly import ColumnAssembly, Holding, PinnedShard
+from dataplane.client.column_assembly import ColumnAssembly, HeldShards, PinnedShard
 from dataplane.client.connection import Connection, Exchange
-from dataplane.client.memory import CarriedShard, HeldShard, Segment
-from dataplane.client.pins import Pin
+from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
+from dataplane.client.pins import ShardPin
 from dataplane.client.row_requests import portions
 from dataplane.errors import Freed, Misuse, ProtocolMismatch
 from dataplane.wire import shard_messages as sm
@@ -53,7 +53,7 @@ class Getter:
         """The rows and columns of a reference. Raises as `AsyncPlane.get`."""
         asked = self.getting(ref, timeout)
         if asked is None:
-            return _opened(ref, Holding([], {}))
+            return _opened(ref, HeldShards([], {}))
         try:
             return await self._connection.exchange(asked)
         except Freed as error:
@@ -81,7 +81,7 @@ class Getter:
         self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, sm.ChunkPart] = _ALL
     ) -> dict[ShardKey, PinnedShard]:
         """Pin the shards of a reference, and return them without reading columns. Those of other hosts are fetched
-        in an order that differs between hosts. `chunks`: by shard, the byte ranges and bases of `Pin`. Raises as
+        in an order that differs between hosts. `chunks`: by shard, the byte ranges and bases of `ShardPin`. Raises as
         `get`."""
         ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
@@ -118,13 +118,13 @@ class Getter:
         timeout: float,
     ) -> dict[ShardKey, PinnedShard]:
         own = [shard for _, shard in mine]
-        request = sm.Pin(self._connection.next_id(), own, timeout, others, True, False, True, [], chunks)
+        request = sm.PinShards(self._connection.next_id(), own, timeout, others, True, False, True, [], chunks)
         reply = await self._connection.request(request, sm.Held, timeout)
         keys = [*mine, *((node, shard) for node, shard, _ in others)]
         holding = self._holding(ref, keys, {}, reply)
         return {key: holding[key] for key in keys}
 
-    def _getting_span(self, ref: BatchRef, span: Span, timeout: float) -> Exchange[sm.Held, Batch]:
+    def _getting_span(self, ref: BatchRef, span: RowSpan, timeout: float) -> Exchange[sm.Held, Batch]:
         """The request for contiguous rows of one shard of this plane's node."""
         keys = [span.shard[:2]]
 
@@ -140,7 +140,7 @@ class Getter:
                 raise
             return shown.opened(span, self._connection.segments, self._connection.pins.hold)
 
-        request = sm.Pin(self._connection.next_id(), [span.shard.id], timeout, [], True, True, True)
+        request = sm.PinShards(self._connection.next_id(), [span.shard.id], timeout, [], True, True, True)
         return Exchange(self._connection, request, sm.Held, timeout, finish)
 
     async def _rest(
@@ -177,10 +177,10 @@ class Getter:
 
     def _holding(
         self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, PinnedShard], reply: sm.Held
-    ) -> Holding:
+    ) -> HeldShards:
         """Hold the shards of the reply, which are pinned or came with it, beside those in `mapped`. Raises Freed."""
         try:
-            holding = Holding(keys, mapped, reply)
+            holding = HeldShards(keys, mapped, reply)
             live = holding.live()
             if live and ref is None:
                 raise Freed("rows of shards that are read whole were freed")
@@ -195,14 +195,14 @@ class Getter:
 
     def _pin(
         self, ref: BatchRef, mine: list[ShardKey], others: list[ShardKey], timeout: float, *, devices: bool = False
-    ) -> sm.Pin:
+    ) -> sm.PinShards:
         own, wanted, parts = [shard for _, shard in mine], _wanted(ref, others), _parts(ref, others)
-        return sm.Pin(self._connection.next_id(), own, timeout, wanted, True, devices, True, parts)
+        return sm.PinShards(self._connection.next_id(), own, timeout, wanted, True, devices, True, parts)
 
     def _let_go(self, reply: sm.Held) -> None:
         """Release what the node has granted for its own shards."""
         if not reply.carried:
-            self._connection.tell(sm.Unpin(numbers(reply.places)))
+            self._connection.tell(sm.UnpinShards(numbers(reply.places)))
 
     def _mapped(self, ref: BatchRef, reply: sm.Held) -> tuple[dict[ShardKey, PinnedShard], bool]:
         """Map the shards that other processes keep. Returns them, and whether one could not be mapped and has to be
@@ -255,7 +255,7 @@ class Getter:
         return [key for key in keys if key[0] == own] if others else list(keys), others
 
 
-def _opened(ref: BatchRef, holding: Holding) -> Batch:
+def _opened(ref: BatchRef, holding: HeldShards) -> Batch:
     """The columns of a reference whose shards are held."""
     opening = ColumnAssembly(holding)
     return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
@@ -303,7 +303,7 @@ def _is_in(ref: BatchRef, column: str, shard: int) -> bool:
     return any(shard_of(piece.shard) == shard_of(shard) for piece in locations.sources(ref, column)[0])
 
 
-def _check_some(bits: bytes, rows: Rows, first: int, count: int, shard: int) -> None:
+def _check_some(bits: bytes, rows: RowIndices, first: int, count: int, shard: int) -> None:
     """Raises Freed if one of `rows` was freed. `bits`: the live bits of `count` rows of the shard from `first` on."""
     dead = np.unpackbits(np.frombuffer(bits, np.uint8), count=count) == 0
     if rows.slice is not None:
@@ -317,7 +317,7 @@ def _check_some(bits: bytes, rows: Rows, first: int, count: int, shard: int) -> 
         raise Freed(f"row {row} of shard {shard} was freed, and {more}", shard=shard)
 
 
-def _check_rows(alive: Any, ordinals: Sequence[int], chosen: Rows, shard: int) -> None:
+def _check_rows(alive: Any, ordinals: Sequence[int], chosen: RowIndices, shard: int) -> None:
     for ordinal in ordinals:
         gone = np.flatnonzero(~alive[ordinal, chosen.slice or chosen.array()])
         if len(gone):
@@ -340,11 +340,11 @@ class SpanShard:
             raise ProtocolMismatch("a shard without a layout")
         self._laid = check_layout(reply.layouts[self._place.layout], self._place.size)
 
-    def opened(self, span: Span, segments: Mapping[int, Segment], pin: Callable[[int], Pin]) -> Batch:
+    def opened(self, span: RowSpan, segments: Mapping[int, NodeSegment], pin: Callable[[int], ShardPin]) -> Batch:
         """The columns of these rows. Raises Corrupt, and Misuse if the shard has no such column. The node has granted a
         pin: the batch keeps it, an error drops it."""
         number, segment, offset, size, *_ = self._place
-        memory: Memory
+        memory: ExtentMemory
         if segment < 0:
             memory = CarriedShard(self._carried, offset, size)
         else:
@@ -355,7 +355,7 @@ class SpanShard:
         if rows.stop > self._laid.rows:
             raise refuse(span.columns[0][0], f"row {rows.stop - 1} of a shard with {self._laid.rows}")
         for (name, field, _), layout in zip(span.columns, layouts, strict=True):
-            columns[name] = Column.of(name, field, (Selection(Stored(name, layout, memory), rows),))
+            columns[name] = Column.of(name, field, (Selection(StoredColumn(name, layout, memory), rows),))
         return Batch(columns)
 
 

@@ -21,15 +21,15 @@ def undo(to: Connection, reply: m.Reply) -> None:
             to.tell(sm.Abort([shard for shard, *_ in reply.extents]))
         case sm.Held():
             held = [] if reply.carried else numbers(reply.places)
-            to.tell(sm.Unpin([*held, *(each[1] for each in reply.kept)]))
+            to.tell(sm.UnpinShards([*held, *(each[1] for each in reply.kept)]))
         case sm.Kept():
             to.tell(sm.Free(to.next_id(), reply.shards))
         case rm.StreamAnswer(result=r.Delivered() as given):
             nack = r.Nack(grant=given.grant, replica=given.replica, seen=False)
             to.tell(rm.AskStream(to.next_id(), reply.stream, nack))
-        case rm.Admitted():
-            to.tell(rm.GiveBack(reply.stream, reply.ticket))
-        case sm.Stored():
+        case rm.RowsAdmitted():
+            to.tell(rm.ReturnPermit(reply.stream, reply.ticket))
+        case sm.ShardStored():
             to.tell(sm.Free(to.next_id(), [reply.shard]))
         case sm.Retained():
             unlink(to, reply.node, reply.links)
@@ -46,5 +46,5 @@ def unlink(to: Connection, node: bytes, links: list[int]) -> None:
 def discard(to: Connection, shards: list[int]) -> None:
     """Release reservations of this process, sealed or not. No other process may know these shards."""
     to.tell(sm.Abort(shards))
-    to.tell(sm.Unpin(shards))
+    to.tell(sm.UnpinShards(shards))
     to.tell(sm.Free(to.next_id(), shards))

@@ -11,44 +11,44 @@ from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 
 _OPERATIONS: dict[type[Any], str] = {
-    sm.Put: "put",
+    sm.PutShard: "put",
     sm.Reserve: "reserve",
-    sm.Seal: "seal",
-    sm.Pin: "get",
+    sm.SealShards: "seal",
+    sm.PinShards: "get",
     sm.Free: "free",
-    rm.Admit: "wait",
-    rm.Append: "append",
-    rm.Extend: "extend",
+    rm.AdmitRows: "wait",
+    rm.AppendRows: "append",
+    rm.ExtendRows: "extend",
     r.Consume: "consume",
     r.Ack: "ack",
     r.Nack: "ack",
     t.Upsert: "table write",
     t.Read: "table read",
-    t.Look: "table read",
+    t.LookRows: "table read",
     t.Claim: "table claim",
 }
 _CHANGES = frozenset(
     (
         sm.Free,
-        rm.Open,
-        rm.Append,
-        rm.Extend,
+        rm.OpenStream,
+        rm.AppendRows,
+        rm.ExtendRows,
         r.TakeUp,
         r.GiveUp,
         r.Hear,
         rm.DropStream,
-        rm.TakeLost,
-        rm.Restored,
+        rm.TakeLostRows,
+        rm.PublishRestored,
         r.Ack,
         r.Nack,
         r.Renew,
         r.Drop,
         r.Close,
         t.Upsert,
-        t.Clear,
+        t.ClearRows,
         t.Claim,
         t.Release,
-        t.Drop,
+        t.DropTable,
     )
 )
 """The requests with a lasting effect. A late answer to any other leaves nothing behind: the grant of a put, a pin, an
@@ -58,7 +58,7 @@ _CODES = {kind: CODE[name] for kind, name in _OPERATIONS.items()}
 
 def code(request: Any) -> int:
     """The event as which a request is recorded."""
-    if isinstance(request, rm.Append) and request.columns is None:
+    if isinstance(request, rm.AppendRows) and request.columns is None:
         return CODE["request"]  # the append is recorded as a whole, with its admission
     return _CODES.get(type(_asked(request)), CODE["request"])
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef, ShardKey
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.client.connection import Connection
 from dataplane.client.releasing import unlink
 from dataplane.errors import DataplaneError, LimitExceeded
@@ -124,11 +124,11 @@ async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None
             await connection.request(request, m.Done, 0.0)
 
 
-def parts_of(shard: int, ordinals: Sequence[int], rows: Rows) -> Iterator[Part]:
+def parts_of(shard: int, ordinals: Sequence[int], rows: RowIndices) -> Iterator[Part]:
     """Rows of columns of a shard, as parts of messages."""
     step = _ROWS if rows.slice is None else max(1, len(rows))
     for start in range(0, len(rows), step):
-        yield shard, list(ordinals), rows.take(Rows.range(start, min(start + step, len(rows)))).encode()
+        yield shard, list(ordinals), rows.take(RowIndices.range(start, min(start + step, len(rows)))).encode()
 
 
 def part_nbytes(part: Part) -> int:

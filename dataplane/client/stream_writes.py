@@ -21,7 +21,7 @@ import xxhash
 from dataplane.batch.dedupe import Each, digests
 from dataplane.batch.field import MEASURED
 from dataplane.batch.put_options import Narrow
-from dataplane.batch.put_plan import Plan
+from dataplane.batch.put_plan import PutPlan
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import laid_out
 from dataplane.client import arguments, flows
@@ -31,7 +31,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream.keys import unnamed
-from dataplane.stream.pieces import Piece
+from dataplane.stream.pieces import RowPiece
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -80,7 +80,7 @@ class StreamWrites:
 
     def appending(
         self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, timeout: Any
-    ) -> Exchange[rm.Appended, list[str]] | None:
+    ) -> Exchange[rm.RowsAppended, list[str]] | None:
         """The single request of a small, simple append without keys; None for any other. Raises as `append`."""
         if keys is not None or self._settings.replicas > 1:
             return None
@@ -95,19 +95,19 @@ class StreamWrites:
 
     def _carrying(
         self, carried: rm.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
-    ) -> Exchange[rm.Appended, list[str]]:
+    ) -> Exchange[rm.RowsAppended, list[str]]:
         """An append whose columns are in the message."""
         timeout_s = deadline.remaining_s
         number = self._connection.next_id()
-        request = rm.Append(number, self._token, *said, lengths, timeout_s, carried)
+        request = rm.AppendRows(number, self._token, *said, lengths, timeout_s, carried)
 
-        def finish(reply: rm.Appended) -> list[str]:
+        def finish(reply: rm.RowsAppended) -> list[str]:
             flows.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
             return said.keys or self._names(reply, len(said.versions) // 8)
 
-        return Exchange(self._connection, request, rm.Appended, timeout_s, finish, admits=True)
+        return Exchange(self._connection, request, rm.RowsAppended, timeout_s, finish, admits=True)
 
-    def _names(self, reply: rm.Appended, rows: int) -> list[str]:
+    def _names(self, reply: rm.RowsAppended, rows: int) -> list[str]:
         """The generated keys of `rows` rows."""
         return unnamed(self._mark, range(reply.first, reply.first + rows))
 
@@ -141,7 +141,7 @@ class StreamWrites:
             if not said.keys and not narrow:
                 self._expect(planned)
             return await self._connection.exchange(self._carrying(carried, _lengths(planned), said, deadline))
-        admit = rm.Admit(
+        admit = rm.AdmitRows(
             self._connection.next_id(),
             self._token,
             rows,
@@ -155,7 +155,7 @@ class StreamWrites:
         return await self._append_admitted(admit, columns, planned, said, deadline, began)
 
     async def _append_admitted(
-        self, admit: rm.Admit, columns: Any, planned: Plan | None, said: _Said, deadline: Deadline, began: int
+        self, admit: rm.AdmitRows, columns: Any, planned: PutPlan | None, said: _Said, deadline: Deadline, began: int
     ) -> list[str]:
         """Append rows whose columns do not fit the message: store them once the stream admits them."""
         connection, ticket = self._connection, 0
@@ -164,12 +164,12 @@ class StreamWrites:
         connection.heartbeat.due(+1)  # without heartbeats the admission lapses
         staged = "" if planned is None else self._next_scope()
         try:
-            ticket = (await connection.request(admit, rm.Admitted, deadline.remaining_s)).ticket
+            ticket = (await connection.request(admit, rm.RowsAdmitted, deadline.remaining_s)).ticket
             if not ticket:  # a repeated call, whose first answer was lost: the rows are in the stream
                 self._keep(admit)
                 return said.keys
             ref, lengths = await self._stored(columns, planned, staged, deadline)
-            request = rm.Append(
+            request = rm.AppendRows(
                 connection.next_id(),
                 self._token,
                 *said,
@@ -181,7 +181,7 @@ class StreamWrites:
                 spares=await self._spares(ref, deadline),
                 admitted=admit.id if admit.handing else 0,
             )
-            reply = await connection.request(request, rm.Appended, deadline.remaining_s)
+            reply = await connection.request(request, rm.RowsAppended, deadline.remaining_s)
             if connection.events is not None:
                 connection.events.record(_APPEND, began, admit.nbytes)
                 flows.appended(connection, self._mark, reply, said.keys, admit.rows)
@@ -194,7 +194,7 @@ class StreamWrites:
             connection.heartbeat.due(-1)
         return said.keys or self._names(reply, admit.rows)
 
-    def _keep(self, admit: rm.Admit) -> None:
+    def _keep(self, admit: rm.AdmitRows) -> None:
         """The append failed: the caller keeps its shards. The node does not free them if this process ends."""
         with suppress(DataplaneError):
             self._connection.check()
@@ -214,7 +214,7 @@ class StreamWrites:
         columns: Any,
         replace: bool,
         timeout: float | None,
-        piece: Callable[[bytes], Piece] | None = None,
+        piece: Callable[[bytes], RowPiece] | None = None,
     ) -> None:
         """Add columns to rows; or the next piece to a row in progress, which `piece` makes from a digest of the
         columns."""
@@ -238,7 +238,7 @@ class StreamWrites:
         staged = "" if planned is None else self._next_scope()
         try:
             ref, lengths = await self._stored(columns, planned, staged, deadline)
-            request = rm.Extend(
+            request = rm.ExtendRows(
                 self._connection.next_id(),
                 self._token,
                 *named,
@@ -260,7 +260,7 @@ class StreamWrites:
         columns: Any,
         replace: Any,
         timeout: Any,
-        piece: Callable[[bytes], Piece] | None = None,
+        piece: Callable[[bytes], RowPiece] | None = None,
     ) -> Exchange[m.Done, None] | None:
         """The single request of a small, simple extend; None for any other. Raises as `extend`."""
         laid = None if self._settings.replicas > 1 else laid_out(columns, sm.MAX_INLINE)
@@ -279,11 +279,11 @@ class StreamWrites:
         named: _Named,
         replace: Any,
         timeout_s: float,
-        piece: Piece | None = None,
+        piece: RowPiece | None = None,
     ) -> Exchange[m.Done, None]:
         """An extend whose columns are in the message."""
         number = self._connection.next_id()
-        request = rm.Extend(number, self._token, *named, lengths, bool(replace), timeout_s, piece, carried)
+        request = rm.ExtendRows(number, self._token, *named, lengths, bool(replace), timeout_s, piece, carried)
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def named(self, rows: BatchRef | Sequence[str]) -> _Named:
@@ -304,7 +304,7 @@ class StreamWrites:
     # shared by both
 
     async def _stored(
-        self, columns: Any, planned: Plan | None, staged: str, deadline: Deadline
+        self, columns: Any, planned: PutPlan | None, staged: str, deadline: Deadline
     ) -> tuple[BatchRef, dict[str, bytes]]:
         """The reference to the columns, and the lengths of ragged ones. Columns that are no reference are put under the
         scope `staged` first."""
@@ -315,7 +315,7 @@ class StreamWrites:
     def _next_scope(self) -> str:
         return f"{self._staging}-{next(self._numbers)}"
 
-    def _carried(self, planned: Plan | None) -> rm.Inline | None:
+    def _carried(self, planned: PutPlan | None) -> rm.Inline | None:
         """The columns as they travel in a message with their rows; None if they have to be put first."""
         return None if planned is None or self._settings.replicas > 1 else self._writer.inline(planned)
 
@@ -325,7 +325,7 @@ class StreamWrites:
             return []
         return await self._writer.replicate(ref, self._settings.replicas, deadline.remaining_s)
 
-    async def _digest(self, columns: Plan | BatchRef, said: list[Any]) -> bytes:
+    async def _digest(self, columns: PutPlan | BatchRef, said: list[Any]) -> bytes:
         """A digest that only repetitions of this append share: xxh3-128 over its metadata and bytes."""
         state = xxhash.xxh3_128(msgspec.msgpack.encode(said))
         if isinstance(columns, BatchRef):
@@ -339,7 +339,7 @@ class StreamWrites:
         with suppress(DataplaneError):
             self._connection.check()
             if ticket:
-                self._connection.tell(rm.GiveBack(self._token, ticket))
+                self._connection.tell(rm.ReturnPermit(self._token, ticket))
             if staged:
                 self._connection.tell(sm.Free(self._connection.next_id(), scope=staged))
 
@@ -351,11 +351,11 @@ class StreamWrites:
         return {name: np.asarray(batch[name].lengths()).tobytes() for name in measured}
 
 
-def _lengths(planned: Plan) -> dict[str, bytes]:
+def _lengths(planned: PutPlan) -> dict[str, bytes]:
     return {c.name: c.lengths.tobytes() for c in planned.columns if c.lengths is not None}
 
 
-def _digest_columns(state: Any, planned: Plan, each: Each) -> None:
+def _digest_columns(state: Any, planned: PutPlan, each: Each) -> None:
     for column in planned.columns:
         state.update(msgspec.msgpack.encode((column.name, column.field)))
         for digest in digests(column.values, each):

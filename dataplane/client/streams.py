@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 import numpy as np
 
 from dataplane.batch.put_options import Narrow, Objects
-from dataplane.batch.put_plan import Plan, columns_of
+from dataplane.batch.put_plan import PutPlan, columns_of
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments, consuming
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender
@@ -22,8 +22,8 @@ from dataplane.client.consuming import CONSUME_TIMEOUT_S, LOG_WAIT_S, AtEnd, Con
 from dataplane.client.delivery import DeadLetters, Delivery, LostRow, LostRows, Taken
 from dataplane.client.reader import Getter
 from dataplane.client.stream_writes import StreamWrites
-from dataplane.client.unfinished import LEASE_S, SPANS, AsyncRow, Unfinished, row_lease, row_token
-from dataplane.client.writer import Writer
+from dataplane.client.unfinished import LEASE_S, SPANS, AsyncRow, RowToken, row_lease, row_token
+from dataplane.client.writer import ShardWriter
 from dataplane.errors import DataplaneError, Misuse, NotReady, ProtocolMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
@@ -33,7 +33,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 
 if TYPE_CHECKING:
-    from dataplane.client.history_follower import Follower
+    from dataplane.client.history_follower import HistoryFollower
     from dataplane.client.recorder import Recording, Replay
 
 log = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ _MOST_UNFINISHED = 4096
 _CONSUME = CODE["consume"]
 _BUILT_IN = get_args(BuiltIn)
 
-A = TypeVar("A", bound=r.Result)
+A = TypeVar("A", bound=r.StreamResult)
 
 
 class AsyncStream:
@@ -51,12 +51,14 @@ class AsyncStream:
 
     traced: ClassVar[bool] = False
     """See `AsyncPlane.traced`."""
-    follower: Follower | None = None
+    follower: HistoryFollower | None = None
     """The recorder of the stream's rows in a history, if `plane.stream` was given one."""
     replay: Replay | None = None
     """The replay that fills the stream from a recording, if `plane.replay` made it."""
 
-    def __init__(self, connection: Connection, writer: Writer, getter: Getter, name: str, opened: rm.Opened) -> None:
+    def __init__(
+        self, connection: Connection, writer: ShardWriter, getter: Getter, name: str, opened: rm.Opened
+    ) -> None:
         self.name = name
         self._connection = connection
         self._writer = writer
@@ -78,7 +80,7 @@ class AsyncStream:
     def _expect(self, columns: Any) -> None:
         """Prepare to gather more columns like these, if several calls append now: they may be appended together."""
         if self._appending > 1:
-            planned = isinstance(columns, Plan)
+            planned = isinstance(columns, PutPlan)
             self._gathered.learn(
                 [(c.name, c.values) for c in columns.columns] if planned else list(columns_of(columns))
             )
@@ -327,12 +329,12 @@ class AsyncStream:
         named = arguments.listed("groups", groups)
         named = arguments.plain("groups", named, len(named), (str, int))
         if numbers or keys or named:
-            await self.ask(r.Drop(rows=np.frombuffer(numbers, np.int64), keys=keys, groups=named), r.Done)
+            await self.ask(r.Drop(rows=np.frombuffer(numbers, np.int64), keys=keys, groups=named), r.Succeeded)
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
         """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
         or their lease expired. They stay in the stream until they are dropped."""
-        asked = r.DeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
+        asked = r.ListDeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
         return DeadLetters(self._token, await self.ask(asked, r.Letters))
 
     async def lost(self, task: str | None = None) -> LostRows:
@@ -344,7 +346,9 @@ class AsyncStream:
         task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
         """
         had = 0 if task is None else 1 << self.settings.task(task)
-        reply = await self._connection.request(rm.TakeLost(self._connection.next_id(), self._token), rm.LostRows, 0.0)
+        reply = await self._connection.request(
+            rm.TakeLostRows(self._connection.next_id(), self._token), rm.LostRowsTaken, 0.0
+        )
         rows = [LostRow(key, group, version) for key, group, version, acked in reply.rows if not acked & had]
         return LostRows(rows, reply.unnamed)
 
@@ -379,10 +383,10 @@ class AsyncStream:
         begun = Listed(0, named, group, version, dict(tags or {}), tokens, 0, [], 0.0, False)
         return AsyncRow(self, begun, token, lease_s)
 
-    async def unfinished(self) -> list[Unfinished]:
+    async def unfinished(self) -> list[RowToken]:
         """The rows in progress, the oldest first; of each partition at most 4,096."""
         listed = (await self.ask(r.ListUnfinished(most=_MOST_UNFINISHED), r.UnfinishedRows)).rows
-        return list(map(Unfinished.of, sorted(listed, key=lambda row: -row.age_s)))
+        return list(map(RowToken.of, sorted(listed, key=lambda row: -row.age_s)))
 
     async def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> AsyncRow | None:
         """Take over a row in progress, and continue after its last piece: the row with this key or, without a key, the
@@ -394,7 +398,7 @@ class AsyncStream:
 
     async def stats(self) -> Mapping[str, Any]:
         """Statistics of the stream: see `docs/operations.md`."""
-        return (await self.ask(r.Measure(), r.Figures)).values
+        return (await self.ask(r.Measure(), r.PartitionFigures)).values
 
     async def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = TIMEOUT_S) -> None:
         """Write the stream to a file for `plane.restore`: its rows, their columns, and the progress of each task.
@@ -430,7 +434,7 @@ class AsyncStream:
 
     async def close(self) -> None:
         """Close the stream: no rows can be appended any more; consumers go on until all rows are done. Idempotent."""
-        await self.ask(r.Close(), r.Done)
+        await self.ask(r.Close(), r.Succeeded)
 
     async def drop(self) -> None:
         """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""

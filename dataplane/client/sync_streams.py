@@ -10,14 +10,14 @@ from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.client import blocks, delivery
 from dataplane.client.appender import AsyncAppender
-from dataplane.client.blocking import Context, Wait, of_inner
+from dataplane.client.blocking import BlockingCall, Context, of_inner
 from dataplane.client.blocking_calls import AppenderCalls, DeliveryCalls, RowCalls, StreamCalls, TakenCalls
 from dataplane.client.streams import AsyncStream
 from dataplane.client.unfinished import AsyncRow
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 if TYPE_CHECKING:
-    from dataplane.client.history_follower import Follower
+    from dataplane.client.history_follower import HistoryFollower
     from dataplane.client.recorder import Recording, Replay
 
 
@@ -63,7 +63,7 @@ class Sent:
 
     __slots__ = ("_inner", "_wait")
 
-    def __init__(self, inner: blocks.Sent, wait: Wait) -> None:
+    def __init__(self, inner: blocks.Sent, wait: BlockingCall) -> None:
         self._inner = inner
         self._wait = wait
 
@@ -131,8 +131,8 @@ class Stream(StreamCalls):
     _inner: AsyncStream
     _plane: Any = None
     name: str = of_inner("name", "The name of the stream.")
-    settings: Settings = of_inner("settings", "The tasks and limits of the stream.")
-    follower: Follower | None = of_inner(
+    settings: StreamSettings = of_inner("settings", "The tasks and limits of the stream.")
+    follower: HistoryFollower | None = of_inner(
         "follower", "What records its rows in a history that `plane.stream` was given."
     )
     replay: Replay | None = of_inner("replay", "The replay that fills the stream, if `plane.replay` created it.")

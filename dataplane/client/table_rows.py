@@ -25,7 +25,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TableSlice:
     """Rows of a table: keys, numbers, tags. `have`: for each row and requested column, whether the row has the column.
     `changes`: the value for `since` of a later `look`."""
 
@@ -54,7 +54,7 @@ def widened(reply: r.Looked, columns: int) -> bytes:
     return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
 
 
-def rows_of(replies: list[r.Looked], columns: int) -> Rows:
+def rows_of(replies: list[r.Looked], columns: int) -> TableSlice:
     """Combine these answers. `columns`: how many were requested."""
     numbers = joined([reply.rows for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
@@ -62,7 +62,7 @@ def rows_of(replies: list[r.Looked], columns: int) -> Rows:
         flags = np.frombuffer(b"".join(reply.have for reply in replies), np.uint8)
         packed = flags.reshape(len(numbers), (columns + 7) // 8)  # also if there are no rows
         have = np.unpackbits(packed, axis=1, count=columns).astype(np.bool_)
-    return Rows(
+    return TableSlice(
         numbers,
         [key for reply in replies for key in reply.keys],
         [tags for reply in replies for tags in reply.tags],

@@ -27,7 +27,7 @@ from dataplane.client.table_rows import (
     Flags,
     Index,
     Named,
-    Rows,
+    TableSlice,
     by_number,
     joined,
     keys_of_rows,
@@ -37,15 +37,15 @@ from dataplane.client.table_rows import (
     tags_of,
     widened,
 )
-from dataplane.client.writer import Writer
+from dataplane.client.writer import ShardWriter
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
-from dataplane.stream.requests import Done, Result
+from dataplane.stream.requests import StreamResult, Succeeded
 from dataplane.table import requests as r
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 
-R = TypeVar("R", bound=Result)
+R = TypeVar("R", bound=StreamResult)
 
 TIMEOUT_S = 60.0
 """The default timeout of a write, in seconds."""
@@ -65,7 +65,7 @@ class AsyncTable:
     table.
     """
 
-    def __init__(self, connection: Connection, writer: Writer, name: str, *, durable: bool = False) -> None:
+    def __init__(self, connection: Connection, writer: ShardWriter, name: str, *, durable: bool = False) -> None:
         self.name = name
         self._durable = durable
         self._connection = connection
@@ -106,7 +106,7 @@ class AsyncTable:
         the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable, OutcomeUnknown (no answer came: write the same
         again).
         """
-        replies = await self._write(rows, columns, tags, timeout, r.Numbered, dedupe, stored, narrow)
+        replies = await self._write(rows, columns, tags, timeout, r.RowNumbers, dedupe, stored, narrow)
         return joined([reply.rows for reply in replies])
 
     async def upsert_and_look(
@@ -119,7 +119,7 @@ class AsyncTable:
         stored: Callable[[BatchRef], object] | None = None,
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
-    ) -> tuple[Rows, list[str]]:
+    ) -> tuple[TableSlice, list[str]]:
         """As `upsert`. Returns the rows as `look` does afterwards, for all columns of the table, and the names of the
         columns. One message instead of three (write, schema, look)."""
         return _seen(await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow))
@@ -176,7 +176,7 @@ class AsyncTable:
 
     async def _put_row(
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
-    ) -> tuple[Rows, list[str]]:
+    ) -> tuple[TableSlice, list[str]]:
         """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
         message without a plan. references: further columns that are in a table already, each a reference of one row
         and one column."""
@@ -197,7 +197,7 @@ class AsyncTable:
     ) -> R:
         """Send a request to the table's partition. Returns the answer. Raises the partition's error, and
         ProtocolMismatch if the answer is of another type."""
-        durable = self._durable and isinstance(asked, r.Upsert | r.Ready)  # only these create a table
+        durable = self._durable and isinstance(asked, r.Upsert | r.FindReady)  # only these create a table
         number = self._connection.next_id()
         request = rm.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
         answer = await self._connection.request(request, rm.TableAnswer, timeout_s)
@@ -219,7 +219,7 @@ class AsyncTable:
         found = []
         for start, stop in ranges(len(named), named, []):
             some = named[start:stop]
-            found.append((await self.ask(r.Upsert(keys=some) if create else r.Number(keys=some), r.Numbered)).rows)
+            found.append((await self.ask(r.Upsert(keys=some) if create else r.Number(keys=some), r.RowNumbers)).rows)
         return joined(found)
 
     # reading
@@ -251,7 +251,7 @@ class AsyncTable:
 
     async def schema(self) -> dict[str, Field]:
         """The type of each column, by name."""
-        reply = await self.ask(r.Describe(), r.Referred)
+        reply = await self.ask(r.DescribeColumns(), r.Referred)
         return dict(BatchRef.decode(reply.ref).schema) if reply.ref else {}
 
     async def keys(self, numbers: Index | Sequence[int]) -> list[str]:
@@ -260,7 +260,7 @@ class AsyncTable:
 
     async def look(
         self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
-    ) -> Rows:
+    ) -> TableSlice:
         """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
         has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
         returned. Raises Misuse for a row that does not exist."""
@@ -270,7 +270,7 @@ class AsyncTable:
         replies: list[r.Looked] = []
         after, since = -1, arguments.whole("since", since)
         for start, stop in steps:
-            asked = r.Look(
+            asked = r.LookRows(
                 keys=keys[start:stop],
                 rows=numbers[start:stop],
                 all=rows is None,
@@ -308,14 +308,14 @@ class AsyncTable:
         found: list[Index] = []
         more, after = True, -1
         while more:
-            asked = r.Ready(
+            asked = r.FindReady(
                 columns=names,
                 task="" if task is None else arguments.text("a task", task),
                 claim_id="" if claim_id is None else arguments.text("a claim", claim_id),
                 least=arguments.whole("least", least) if not found else 0,
                 after=after,
             )
-            reply = await self.ask(asked, r.Numbered, wait_s)
+            reply = await self.ask(asked, r.RowNumbers, wait_s)
             found.append(reply.rows)
             more = reply.more
             after = int(found[-1][-1]) if more else after
@@ -357,7 +357,7 @@ class AsyncTable:
         """Undo the claims of the task, or of all tasks, on these rows, or on all. The claims' ids are forgotten."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         of = "" if task is None else arguments.text("a task", task)
-        await self.ask(r.Release(task=of, rows=named, all=numbers is None), Done)
+        await self.ask(r.Release(task=of, rows=named, all=numbers is None), Succeeded)
 
     async def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
         """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
@@ -378,25 +378,25 @@ class AsyncTable:
         """Remove these rows with their columns, tags and numbers. Rows that do not exist are ignored."""
         keys, numbers = rows_named(rows)
         for start, stop in ranges(len(keys) or len(numbers), keys, []):
-            await self.ask(r.Clear(keys=keys[start:stop], rows=numbers[start:stop]), Done)
+            await self.ask(r.ClearRows(keys=keys[start:stop], rows=numbers[start:stop]), Succeeded)
 
     async def drop(self) -> None:
         """Remove all rows and claims. A later write to the name creates another table."""
-        await self.ask(r.Drop(), Done)
+        await self.ask(r.DropTable(), Succeeded)
 
 
 def written_as(
-    keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[Result]
+    keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[StreamResult]
 ) -> r.Upsert:
     """The request of a write. `kind`: the type of its answer."""
     encoded = b"" if ref is None else ref.encode()
     return r.Upsert(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
 
 
-def _seen(replies: list[r.Looked]) -> tuple[Rows, list[str]]:
+def _seen(replies: list[r.Looked]) -> tuple[TableSlice, list[str]]:
     """The written rows, and the names of all columns."""
     if not replies:
-        return Rows(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
+        return TableSlice(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
     names = replies[-1].columns
     seen = [msgspec.structs.replace(reply, have=widened(reply, len(names))) for reply in replies]
     return rows_of(seen, len(names)), names

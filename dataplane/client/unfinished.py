@@ -23,7 +23,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse
 from dataplane.stream import requests as r
-from dataplane.stream.pieces import Listed, Piece, stale_version
+from dataplane.stream.pieces import Listed, RowPiece, stale_version
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
@@ -36,7 +36,7 @@ LEASE_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class RowToken:
     """The data needed to continue an unfinished row, except its columns, which `stream.resume(key)` gives."""
 
     key: str
@@ -54,7 +54,7 @@ class Unfinished:
     """Whether no process holds it, so that `resume` can take it over."""
 
     @classmethod
-    def of(cls, row: Listed) -> Unfinished:
+    def of(cls, row: Listed) -> RowToken:
         """The row as its leader lists it."""
         return cls(row.key, row.group, row.version, row.tags, row.pieces, row.spans, row.age_s, row.free)
 
@@ -127,8 +127,8 @@ class AsyncRow:
         self._unsure = False
 
     async def _put(self, columns: Any, number: int, version: int, last: bool, timeout: float | None) -> None:
-        def piece(digest: bytes) -> Piece:
-            return Piece(self._token, number, version, last, int.from_bytes(digest[:7], "little"))
+        def piece(digest: bytes) -> RowPiece:
+            return RowPiece(self._token, number, version, last, int.from_bytes(digest[:7], "little"))
 
         await self._stream.writes.extend([self.key], columns, False, timeout, piece)
 
@@ -162,13 +162,13 @@ class AsyncRow:
         LeaseExpired."""
         async with self._turn:
             if not self.ended:
-                await self._stream.ask(r.GiveUp(key=self.key, token=self._token), r.Done)
+                await self._stream.ask(r.GiveUp(key=self.key, token=self._token), r.Succeeded)
                 self.ended = True
 
     async def renew(self) -> None:
         """Renew the lease, as each piece does. Raises LeaseExpired."""
         self._require()
-        await self._stream.ask(r.Hear(key=self.key, token=self._token), r.Done)
+        await self._stream.ask(r.Hear(key=self.key, token=self._token), r.Succeeded)
 
     async def ref(self) -> BatchRef:
         """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
@@ -201,7 +201,7 @@ class AsyncRow:
     async def release(self) -> None:
         """Release the row: the next process that resumes it continues it. Does nothing if another process holds it."""
         try:
-            await self._stream.ask(r.Hear(key=self.key, token=self._token, free=True), r.Done)
+            await self._stream.ask(r.Hear(key=self.key, token=self._token, free=True), r.Succeeded)
         except DataplaneError:
             return
 

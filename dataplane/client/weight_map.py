@@ -19,7 +19,7 @@ from dataplane.batch.layout import ALIGNMENT
 from dataplane.batch.tensors import from_bits
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
-from dataplane.weights.layout import Entry, PublishedPart
+from dataplane.weights.layout import PublishedPart, TensorSlice
 from dataplane.weights.slices import Box, Selected, asked, cover, extent, ranges
 
 _MOST_RANGES = 1 << 15  # in a chunk; if there are more, all of it is read
@@ -28,17 +28,17 @@ Place = tuple[int, int]
 """A chunk: its rank, and its position among the chunks of the rank."""
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A slice from which a tensor is read: its entry, the part of the tensor, and its chunk. `nbytes`: the bytes of the
     slice if the part is all of it, else -1."""
 
-    entry: Entry
+    entry: TensorSlice
     box: Box
     chunk: Place
     nbytes: int
 
     @classmethod
-    def of(cls, entry: Entry, box: Box, rank: int) -> Piece:
+    def of(cls, entry: TensorSlice, box: Box, rank: int) -> TensorPiece:
         """The piece for this part of an entry of this rank."""
         return cls(entry, box, (rank, entry.chunk), entry.nbytes if box == entry.box else -1)
 
@@ -48,14 +48,14 @@ class WantedTensor(NamedTuple):
 
     dtype: str
     box: Box
-    pieces: list[Piece]
+    pieces: list[TensorPiece]
 
 
-class Plan(NamedTuple):
+class ReadPlan(NamedTuple):
     """A request for versions with one layout: the wanted tensors by name, and their pieces by chunk."""
 
     wanted: dict[str, WantedTensor]
-    chunks: dict[Place, list[Piece]]
+    chunks: dict[Place, list[TensorPiece]]
 
 
 class Tensors(Mapping[str, Any]):
@@ -143,7 +143,7 @@ class Tensors(Mapping[str, Any]):
         found = self._private[chunk] = held.memory.private(offset, size), size
         return found
 
-    def _view(self, piece: Piece, dtype: str, *, private: bool) -> Any:
+    def _view(self, piece: TensorPiece, dtype: str, *, private: bool) -> Any:
         """The elements of a piece, in place."""
         entry, held = piece.entry, self._chunks[piece.chunk]
         offset, size = held.laid.layout.columns[0][1].buffers[1]
@@ -167,9 +167,9 @@ class Tensors(Mapping[str, Any]):
 
 def planned(
     version: int, parts: Iterable[PublishedPart], names: Sequence[str] | None, slices: Mapping[str, Selected] | None
-) -> Plan:
+) -> ReadPlan:
     """The plan of a request for a version with these parts. Raises as `AsyncWeights.get`."""
-    by_name: dict[str, list[tuple[int, Entry]]] = {}
+    by_name: dict[str, list[tuple[int, TensorSlice]]] = {}
     for part in parts:
         for entry in part.entries:
             by_name.setdefault(entry.name, []).append((part.rank, entry))
@@ -179,21 +179,21 @@ def planned(
         some = ", ".join(list(by_name)[:8]) + ", ..." * (len(by_name) > 8)
         raise Misuse(f"version {version} has no tensor {unknown[0]!r}; it has {len(by_name)}: {some}")
     wanted = {name: _wanted(name, by_name[name], (slices or {}).get(name)) for name in chosen}
-    chunks: dict[Place, list[Piece]] = {}
+    chunks: dict[Place, list[TensorPiece]] = {}
     for each in wanted.values():
         for piece in each.pieces:
             if piece.chunk[1] >= 0:
                 chunks.setdefault(piece.chunk, []).append(piece)
-    return Plan(wanted, chunks)
+    return ReadPlan(wanted, chunks)
 
 
-def _wanted(name: str, entries: Sequence[tuple[int, Entry]], selected: Selected | None) -> WantedTensor:
+def _wanted(name: str, entries: Sequence[tuple[int, TensorSlice]], selected: Selected | None) -> WantedTensor:
     """The pieces of the requested part of a tensor. Raises Misuse, SchemaMismatch."""
     rank, first = entries[0]
     whole = len(entries) == 1 and first.extent == first.shape and first.chunk >= 0
     if whole and selected is None:  # as most are requested
         box = first.box
-        return WantedTensor(first.dtype, box, [Piece.of(first, box, rank)])
+        return WantedTensor(first.dtype, box, [TensorPiece.of(first, box, rank)])
     for _, entry in entries:
         if (entry.dtype, entry.shape) != (first.dtype, first.shape):
             one, other = (f"{each.dtype} {list(each.shape)}" for each in (first, entry))
@@ -203,11 +203,11 @@ def _wanted(name: str, entries: Sequence[tuple[int, Entry]], selected: Selected 
     if missing:
         lacking = ", ".join(f"{start}:{stop}" for start, stop in missing[0])
         raise Misuse(f"of {name!r} {list(first.shape)} nobody published [{lacking}]")
-    pieces = [Piece.of(entries[at][1], part, entries[at][0]) for at, part in found]
+    pieces = [TensorPiece.of(entries[at][1], part, entries[at][0]) for at, part in found]
     return WantedTensor(first.dtype, box, pieces)
 
 
-def ranges_of(nbytes: int, pieces: Sequence[Piece]) -> bytes:
+def ranges_of(nbytes: int, pieces: Sequence[TensorPiece]) -> bytes:
     """The byte ranges of these pieces in a chunk of this size, as `messages.Pin` takes them; b"" for all."""
     found = merged(np.concatenate([_ranges(piece) for piece in pieces]), ALIGNMENT)
     if len(found) > _MOST_RANGES or (len(found) == 1 and found[0][0] == 0 and found[0][1] > nbytes - ALIGNMENT):
@@ -215,7 +215,7 @@ def ranges_of(nbytes: int, pieces: Sequence[Piece]) -> bytes:
     return np.array(found, "<i8").tobytes()
 
 
-def _ranges(piece: Piece) -> npt.NDArray[np.int64]:
+def _ranges(piece: TensorPiece) -> npt.NDArray[np.int64]:
     entry = piece.entry
     if piece.nbytes >= 0:
         return np.array([[entry.start, entry.start + entry.nbytes]])

@@ -29,10 +29,10 @@ from dataplane.client import arguments
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.publishing import Older, Publication
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
-from dataplane.client.weight_map import Place, Plan, Tensors, planned, ranges_of
+from dataplane.client.weight_map import Place, ReadPlan, Tensors, planned, ranges_of
 from dataplane.clock import Deadline
 from dataplane.errors import Corrupt, Freed, LimitExceeded, Lost, Misuse, NotReady, PeerUnavailable, Retryable
-from dataplane.weights.layout import COLUMN, Placement, PublishedPart, decode, placement
+from dataplane.weights.layout import COLUMN, PartLocation, PublishedPart, decode, placement
 from dataplane.weights.slices import Selected
 from dataplane.wire import shard_messages as sm
 
@@ -59,7 +59,7 @@ class AsyncWeights:
         self.replicas = arguments.replicas(replicas)
         self._connection, self._writer, self._getter = plane.connection, plane.writer, plane._getter
         self._register, self._chunks = register, chunks
-        self._plans: list[tuple[Any, Plan]] = []  # the last requests by their layouts, the latest first
+        self._plans: list[tuple[Any, ReadPlan]] = []  # the last requests by their layouts, the latest first
 
     def __repr__(self) -> str:
         return f"<weights {self.name!r}>"
@@ -233,7 +233,7 @@ class AsyncWeights:
         return Tensors(version, plan.wanted, await self._hold(version, seen, parts, plan, deadline))
 
     async def _hold(
-        self, version: int, seen: KnownVersions, parts: Mapping[int, PublishedPart], plan: Plan, deadline: Deadline
+        self, version: int, seen: KnownVersions, parts: Mapping[int, PublishedPart], plan: ReadPlan, deadline: Deadline
     ) -> Mapping[Place, PinnedShard]:
         """Pin the wanted chunks at the places that the table names. Raises as `_open`."""
         wanted = plan.chunks
@@ -401,14 +401,14 @@ class KnownVersions:
                 placed[version] = [where for _, (_, _, where) in sorted(each.items())]
         return KnownVersions(complete, placed, news, keys)
 
-    def placements(self, version: int) -> list[Placement] | None:
+    def placements(self, version: int) -> list[PartLocation] | None:
         """The location of each rank's part of a version; None if the location of a part is unknown."""
         found = [placement(where) for where in self.placed.get(version, [])]
         told = [each for each in found if each is not None]
         return told if told and len(told) == len(found) else None
 
 
-def shards_here(placed: Sequence[Placement], node: bytes, chunks: Iterable[Place]) -> list[int] | None:
+def shards_here(placed: Sequence[PartLocation], node: bytes, chunks: Iterable[Place]) -> list[int] | None:
     """The shards of these chunks if all of them are on this node, else None."""
     if any(each.node != node for each in placed):
         return None

@@ -25,7 +25,7 @@ from dataplane.batch import put_options, tensors
 from dataplane.batch.layout import ALIGNMENT, Bytes
 from dataplane.batch.locations import ref_to, ref_to_shard
 from dataplane.batch.put_options import Narrow, Objects
-from dataplane.batch.put_plan import Job, Plan, PlannedColumn, layout_of, plan
+from dataplane.batch.put_plan import Job, PlannedColumn, PutPlan, layout_of, plan
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns, laid_out
 from dataplane.client.connection import Connection, Exchange
@@ -56,7 +56,7 @@ Placed = tuple[PlannedColumn, int, int]
 """A column, its shard, and its ordinal in the shard."""
 
 
-class Writer:
+class ShardWriter:
     """The writes of one connection, which copies in the threads of `pool`. Used from its event loop only."""
 
     def __init__(self, connection: Connection, pool: Executor) -> None:
@@ -83,7 +83,7 @@ class Writer:
         """As `map`, by the calling thread and those that are idle."""
         return together(self._pool, work, items)
 
-    async def plan(self, columns: Any, dedupe: Collection[str]) -> Plan:
+    async def plan(self, columns: Any, dedupe: Collection[str]) -> PutPlan:
         """The columns, ready to be written. Raises SchemaMismatch."""
         many = isinstance(columns, Mapping) and any(
             isinstance(values, Sequence) and len(values) > _MANY_ROWS for values in columns.values()
@@ -116,7 +116,7 @@ class Writer:
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, ordered) if in_thread else ordered()
 
-    async def write(self, planned: Plan, scope: str, timeout: float, kept: Sequence[Placed] = ()) -> BatchRef:
+    async def write(self, planned: PutPlan, scope: str, timeout: float, kept: Sequence[Placed] = ()) -> BatchRef:
         """Write the planned columns, under the scope if it is not empty; `kept`: those that are stored already, which
         are freed if this fails. Raises as `AsyncPlane.put`."""
         if not planned.rows:
@@ -149,14 +149,14 @@ class Writer:
         shards = [number for owner, number in ref.shards() if owner == node]
         if not shards:
             return []
-        asked = sm.Replicate(self._connection.next_id(), shards, replicas, timeout)
-        return (await self._connection.request(asked, sm.Replicated, timeout)).nodes
+        asked = sm.ReplicateShards(self._connection.next_id(), shards, replicas, timeout)
+        return (await self._connection.request(asked, sm.ShardsReplicated, timeout)).nodes
 
-    def _reference(self, planned: Plan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:
+    def _reference(self, planned: PutPlan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:
         columns = [(c.name, c.field, c.logical_nbytes, shard, ordinal) for c, shard, ordinal in placed]
         return ref_to(self._connection.welcome.node, planned.rows, columns)
 
-    def inline(self, planned: Plan) -> rm.Inline | None:
+    def inline(self, planned: PutPlan) -> rm.Inline | None:
         """The columns as they are sent in a message with another request; None if they do not fit."""
         if planned.nbytes > sm.MAX_INLINE or not planned.rows or planned.on_device:
             return None
@@ -175,8 +175,10 @@ class Writer:
             reserve = sm.Reserve(self._connection.next_id(), [laid.nbytes], timeout)
             finish = functools.partial(self._written, laid, scope)
             return Exchange(self._connection, reserve, sm.Reserved, timeout, finish)
-        request = sm.Put(self._connection.next_id(), laid.payload, laid.layout, scope, timeout)
-        return Exchange(self._connection, request, sm.Stored, timeout, lambda reply: self._meant(laid, reply.shard))
+        request = sm.PutShard(self._connection.next_id(), laid.payload, laid.layout, scope, timeout)
+        return Exchange(
+            self._connection, request, sm.ShardStored, timeout, lambda reply: self._meant(laid, reply.shard)
+        )
 
     def _meant(self, laid: SmallColumns, shard: int) -> BatchRef:
         """The reference to an entire shard."""
@@ -202,23 +204,27 @@ class Writer:
         except BaseException:
             undo()
             raise
-        seal = sm.Seal(connection.next_id(), [(shard, laid.layout)], scope, False)
+        seal = sm.SealShards(connection.next_id(), [(shard, laid.layout)], scope, False)
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
-    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[sm.Stored, tuple[bytes, int]]:
+    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[sm.ShardStored, tuple[bytes, int]]:
         """The request to put a row that is laid out already, of at most `sm.MAX_INLINE` bytes. Its result is the node
         and the number of the shard. Raises as `AsyncPlane.put`."""
-        request = sm.Put(self._connection.next_id(), row.payload, row.layout, "", timeout)
+        request = sm.PutShard(self._connection.next_id(), row.payload, row.layout, "", timeout)
         return Exchange(
-            self._connection, request, sm.Stored, timeout, lambda reply: (self._connection.welcome.node, reply.shard)
+            self._connection,
+            request,
+            sm.ShardStored,
+            timeout,
+            lambda reply: (self._connection.welcome.node, reply.shard),
         )
 
     async def put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> list[int]:
         """Put several such rows, all or none. Returns the numbers of their shards."""
         make, node = self._connection.next_id, self._connection
-        asked = [sm.Put(make(), row.payload, row.layout, "", timeout) for row in rows]
+        asked = [sm.PutShard(make(), row.payload, row.layout, "", timeout) for row in rows]
         replies = await asyncio.gather(
-            *[node.request(each, sm.Stored, timeout) for each in asked], return_exceptions=True
+            *[node.request(each, sm.ShardStored, timeout) for each in asked], return_exceptions=True
         )
         failed = [reply for reply in replies if isinstance(reply, BaseException)]
         stored = [reply.shard for reply in replies if not isinstance(reply, BaseException)]
@@ -228,12 +234,12 @@ class Writer:
             raise failed[0]
         return stored
 
-    async def _put_inline(self, group: Plan, scope: str, timeout: float) -> int:
+    async def _put_inline(self, group: PutPlan, scope: str, timeout: float) -> int:
         payload = await self.in_thread(_IN_LOOP + 1 if group.on_device else 0, _payload, group.columns)
-        request = sm.Put(self._connection.next_id(), payload, layout_of(group.columns), scope, timeout)
-        return (await self._connection.request(request, sm.Stored, timeout)).shard
+        request = sm.PutShard(self._connection.next_id(), payload, layout_of(group.columns), scope, timeout)
+        return (await self._connection.request(request, sm.ShardStored, timeout)).shard
 
-    async def _put_shared(self, groups: Sequence[Plan], scope: str, timeout: float) -> list[int]:
+    async def _put_shared(self, groups: Sequence[PutPlan], scope: str, timeout: float) -> list[int]:
         nbytes = sum(group.nbytes for group in groups)
         began = time.monotonic_ns()
         async with self.reserved([group.nbytes for group in groups], timeout) as places:
@@ -273,7 +279,7 @@ class Writer:
 
     async def seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
         """Make these shards, each with its layout, visible under the scope."""
-        await self._connection.request(sm.Seal(self._connection.next_id(), shards, scope, False), m.Done, timeout)
+        await self._connection.request(sm.SealShards(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
     async def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
         """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled. Returns their
@@ -301,11 +307,11 @@ def _nbytes_of(columns: Any) -> int:
     return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1
 
 
-def _grouped(rows: int, columns: Sequence[PlannedColumn]) -> list[Plan]:
+def _grouped(rows: int, columns: Sequence[PlannedColumn]) -> list[PutPlan]:
     """The columns by shard: the small ones together, each larger one by itself."""
     small = tuple([column for column in columns if column.nbytes < _OWN_SHARD])
-    large = [Plan(rows, (column,)) for column in columns if column.nbytes >= _OWN_SHARD]
-    return [Plan(rows, small), *large] if small else large
+    large = [PutPlan(rows, (column,)) for column in columns if column.nbytes >= _OWN_SHARD]
+    return [PutPlan(rows, small), *large] if small else large
 
 
 def _runs(group: Sequence[PlannedColumn]) -> list[Any]:

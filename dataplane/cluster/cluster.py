@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dataplane.cluster.seeds import Seeds
 
 
-class Cluster:
+class ClusterConnection:
     """A node's connection to etcd, its membership, and the server of etcd if the node is a seed."""
 
     def __init__(self, config: ClusterConfig, peers: Peers, me: str, member: Member, key: Key | None) -> None:

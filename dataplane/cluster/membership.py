@@ -28,7 +28,7 @@ from types import MappingProxyType
 import msgspec
 
 from dataplane.clock import Clock, monotonic
-from dataplane.cluster.seal import Seal
+from dataplane.cluster.seal import EntrySeal
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Registration, Unavailable
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
@@ -94,7 +94,7 @@ class Membership:
         """A counter of the changes of the members that this node sees; not comparable between nodes."""
         self._coordinator = coordinator
         self._member = member
-        self._seal = Seal(key)
+        self._seal = EntrySeal(key)
         self._lease_s = lease_s
         self.lost_s = lost_s
         self._kept_s = kept_s

@@ -19,7 +19,7 @@ Hashes = npt.NDArray[np.uint64]
 _AT_ONCE = 1 << 20  # the most weights in memory at a time
 
 
-class Placement:
+class Rendezvous:
     """Chooses winners among these names. There must be at least one."""
 
     def __init__(self, nodes: Iterable[bytes]) -> None:

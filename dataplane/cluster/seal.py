@@ -11,7 +11,7 @@ import hmac
 from dataplane.wire.auth import Key
 
 
-class Seal:
+class EntrySeal:
     """Adds the authentication code to entries, and checks it."""
 
     def __init__(self, key: Key | None) -> None:

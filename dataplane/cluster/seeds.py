@@ -32,7 +32,7 @@ from dataplane.cluster.server import EtcdServer, ServerAddress, program
 from dataplane.config import ClusterConfig, environment
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
-from dataplane.coordinator.gateway import Gateway, Server
+from dataplane.coordinator.gateway import EtcdMember, Gateway
 from dataplane.errors import Rejected
 from dataplane.wire.auth import Key
 
@@ -169,7 +169,7 @@ class Seeds:
             self._directory.release()
 
 
-async def _servers(gateway: Gateway) -> list[Server]:
+async def _servers(gateway: Gateway) -> list[EtcdMember]:
     """The servers of the cluster, as listed by the one that answers."""
     return (await gateway.ask("cluster/member/list", {})).members
 

@@ -44,7 +44,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.collective import calls
-from dataplane.collective.calls import Reader
+from dataplane.collective.calls import RowReader
 from dataplane.collective.link import link_of
 from dataplane.errors import Misuse
 
@@ -53,7 +53,7 @@ TIMEOUT_S = 60.0
 
 
 def broadcast(
-    ref: BatchRef | None, group: Any, *, plane: Reader, device: Any = None, timeout: float = TIMEOUT_S
+    ref: BatchRef | None, group: Any, *, plane: RowReader, device: Any = None, timeout: float = TIMEOUT_S
 ) -> Batch:
     """The rows of one rank's reference, on all ranks.
 
@@ -69,7 +69,7 @@ def broadcast(
 
 
 def scatter(
-    refs: Sequence[BatchRef] | None, group: Any, *, plane: Reader, device: Any = None, timeout: float = TIMEOUT_S
+    refs: Sequence[BatchRef] | None, group: Any, *, plane: RowReader, device: Any = None, timeout: float = TIMEOUT_S
 ) -> Batch:
     """One of the references of one rank for each rank: its rows.
 
@@ -83,7 +83,7 @@ def scatter(
 
 
 def gather(
-    ref: BatchRef, group: Any, *, plane: Reader, dst: int = 0, device: Any = None, timeout: float = TIMEOUT_S
+    ref: BatchRef, group: Any, *, plane: RowReader, dst: int = 0, device: Any = None, timeout: float = TIMEOUT_S
 ) -> list[Batch] | None:
     """The rows of each rank's reference, on one rank: batches in the order of ranks there, None on all others.
 
@@ -92,7 +92,7 @@ def gather(
     return calls.gather(_reference(ref), group, plane, dst, device, _deadline(timeout))
 
 
-def get(ref: BatchRef, group: Any, *, plane: Reader, device: Any = None, timeout: float = TIMEOUT_S) -> Batch:
+def get(ref: BatchRef, group: Any, *, plane: RowReader, device: Any = None, timeout: float = TIMEOUT_S) -> Batch:
     """The rows of this rank's reference. Rows that several ranks of a host request are read from the store by one of
     them.
 

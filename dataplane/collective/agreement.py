@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
-from dataplane.collective.link import Described, Link
+from dataplane.collective.link import Described, RankLink
 from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch, describe, revive
 
 T = TypeVar("T")
@@ -25,8 +25,8 @@ vain."""
 class Statement(msgspec.Struct, frozen=True, array_like=True):
     """The statement of one rank. `call`: the name of the call, the same on all ranks. `host`: the same for ranks
     that read from one node. `refs`: the encoded references that it names, if any. `headers`: one for each payload that
-    it sends, in the order of `Answer.chains`. `devices`: whether its device can send and receive tensors. `error`: why
-    it cannot take part."""
+    it sends, in the order of `AgreedTransfers.chains`. `devices`: whether its device can send and receive tensors.
+    `error`: why it cannot take part."""
 
     call: str
     host: str = ""
@@ -36,7 +36,7 @@ class Statement(msgspec.Struct, frozen=True, array_like=True):
     error: Described | None = None
 
 
-class Answer(msgspec.Struct, frozen=True, array_like=True):
+class AgreedTransfers(msgspec.Struct, frozen=True, array_like=True):
     """The transfers. `chains`: for each payload the rank that has it, and then those that want it; `refs`: the
     content of a payload, if its rank has not stated it; `headers`: those of payloads that this rank receives;
     `devices`: whether large pieces go from device to device."""
@@ -56,15 +56,15 @@ class Agreed(Exception):
         self.error = error
 
 
-Decide = Callable[[Sequence[Statement]], Answer]
+Decide = Callable[[Sequence[Statement]], AgreedTransfers]
 
 
-def agree(link: Link, said: Statement, decide: Decide, own: BaseException | None = None) -> Answer:
+def agree(link: RankLink, said: Statement, decide: Decide, own: BaseException | None = None) -> AgreedTransfers:
     """The decision of rank 0. `decide` raises a DataplaneError if the statements do not fit together. `own`: the
-    error that this rank stated. Raises Agreed on all ranks if there is an error; else as `Link.wait`."""
+    error that this rank stated. Raises Agreed on all ranks if there is an error; else as `RankLink.wait`."""
     if link.rank:
         link.tell(0, msgspec.msgpack.encode(said, enc_hook=str))
-        answer = _decoded(link.hear(0, _LONGER_S), Answer)
+        answer = _decoded(link.hear(0, _LONGER_S), AgreedTransfers)
     else:
         others = list(range(1, link.size))
         heard = [said, *(_decoded(text, Statement) for text in link.hear_all(others))]
@@ -79,23 +79,23 @@ def agree(link: Link, said: Statement, decide: Decide, own: BaseException | None
     raise Agreed(own if own is not None and said.error == answer.error else revive(*answer.error))
 
 
-def confirm(link: Link) -> None:
+def confirm(link: RankLink) -> None:
     """Return once all ranks have finished, and know it."""
-    agree(link, Statement("the end of it"), lambda _: Answer())
+    agree(link, Statement("the end of it"), lambda _: AgreedTransfers())
     link.flush()
 
 
-def _answer(heard: Sequence[Statement], decide: Decide) -> Answer:
+def _answer(heard: Sequence[Statement], decide: Decide) -> AgreedTransfers:
     for said in heard:
         if said.error is not None:
-            return Answer(error=said.error)
+            return AgreedTransfers(error=said.error)
     try:
         if len({said.call for said in heard}) > 1:
             asked = ", ".join(f"rank {rank}: {said.call}" for rank, said in enumerate(heard))
             raise Misuse(f"the ranks do not make the same call; {asked}"[:2000])
         return msgspec.structs.replace(decide(heard), devices=all(said.devices for said in heard))
     except DataplaneError as error:
-        return Answer(error=describe(error))
+        return AgreedTransfers(error=describe(error))
 
 
 def _headers(heard: Sequence[Statement], chains: Sequence[Sequence[int]]) -> list[bytes]:
@@ -104,7 +104,7 @@ def _headers(heard: Sequence[Statement], chains: Sequence[Sequence[int]]) -> lis
     return [next(said[source], b"") if others else b"" for source, *others in chains]
 
 
-def _to(rank: int, answer: Answer, headers: Sequence[bytes]) -> Answer:
+def _to(rank: int, answer: AgreedTransfers, headers: Sequence[bytes]) -> AgreedTransfers:
     """The answer for this rank."""
     own = [header if rank in chain[1:] else b"" for chain, header in zip(answer.chains, headers, strict=True)]
     return msgspec.structs.replace(answer, headers=own)

@@ -16,16 +16,16 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.collective.agreement import Agreed, Answer, Decide, Statement, agree, confirm
+from dataplane.collective.agreement import Agreed, AgreedTransfers, Decide, Statement, agree, confirm
 from dataplane.collective.exchange import Chain, move
-from dataplane.collective.link import Link, described, link_of
-from dataplane.collective.packing import Packed, fields, pack
+from dataplane.collective.link import RankLink, described, link_of
+from dataplane.collective.packing import PackedBatch, fields, pack
 from dataplane.collective.shared_rows import overlapping, read_once
 from dataplane.device.naming import device_of
 from dataplane.errors import Misuse
 
 
-class Reader(Protocol):
+class RowReader(Protocol):
     """The source of a rank's rows: a `dataplane.Plane`."""
 
     @property
@@ -36,42 +36,44 @@ class Reader(Protocol):
         """The rows of the reference."""
 
 
-def broadcast(ref: BatchRef | None, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
+def broadcast(ref: BatchRef | None, group: Any, plane: RowReader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.broadcast`."""
 
-    def decide(heard: Sequence[Statement]) -> Answer:
+    def decide(heard: Sequence[Statement]) -> AgreedTransfers:
         source = _source(heard, "a reference")
         near = [rank for rank in range(len(heard)) if heard[rank].host == heard[source].host]
         far = sorted(set(range(len(heard))) - set(near), key=lambda rank: (heard[rank].host, rank))
-        return Answer([[source, *(rank for rank in near if rank != source), *far]])
+        return AgreedTransfers([[source, *(rank for rank in near if rank != source), *far]])
 
     with _calling(group, deadline) as link:
         own, batches = _exchanged(link, "broadcast", plane, None if ref is None else [ref], decide, device)
         return _placed(own[0] if own else batches[0], device)
 
 
-def scatter(refs: Sequence[BatchRef] | None, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
+def scatter(refs: Sequence[BatchRef] | None, group: Any, plane: RowReader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.scatter`."""
 
-    def decide(heard: Sequence[Statement]) -> Answer:
+    def decide(heard: Sequence[Statement]) -> AgreedTransfers:
         source = _source(heard, "a list of references")
         given = len(heard[source].refs or [])
         if given != len(heard):
             raise Misuse(f"rank {source} scatters {given} references over {len(heard)} ranks: it takes one a rank")
-        return Answer([[source, rank] for rank in range(len(heard)) if rank != source])
+        return AgreedTransfers([[source, rank] for rank in range(len(heard)) if rank != source])
 
     with _calling(group, deadline) as link:
         own, batches = _exchanged(link, "scatter", plane, refs, decide, device, stays=link.rank)
         return _placed(own[link.rank] if own else batches[0], device)
 
 
-def gather(ref: BatchRef, group: Any, plane: Reader, dst: Any, device: Any, deadline: Deadline) -> list[Batch] | None:
+def gather(
+    ref: BatchRef, group: Any, plane: RowReader, dst: Any, device: Any, deadline: Deadline
+) -> list[Batch] | None:
     """See `collective.gather`."""
 
-    def decide(heard: Sequence[Statement]) -> Answer:
+    def decide(heard: Sequence[Statement]) -> AgreedTransfers:
         if isinstance(dst, bool) or not isinstance(dst, int) or not 0 <= dst < len(heard):
             raise Misuse(f"dst is a rank of a group of {len(heard)}, not {dst!r}")
-        return Answer([[rank, dst] for rank in range(len(heard)) if rank != dst])
+        return AgreedTransfers([[rank, dst] for rank in range(len(heard)) if rank != dst])
 
     with _calling(group, deadline) as link:
         stays = 0 if link.rank == dst else None
@@ -81,7 +83,7 @@ def gather(ref: BatchRef, group: Any, plane: Reader, dst: Any, device: Any, dead
         return [_placed(batch, device) for batch in (*batches[:dst], own, *batches[dst:])]
 
 
-def get(ref: BatchRef, group: Any, plane: Reader, device: Any, deadline: Deadline) -> Batch:
+def get(ref: BatchRef, group: Any, plane: RowReader, device: Any, deadline: Deadline) -> Batch:
     """See `collective.get`."""
     with _calling(group, deadline) as link:
         asked = agree(link, Statement("get", _host(plane), [ref.encode()]), _readers)
@@ -89,11 +91,13 @@ def get(ref: BatchRef, group: Any, plane: Reader, device: Any, deadline: Deadlin
         led = [chain for chain in asked.chains if chain[0] == link.rank]
         reads = [BatchRef.decode(sent[tuple(chain)]) if sent[tuple(chain)] else ref for chain in led]
         stays = 0 if led and led[0] == [link.rank] else None
-        own, batches = _exchanged(link, "get", plane, reads, lambda _: Answer(asked.chains), device, stays=stays)
+        own, batches = _exchanged(
+            link, "get", plane, reads, lambda _: AgreedTransfers(asked.chains), device, stays=stays
+        )
         return _placed(own[0] if own else batches[0], device)
 
 
-def _readers(heard: Sequence[Statement]) -> Answer:
+def _readers(heard: Sequence[Statement]) -> AgreedTransfers:
     """Among the ranks of a host that want the same rows, all or some, the first reads them, and sends the others
     theirs."""
     chains: list[list[int]] = []
@@ -109,11 +113,11 @@ def _readers(heard: Sequence[Statement]) -> Answer:
             reader = alike[asked[first]][0]
             chains += alike[asked[first]], *([reader, *alike[asked[other]]] for other in others)
             refs += b"", *(asked[other] for other in others)
-    return Answer(chains, refs)
+    return AgreedTransfers(chains, refs)
 
 
 @contextmanager
-def _calling(group: Any, deadline: Deadline) -> Iterator[Link]:
+def _calling(group: Any, deadline: Deadline) -> Iterator[RankLink]:
     """The connected link of the group, for one call. An error within it ends the link, unless all ranks know of it."""
     link = link_of(group)
     link.begin(deadline)
@@ -133,9 +137,9 @@ def _calling(group: Any, deadline: Deadline) -> Iterator[Link]:
 
 
 def _exchanged(
-    link: Link,
+    link: RankLink,
     call: str,
-    plane: Reader,
+    plane: RowReader,
     refs: Sequence[BatchRef] | None,
     decide: Decide,
     device: Any,
@@ -146,7 +150,7 @@ def _exchanged(
     received batches, in the order of chains. A rank that cannot read reports that to the others."""
     named = None if refs is None else [b""] * len(refs)
     own: list[Batch] = []
-    packs: list[Packed] = []
+    packs: list[PackedBatch] = []
     try:
         found = None if device is None else device_of(device)
         own = read_once(lambda ref: plane.get(ref, timeout=link.remaining_s), refs or ())
@@ -190,7 +194,7 @@ def _source(heard: Sequence[Statement], what: str) -> int:
     return sources[0]
 
 
-def _host(plane: Reader) -> str:
+def _host(plane: RowReader) -> str:
     """Equal for planes of the same node. If two nodes had the same value, the ranks of one would read for the
     other's."""
     return f"{_boot()} {plane.address}"

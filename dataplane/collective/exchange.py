@@ -20,9 +20,9 @@ from typing import Any
 
 from dataplane.batch.batch import Batch
 from dataplane.collective.device_link import DeviceLink
-from dataplane.collective.link import Link
+from dataplane.collective.link import RankLink
 from dataplane.collective.memory import ReceivedBlock
-from dataplane.collective.packing import SHORT, Header, Packed, numbers, opened, unpacked
+from dataplane.collective.packing import SHORT, PackedBatch, PackedHeader, numbers, opened, unpacked
 from dataplane.device.memory import bytes_tensor
 
 _AHEAD = 8
@@ -40,7 +40,7 @@ class Chain:
         number: int,
         ranks: Sequence[int],
         rank: int,
-        packed: Packed | None,
+        packed: PackedBatch | None,
         header: bytes,
         device: Any,
         devices: DeviceLink | None = None,
@@ -52,7 +52,7 @@ class Chain:
         self.before = ranks[at - 1] if at else None
         self.after = ranks[at + 1] if at + 1 < len(ranks) else None
         self._packed = packed
-        self.header: Header = opened(header if packed is None else packed.header)
+        self.header: PackedHeader = opened(header if packed is None else packed.header)
         self._memory: ReceivedBlock | None = None
         self._due: deque[Any] = deque()
         self._posted = 0
@@ -68,7 +68,7 @@ class Chain:
         """The number of pieces."""
         return len(self.header.pieces)
 
-    def pass_on(self, link: Link, piece: int) -> None:
+    def pass_on(self, link: RankLink, piece: int) -> None:
         """Receive a piece, unless it is this rank's own, and forward it. Pieces are passed on in their order."""
         data: Any = None if self._packed is None else self._packed.pieces[piece]
         if self._packed is None:
@@ -84,7 +84,7 @@ class Chain:
         if self._memory is not None and not self._direct[piece]:
             self._memory.arrived(*self.header.pieces[piece])  # and goes to the device while the next arrive
 
-    def _received(self, link: Link, piece: int) -> Any:
+    def _received(self, link: RankLink, piece: int) -> Any:
         """The bytes of a piece: an array, or a tensor on the device, which its stream has when it needs it."""
         assert self._memory is not None, "who receives has memory"
         assert self.before is not None, "and a rank to receive from"
@@ -110,9 +110,9 @@ class Chain:
         return unpacked(self.header, self._memory)
 
 
-def move(link: Link, chains: Sequence[Chain]) -> None:
-    """Carry out this rank's part of all payloads; its sends are in progress when this returns, until `Link.flush`.
-    `chains`: those that it is in, in an order that all ranks share. Raises as `Link.wait`."""
+def move(link: RankLink, chains: Sequence[Chain]) -> None:
+    """Carry out this rank's part of all payloads; its sends are in progress when this returns, until `RankLink.flush`.
+    `chains`: those that it is in, in an order that all ranks share. Raises as `RankLink.wait`."""
     devices = next((chain.devices for chain in chains), None)
     before = [chain.before for chain in chains if chain.before is not None]
     after = [chain.after for chain in chains if chain.after is not None]

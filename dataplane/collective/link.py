@@ -48,11 +48,11 @@ _LENGTH = struct.Struct("<Q")
 _MOST = 1 << 31  # bytes of a text
 _NEVER, _TEXTS = 0, 1  # the tag of no message, and that of texts; payloads have the following ones
 
-_links: weakref.WeakKeyDictionary[Any, Link] = weakref.WeakKeyDictionary()
+_links: weakref.WeakKeyDictionary[Any, RankLink] = weakref.WeakKeyDictionary()
 _linking = threading.Lock()
 
 
-def link_of(group: Any) -> Link:
+def link_of(group: Any) -> RankLink:
     """The link of a group, created if there is none. Raises Misuse if this process is not in the group."""
     import torch.distributed as dist
 
@@ -65,12 +65,12 @@ def link_of(group: Any) -> Link:
         link = _links.get(group)
         if link is None:
             store = dist.PrefixStore("dataplane", dist.distributed_c10d._get_process_group_store(group))
-            link = Link(store, dist.get_rank(group), dist.get_world_size(group), devices_of(group))
+            link = RankLink(store, dist.get_rank(group), dist.get_world_size(group), devices_of(group))
             _links[group] = link
         return link
 
 
-class Link:
+class RankLink:
     """The connections of this rank. One call uses it at a time; others wait."""
 
     def __init__(self, store: Any, rank: int, size: int, device_types: Collection[str] = ()) -> None:

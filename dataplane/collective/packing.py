@@ -15,13 +15,13 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.batch import Batch, Column, StoredPiece
 from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, aligned
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import layout_of, plan
-from dataplane.batch.rows import Rows
-from dataplane.batch.stored_column import Selection, Stored
+from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import Selection, StoredColumn
 from dataplane.collective.memory import ReceivedBlock
 from dataplane.errors import ProtocolMismatch
 
@@ -34,7 +34,7 @@ SHORT = 64 << 10
 """Bytes from which on a run is a piece of its own."""
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class PackedHeader(msgspec.Struct, frozen=True, array_like=True):
     """The information for a receiver: the encoded layout of each column; for columns with repeated rows, the stored
     row of each row; the total bytes; the positions of the pieces, in the order in which they are sent.
 
@@ -47,14 +47,14 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     pieces: list[tuple[int, int]]
 
 
-class Packed(msgspec.Struct, frozen=True, eq=False):
+class PackedBatch(msgspec.Struct, frozen=True, eq=False):
     """A batch that is ready to be sent. `pieces` are the bytes of each piece; they keep the batch's memory alive."""
 
     header: bytes
     pieces: list[Bytes]
 
 
-def pack(batch: Batch) -> Packed:
+def pack(batch: Batch) -> PackedBatch:
     """The batch's distinct stored rows, in place if they lie in one run, else gathered. Raises Corrupt."""
     layouts: list[bytes] = []
     orders, runs, base = {}, [], 0
@@ -63,7 +63,7 @@ def pack(batch: Batch) -> Packed:
         (planned,) = plan({name: once}).columns
         layouts.append(layout_of((planned,), base))
         if order is not None:
-            orders[name] = Rows.index(order).encode()
+            orders[name] = RowIndices.index(order).encode()
         start = base
         for buffer in planned.buffers:
             runs.append((start, buffer if isinstance(buffer, np.ndarray) else buffer.run()))
@@ -73,14 +73,14 @@ def pack(batch: Batch) -> Packed:
     for start, piece in _pieces(runs):
         places.append((start, start + len(piece)))
         pieces.append(piece)
-    header = Header(layouts, orders, base, places)
-    return Packed(msgspec.msgpack.encode(header), pieces)
+    header = PackedHeader(layouts, orders, base, places)
+    return PackedBatch(msgspec.msgpack.encode(header), pieces)
 
 
-def opened(encoded: bytes) -> Header:
+def opened(encoded: bytes) -> PackedHeader:
     """The decoded header of another rank. Raises ProtocolMismatch if it is invalid."""
     try:
-        header = msgspec.msgpack.decode(encoded, type=Header)
+        header = msgspec.msgpack.decode(encoded, type=PackedHeader)
     except msgspec.DecodeError as error:
         raise ProtocolMismatch(f"a rank sent a header that is none: {error}") from None
     edges = [edge for piece in header.pieces for edge in piece]
@@ -89,7 +89,7 @@ def opened(encoded: bytes) -> Header:
     return header
 
 
-def numbers(header: Header) -> list[tuple[int, int]]:
+def numbers(header: PackedHeader) -> list[tuple[int, int]]:
     """The byte ranges of columns that become tensors, as (start, stop)."""
     found = []
     for _, layout in _columns(header):
@@ -99,22 +99,24 @@ def numbers(header: Header) -> list[tuple[int, int]]:
     return found
 
 
-def fields(header: Header) -> list[tuple[str, Field]]:
+def fields(header: PackedHeader) -> list[tuple[str, Field]]:
     """The columns by their names."""
     return [(name, layout.field) for name, layout in _columns(header)]
 
 
-def unpacked(header: Header, memory: ReceivedBlock) -> Batch:
+def unpacked(header: PackedHeader, memory: ReceivedBlock) -> Batch:
     """The batch of the header, over memory with all of its pieces. Raises Corrupt; for tables at the first use."""
     columns = {}
     for name, layout in _columns(header):
         rows = header.orders.get(name)
-        order = None if rows is None else Rows.decode(rows).array()
-        columns[name] = Column(name, layout.field, [Piece(layout, memory, Rows.range(0, layout.rows))], order)
+        order = None if rows is None else RowIndices.decode(rows).array()
+        columns[name] = Column(
+            name, layout.field, [StoredPiece(layout, memory, RowIndices.range(0, layout.rows))], order
+        )
     return Batch(columns)
 
 
-def _columns(header: Header) -> list[tuple[str, ColumnLayout]]:
+def _columns(header: PackedHeader) -> list[tuple[str, ColumnLayout]]:
     """The columns, checked. Raises ProtocolMismatch, Corrupt."""
     return [column for each in header.layouts for column in check_layout(each, header.nbytes).layout.columns]
 
@@ -165,10 +167,10 @@ def distinct(column: Column) -> tuple[Column, Index | None]:
     return Column.of(column.name, column.field, selections), order.reshape(-1).astype(np.int64)
 
 
-def _selected(stored: Stored, rows: Index) -> Selection:
+def _selected(stored: StoredColumn, rows: Index) -> Selection:
     """These stored rows. Objects are named by the index: without it, parts that rows have in common are not found."""
     index = stored.tables.stored_row
     if stored.layout.field.kind != "object" or index is None:
-        return Selection(stored.unindexed(), Rows.index(rows))
+        return Selection(stored.unindexed(), RowIndices.index(rows))
     named, first = np.unique(index, return_index=True)
-    return Selection(stored, Rows.index(first[np.searchsorted(named, rows)]))
+    return Selection(stored, RowIndices.index(first[np.searchsorted(named, rows)]))

@@ -20,7 +20,7 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 from dataplane.coordinator.base import Coordinator, Registration, Unavailable
-from dataplane.coordinator.gateway import Answer, Event, Gateway, Pair, Refused, below, encoded
+from dataplane.coordinator.gateway import EtcdRefused, Gateway, GatewayAnswer, Pair, WatchEvent, below, encoded
 
 TIMEOUT_S = 5.0
 """Seconds until a request to etcd is given up."""
@@ -37,7 +37,7 @@ class _EtcdRegistration(Registration):
     async def renew(self) -> bool:
         try:
             kept = await self._gateway.ask("lease/keepalive", {"ID": self._lease})
-        except Refused:
+        except EtcdRefused:
             return False
         if kept.TTL <= 0:
             return False
@@ -45,7 +45,7 @@ class _EtcdRegistration(Registration):
         return any(pair.lease == self._lease for pair in found.kvs)  # else it was replaced, removed or has expired
 
     async def leave(self) -> None:
-        with suppress(Refused):  # the lease has expired
+        with suppress(EtcdRefused):  # the lease has expired
             await self._gateway.ask("lease/revoke", {"ID": self._lease})
 
 
@@ -55,11 +55,11 @@ class _Subscription:
     __slots__ = ("broken", "changed", "changes")
 
     def __init__(self) -> None:
-        self.changes: dict[bytes, Event] = {}
+        self.changes: dict[bytes, WatchEvent] = {}
         self.changed = asyncio.Event()
         self.broken: Unavailable | None = None
 
-    async def next(self) -> Mapping[bytes, Event]:
+    async def next(self) -> Mapping[bytes, WatchEvent]:
         """Wait for changes, and return them. Raises Unavailable."""
         while not self.changes:
             if self.broken is not None:
@@ -125,7 +125,7 @@ class _Stream:
             if not began.done():
                 began.set_exception(Unavailable("this coordinator was closed"))
 
-    def _give(self, event: Event) -> None:
+    def _give(self, event: WatchEvent) -> None:
         for subscription, prefix in self._subscriptions.items():
             if event.kv.key.startswith(prefix.encode()):
                 subscription.changes[event.kv.key] = event
@@ -188,7 +188,7 @@ class EtcdCoordinator(Coordinator):
     async def members(self) -> Mapping[str, bytes]:
         return self._named(await self._gateway.ask("kv/range", below(self._members)))
 
-    def _named(self, found: Answer) -> dict[str, bytes]:
+    def _named(self, found: GatewayAnswer) -> dict[str, bytes]:
         return {self._name(pair.key): pair.value for pair in found.kvs}
 
     def _name(self, key: bytes) -> str:

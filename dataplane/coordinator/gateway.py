@@ -38,7 +38,7 @@ With others, such as UNAVAILABLE ("request timed out", "leader changed"), it may
 _LOGIN = ("invalid auth token", "user name is empty", "revision in header is old")
 
 
-class Header(msgspec.Struct, frozen=True):
+class ResponseHeader(msgspec.Struct, frozen=True):
     revision: int = 0
 
 
@@ -49,7 +49,7 @@ class Pair(msgspec.Struct, frozen=True):
     lease: int = 0
 
 
-class Event(msgspec.Struct, frozen=True):
+class WatchEvent(msgspec.Struct, frozen=True):
     kv: Pair = Pair()
     type: str = "PUT"
 
@@ -58,11 +58,11 @@ class Range(msgspec.Struct, frozen=True):
     kvs: list[Pair] = []
 
 
-class Response(msgspec.Struct, frozen=True):
+class TxnResponse(msgspec.Struct, frozen=True):
     response_range: Range | None = None
 
 
-class Server(msgspec.Struct, frozen=True):
+class EtcdMember(msgspec.Struct, frozen=True):
     """A server of etcd, as its servers list it."""
 
     ID: int = 0
@@ -72,19 +72,19 @@ class Server(msgspec.Struct, frozen=True):
     isLearner: bool = False
 
 
-class Answer(msgspec.Struct, frozen=True):
+class GatewayAnswer(msgspec.Struct, frozen=True):
     """The fields that are read here, of all kinds of answers. A streamed answer is in `result`."""
 
-    result: Answer | None = None
-    header: Header = Header()
+    result: GatewayAnswer | None = None
+    header: ResponseHeader = ResponseHeader()
     ID: int = 0
     TTL: int = 0
     token: str = ""
     succeeded: bool = False
-    responses: list[Response] = []
+    responses: list[TxnResponse] = []
     kvs: list[Pair] = []
-    events: list[Event] = []
-    members: list[Server] = []
+    events: list[WatchEvent] = []
+    members: list[EtcdMember] = []
     created: bool = False
     canceled: bool = False
     cancel_reason: str = ""
@@ -93,7 +93,7 @@ class Answer(msgspec.Struct, frozen=True):
     code: int = 0
 
 
-class Refused(Unavailable):
+class EtcdRefused(Unavailable):
     """etcd refuses a request; nothing was changed."""
 
 
@@ -105,7 +105,7 @@ class _Unanswered(Exception):
         self.sent = sent
 
 
-_decoder = msgspec.json.Decoder(Answer, strict=False)  # integers as text
+_decoder = msgspec.json.Decoder(GatewayAnswer, strict=False)  # integers as text
 
 
 def check_installed() -> None:
@@ -151,7 +151,7 @@ class Gateway:
         kept = [url for url in self._urls if url in urls]
         self._urls = kept + [url for url in urls if url not in kept]
 
-    async def ask(self, path: str, question: dict[str, Any], *, writes: bool = False) -> Answer:
+    async def ask(self, path: str, question: dict[str, Any], *, writes: bool = False) -> GatewayAnswer:
         """Ask each endpoint in turn, with a longer timeout in each round, until one answers. Raises Unavailable
         (Refused, if etcd refuses) and, if `writes`, OutcomeUnknown."""
         deadline, each_s = time.monotonic() + self.timeout_s, self._try_s
@@ -166,7 +166,7 @@ class Gateway:
                     answer = await self._ask_as_user(url, path, question, min(each_s, left_s))
                 except _Unanswered as error:
                     sent, why = sent or error.sent, f"etcd at {_endpoint(url)}: {error}"
-                except Refused as error:
+                except EtcdRefused as error:
                     if sent and writes:
                         raise OutcomeUnknown(f"an earlier attempt was not answered; then {error}") from error
                     raise
@@ -181,12 +181,12 @@ class Gateway:
             raise OutcomeUnknown(why)
         raise Unavailable(why)
 
-    async def _ask_as_user(self, url: str, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
+    async def _ask_as_user(self, url: str, path: str, question: dict[str, Any], timeout_s: float) -> GatewayAnswer:
         for again in (False, True):
             await self._authenticate(url, timeout_s)
             try:
                 return await self._ask_once(url, path, question, timeout_s)
-            except Refused as error:
+            except EtcdRefused as error:
                 if again or not self._login or not any(said in str(error) for said in _LOGIN):
                     raise
                 self._token = ""
@@ -202,7 +202,7 @@ class Gateway:
         except _Unanswered as error:
             raise _Unanswered(str(error), sent=False) from error  # the request itself was not sent
 
-    async def _ask_once(self, url: str, path: str, question: dict[str, Any], timeout_s: float) -> Answer:
+    async def _ask_once(self, url: str, path: str, question: dict[str, Any], timeout_s: float) -> GatewayAnswer:
         import aiohttp
 
         said = bytearray()
@@ -219,12 +219,12 @@ class Gateway:
             raise _Unanswered(str(error) or type(error).__name__, sent=True) from error
         return _understood(said)
 
-    async def stream(self, question: dict[str, Any]) -> AsyncGenerator[Answer, None]:
+    async def stream(self, question: dict[str, Any]) -> AsyncGenerator[GatewayAnswer, None]:
         """The answers to a watch, from the endpoint that answered last, until it breaks. Meanwhile that endpoint gets
         regular requests that need a majority of the servers: without a majority, the watch would be silent. Raises
         Unavailable."""
         url = self._urls[0]
-        reading: asyncio.Queue[Answer | Unavailable] = asyncio.Queue(1)
+        reading: asyncio.Queue[GatewayAnswer | Unavailable] = asyncio.Queue(1)
         tasks = [
             asyncio.ensure_future(work)
             for work in (self._read_stream(url, question, reading), self._ping(url, reading))
@@ -240,7 +240,9 @@ class Gateway:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _read_stream(self, url: str, question: dict[str, Any], read: asyncio.Queue[Answer | Unavailable]) -> None:
+    async def _read_stream(
+        self, url: str, question: dict[str, Any], read: asyncio.Queue[GatewayAnswer | Unavailable]
+    ) -> None:
         import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s)
@@ -258,13 +260,13 @@ class Gateway:
             self._leave(url)
             await read.put(Unavailable(f"the watch has broken: {str(error) or type(error).__name__}"))
 
-    async def _ping(self, url: str, read: asyncio.Queue[Answer | Unavailable]) -> None:
+    async def _ping(self, url: str, read: asyncio.Queue[GatewayAnswer | Unavailable]) -> None:
         while True:
             await asyncio.sleep(self.timeout_s)
             try:
                 question = {"key": encoded("\0"), "count_only": True}
                 await self._ask_as_user(url, "kv/range", question, self.timeout_s)
-            except Refused:  # a refusal is an answer too
+            except EtcdRefused:  # a refusal is an answer too
                 continue
             except (_Unanswered, Unavailable) as error:
                 self._leave(url)
@@ -300,7 +302,7 @@ class Gateway:
                 await session.close()
 
 
-def _understood(said: bytes | bytearray) -> Answer:
+def _understood(said: bytes | bytearray) -> GatewayAnswer:
     """The decoded answer. Raises _Unanswered if it is invalid or leaves the outcome open, Refused if etcd refuses."""
     try:
         answer = _decoder.decode(said)
@@ -309,7 +311,7 @@ def _understood(said: bytes | bytearray) -> Answer:
     if answer.error is not None or answer.code:
         why = f"it says: {answer.message or answer.error}"
         if answer.code in _REFUSED:
-            raise Refused(f"etcd refuses: {answer.message or answer.error}")
+            raise EtcdRefused(f"etcd refuses: {answer.message or answer.error}")
         raise _Unanswered(why, sent=True)
     return answer.result or answer
 

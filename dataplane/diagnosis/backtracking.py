@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from dataplane.diagnosis.collectives import is_collective, last_to_come, longer, meetings
-from dataplane.diagnosis.graph import CONSUMING, CallSiteRecord, Ender, Index, Line, Process
+from dataplane.diagnosis.graph import CONSUMING, CallSiteRecord, Ender, Index, Line, ProcessNode
 
 PERMITS = ("permits", "max_lag", "max_rows", "max_bytes")
 ROOM = (*PERMITS, "memory")
@@ -41,10 +41,10 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PathStep:
     """A wait on the path."""
 
-    process: Process
+    process: ProcessNode
     part: Activity
     seconds: float
 
@@ -55,10 +55,10 @@ class Share:
     "disk", "fetch", "collective" or "plane"."""
 
     kind: str
-    process: Process
+    process: ProcessNode
     part: Activity
     seconds: float
-    way: tuple[Step, ...]
+    way: tuple[PathStep, ...]
 
     @property
     def late(self) -> bool:
@@ -71,7 +71,7 @@ class Share:
         return bool(self.way) and self.way[-1].part.kind == "collective"
 
 
-def parts(process: Process) -> list[Activity]:
+def parts(process: ProcessNode) -> list[Activity]:
     """The activities of a process. Calls are divided by the waits that the node saw; the rest of them is "plane"."""
     found = [Activity("collective" if is_collective(line) else "code", line, line.seconds) for line in process.lines]
     for place in process.places:
@@ -105,7 +105,7 @@ class Ways:
                     yield Share("code", process, part, part.seconds, ())
 
     def _follow(
-        self, part: Activity, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+        self, part: Activity, process: ProcessNode, seconds: float, weight: float, way: tuple[PathStep, ...], seen: Seen
     ) -> Iterator[Share]:
         """The causes of `seconds` of a wait at the end of the path `way` through the roles `seen`."""
         if seconds < _LEAST * self._index.run.seconds:
@@ -113,7 +113,7 @@ class Ways:
         if part.kind == "rows" and len(way) < _DEEPEST:
             found = self._makers(part, process, seen)
             for other, of in found:
-                step = Step(process, part, seconds * of)
+                step = PathStep(process, part, seconds * of)
                 yield from self._blame(other, seconds * of, weight * of, (*way, step), seen | {other.role})
             if not found:
                 yield Share("plane", process, part, seconds, way)
@@ -126,7 +126,7 @@ class Ways:
             yield Share(kind if kind != "rows" else "plane", process, part, seconds, way)
 
     def _room(
-        self, part: Activity, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+        self, part: Activity, process: ProcessNode, seconds: float, weight: float, way: tuple[PathStep, ...], seen: Seen
     ) -> Iterator[Share]:
         """For a wait for room: back from each ack that made some, or to the limit if that closes a circle."""
         ended = sum(ender.seconds for ender in part.enders) or 1.0
@@ -138,7 +138,7 @@ class Ways:
                 yield Share("disk", process, part, seconds * of, way)
                 left -= seconds * of
             elif other is not None and other.role not in seen:
-                step = Step(process, part, seconds * of)
+                step = PathStep(process, part, seconds * of)
                 yield from self._blame(other, seconds * of, weight * of, (*way, step), seen | {other.role})
                 left -= seconds * of
         if left > 1e-9:
@@ -148,10 +148,10 @@ class Ways:
         self,
         line: Line,
         part: Activity,
-        process: Process,
+        process: ProcessNode,
         seconds: float,
         weight: float,
-        way: tuple[Step, ...],
+        way: tuple[PathStep, ...],
         seen: Seen,
     ) -> Iterator[Share]:
         """For a wait in a collective: back to the longer activities of the last rank to arrive, and to the
@@ -167,7 +167,7 @@ class Ways:
             more = longer({key: each.seconds / late.total for key, each in every.items()}, mine)
             owed = seconds * max(0.0, 1.0 - least / own) if more else 0.0
             left -= owed
-            step = Step(process, part, owed)
+            step = PathStep(process, part, owed)
             for key, of in more.items():
                 if every[key].kind == "code":
                     yield Share("code", late, every[key], owed * of, (*way, step))
@@ -180,7 +180,7 @@ class Ways:
     def _key(part: Activity) -> tuple[str, str, int]:
         return part.kind, part.at.file, part.at.line
 
-    def _makers(self, part: Activity, process: Process, seen: frozenset[str]) -> list[tuple[Process, float]]:
+    def _makers(self, part: Activity, process: ProcessNode, seen: frozenset[str]) -> list[tuple[ProcessNode, float]]:
         """The producers of the awaited rows, with weights of sum 1: as the node saw it, else by the stream. Those
         that wait for room themselves have less weight: they are not awaited."""
         weights: dict[tuple[str, int], float] = {}
@@ -199,12 +199,12 @@ class Ways:
         total = sum(weights.values())
         return [(self._index.by_key[key], weight / total) for key, weight in weights.items()] if total else []
 
-    def _share(self, process: Process, kinds: tuple[str, ...]) -> float:
+    def _share(self, process: ProcessNode, kinds: tuple[str, ...]) -> float:
         """The share of its time that a process waits for these."""
         return sum(part.seconds for part in self._parts[process.key] if part.kind in kinds) / process.total
 
     def _blame(
-        self, process: Process, seconds: float, weight: float, way: tuple[Step, ...], seen: Seen
+        self, process: ProcessNode, seconds: float, weight: float, way: tuple[PathStep, ...], seen: Seen
     ) -> Iterator[Share]:
         """Distribute `seconds` that others waited for this process over its activities; it has `weight` among those
         that they waited for. Its own waits come first: while it is starved or blocked, its own work does not delay
@@ -229,7 +229,7 @@ class Ways:
             else:
                 yield from self._follow(part, process, given, weight, way, seen)
 
-    def _blocked(self, process: Process, seen: Seen) -> float:
+    def _blocked(self, process: ProcessNode, seen: Seen) -> float:
         """The share of its time for which each process of its role is blocked by roles of the path: if one is not
         blocked, that one is awaited, and no limit is the cause."""
         shares = []
@@ -238,7 +238,7 @@ class Ways:
             shares.append(sum(blocked) / each.total)
         return min(shares)
 
-    def _circles(self, part: Activity, process: Process, seen: Seen) -> bool:
+    def _circles(self, part: Activity, process: ProcessNode, seen: Seen) -> bool:
         """Whether most of a wait for room was ended by roles of the path."""
         if part.kind not in ROOM:
             return False

@@ -33,7 +33,7 @@ calling one, from 0, by which it is found again without a walk. A code of 0: it 
 _clock = time.monotonic_ns
 
 
-class Calls(Protocol):
+class CallCounts(Protocol):
     """Counts calls. Thread-safe."""
 
     active: bool
@@ -67,21 +67,21 @@ class PlainCalls:
         self.reset()
 
     def reset(self) -> None:
-        """See `Calls`."""
+        """See `CallCounts`."""
         self.active = False
         self.left = _clock()
         self._count = [0] * (PLACES + 1)
         self._ns = [0] * (PLACES + 1)
 
     def place(self) -> int:
-        """See `Calls`."""
+        """See `CallCounts`."""
         number = self._asked()
         if number >= 0:
             return number
         return self._find()[0] if self.active else 0
 
     def called(self, number: int, began: int, /) -> None:
-        """See `Calls`."""
+        """See `CallCounts`."""
         now = _clock()
         number &= PLACES
         self._count[number] += 1
@@ -91,11 +91,13 @@ class PlainCalls:
         self.left = now
 
     def totals(self, number: int, /) -> tuple[int, int]:
-        """See `Calls`."""
+        """See `CallCounts`."""
         return self._count[number & PLACES], self._ns[number & PLACES]
 
 
-def counting(asked: Callable[[], int], find: Callable[[], Found], gap: Callable[[int, int], Any], gap_ns: int) -> Calls:
+def counting(
+    asked: Callable[[], int], find: Callable[[], Found], gap: Callable[[int, int], Any], gap_ns: int
+) -> CallCounts:
     """The fastest available counter of calls."""
     return PlainCalls(asked, find, gap, gap_ns) if _calls is None else _calls.Calls(asked, find, gap, gap_ns)
 

@@ -34,7 +34,7 @@ KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CauseLink:
     """One wait of a chain: a process of `role` on `host` waits at a line for something of this kind ("rows",
     "max_lag", "max_rows", "max_bytes", "memory", "disk", "fetch", "collective"), `seconds` of a step."""
 
@@ -62,7 +62,7 @@ class Cause:
     processes: tuple[int, ...]
     seconds: float
     share: float
-    chain: tuple[Link, ...]
+    chain: tuple[CauseLink, ...]
     setting: str
     advice: str
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dataplane.diagnosis.graph import Line, Process
+    from dataplane.diagnosis.graph import Line, ProcessNode
 
 COLLECTIVES = frozenset(
     {
@@ -38,7 +38,7 @@ def is_collective(line: Line) -> bool:
     return line.via.startswith(COLLECTIVE)
 
 
-def meetings(process: Process) -> dict[tuple[str, str], float]:
+def meetings(process: ProcessNode) -> dict[tuple[str, str], float]:
     """The share of its time that a process waits in collectives, by file and function."""
     found: dict[tuple[str, str], float] = {}
     for line in process.lines:
@@ -48,7 +48,7 @@ def meetings(process: Process) -> dict[tuple[str, str], float]:
     return found
 
 
-def ranks(processes: Iterable[Process], at: tuple[str, str], role: str) -> list[tuple[float, Process]]:
+def ranks(processes: Iterable[ProcessNode], at: tuple[str, str], role: str) -> list[tuple[float, ProcessNode]]:
     """The processes of this role that meet in this file and function, with the share of their time spent waiting
     there: all that run the file, including those never seen to wait, because the last to arrive hardly does."""
     found = []
@@ -60,7 +60,7 @@ def ranks(processes: Iterable[Process], at: tuple[str, str], role: str) -> list[
     return found
 
 
-def last_to_come(processes: Iterable[Process], at: tuple[str, str], role: str) -> tuple[Process, float] | None:
+def last_to_come(processes: Iterable[ProcessNode], at: tuple[str, str], role: str) -> tuple[ProcessNode, float] | None:
     """Of the `ranks` the one that waits least there, and the share of its time; None with fewer than two."""
     there = ranks(processes, at, role)
     if len(there) < 2:

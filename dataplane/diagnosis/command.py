@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dataplane.diagnosis.diagnosis import compared, diagnosed, watched
-from dataplane.diagnosis.graph import Look, Run
+from dataplane.diagnosis.graph import GraphRun, Look
 from dataplane.diagnosis.text import as_text
 
 
@@ -45,10 +45,10 @@ def _diagnose(chosen: argparse.Namespace, connect: Connect) -> int:
     if not 0.5 <= chosen.seconds <= 86400:
         raise ValueError(f"a job is looked at for 0.5 to 86400 seconds, not {chosen.seconds}")
     if chosen.compare:
-        small, large = (Run.load(path) for path in chosen.compare)
+        small, large = (GraphRun.load(path) for path in chosen.compare)
         found = compared(small, large, chosen.role)
     else:
-        run = Run.load(chosen.read) if chosen.read else asyncio.run(_watch(chosen, connect))
+        run = GraphRun.load(chosen.read) if chosen.read else asyncio.run(_watch(chosen, connect))
         if chosen.out:
             run.save(chosen.out)
         found = diagnosed(run, chosen.role)
@@ -56,6 +56,6 @@ def _diagnose(chosen: argparse.Namespace, connect: Connect) -> int:
     return 0
 
 
-async def _watch(chosen: argparse.Namespace, connect: Connect) -> Run:
+async def _watch(chosen: argparse.Namespace, connect: Connect) -> GraphRun:
     async with connect(chosen) as plane:
         return await watched(plane.graphs, asyncio.sleep, chosen.seconds)

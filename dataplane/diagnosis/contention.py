@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from dataplane.diagnosis.backtracking import Activity, Share, parts
-from dataplane.diagnosis.graph import Index, Line, Node, Process
+from dataplane.diagnosis.graph import Index, Line, NodeLoop, ProcessNode
 
 
 def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
@@ -48,7 +48,7 @@ def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class HostUse:
     """A host's processors, on average: those that the job used, those that it would use if it never waited for one,
     and those that other processes used."""
 
@@ -66,7 +66,7 @@ class Host:
         return min(1.0, (self.wanted - self.processors) / max(self.wanted - self.job, 1e-9))
 
 
-def hosts(index: Index) -> list[Host]:
+def hosts(index: Index) -> list[HostUse]:
     """The hosts that report their processors, whatever the number of nodes of each."""
     found: dict[str, list[float]] = {}
     for node in index.run.nodes.values():
@@ -80,18 +80,19 @@ def hosts(index: Index) -> list[Host]:
         if at is not None and at.host in found:
             _add(found[at.host], process, max(process.seconds, 1e-9))
     return [
-        Host(name, int(count), job, wanted, max(0.0, busy - job)) for name, (job, wanted, count, busy) in found.items()
+        HostUse(name, int(count), job, wanted, max(0.0, busy - job))
+        for name, (job, wanted, count, busy) in found.items()
     ]
 
 
-def _add(sums: list[float], each: Process | Node, seconds: float) -> None:
+def _add(sums: list[float], each: ProcessNode | NodeLoop, seconds: float) -> None:
     """Add the number of processors that a process used, and would have used without queueing."""
     computed_s = max(each.computed_s, each.ran_s)
     sums[0] += computed_s / seconds
     sums[1] += computed_s / max(seconds - each.queued_s, each.ran_s, 1e-9)
 
 
-def _behind(share: Share, index: Index) -> tuple[float, Process, Activity] | None:
+def _behind(share: Share, index: Index) -> tuple[float, ProcessNode, Activity] | None:
     """For a call: the share of the time in which bytes were in transfer from or to its node, and the call that waits
     there longest for bytes. None for a call that fetches, or without such a call."""
     fetching = [node.fetching_s / (node.seconds or index.run.seconds) for node in index.run.nodes.values()]
@@ -123,7 +124,7 @@ def _queued(share: Share, index: Index) -> float:
     return 0.0
 
 
-def _of_calls(process: Process, index: Index) -> float:
+def _of_calls(process: ProcessNode, index: Index) -> float:
     """The part of a process's calls of the plane in which it or its node waited for a processor."""
     node = index.run.nodes.get(process.node)
     ran, queued = process.ran_s, process.queued_s

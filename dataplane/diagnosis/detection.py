@@ -15,7 +15,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dataplane.diagnosis.graph import CallSiteRecord, Index, Line, Process, Run
+from dataplane.diagnosis.graph import CallSiteRecord, GraphRun, Index, Line, ProcessNode
 from dataplane.diagnosis.recorder import GAP_S, RATE
 
 STRAGGLES = 1.5
@@ -66,7 +66,7 @@ def correlation(place: CallSiteRecord) -> float:
     return (n * products - size * seconds) / math.sqrt(spread) if spread > 1e-12 else 0.0
 
 
-def round_s(process: Process) -> float:
+def round_s(process: ProcessNode) -> float:
     """The usual time of a round of the process outside of the plane; 0 if unknown."""
     main = process.main
     return median_s(main) if main is not None and sum(main.gaps) >= _ROUNDS else 0.0
@@ -165,7 +165,7 @@ class Scaling:
     lost_s: float
 
 
-def scaling(small: Run, large: Run, steps: tuple[float, float]) -> dict[tuple[str, str, int], Scaling]:
+def scaling(small: GraphRun, large: GraphRun, steps: tuple[float, float]) -> dict[tuple[str, str, int], Scaling]:
     """By role, file and line: the vertices of both runs, of this many steps each, whose time does not scale between
     their numbers of processes (Jin et al. 2020, section IV-A)."""
     before, after = Index(small), Index(large)

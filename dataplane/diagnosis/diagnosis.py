@@ -11,11 +11,11 @@ import msgspec
 
 from dataplane.diagnosis import detection
 from dataplane.diagnosis.advice import advice
-from dataplane.diagnosis.backtracking import Share, Step, Ways, parts
-from dataplane.diagnosis.causes import Cause, Crowded, Diagnosis, Kind, Link, Role
+from dataplane.diagnosis.backtracking import PathStep, Share, Ways, parts
+from dataplane.diagnosis.causes import Cause, CauseLink, Crowded, Diagnosis, Kind, Role
 from dataplane.diagnosis.collectives import ranks
-from dataplane.diagnosis.contention import Host, hosts, parted
-from dataplane.diagnosis.graph import CallSiteRecord, Index, Line, Look, Process, Run, between
+from dataplane.diagnosis.contention import HostUse, hosts, parted
+from dataplane.diagnosis.graph import CallSiteRecord, GraphRun, Index, Line, Look, ProcessNode, between
 from dataplane.diagnosis.structure import Structure, Vertex, structure_of
 from dataplane.errors import Misuse
 
@@ -27,20 +27,22 @@ _CROWDED = 0.02  # of a step, from which on it is noted
 _ROUNDS = 3  # deliveries ahead that are advised
 
 
-async def watched(look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]], seconds: float) -> Run:
+async def watched(
+    look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]], seconds: float
+) -> GraphRun:
     """The run of the next `seconds`, from two looks at the nodes' sums."""
     before = await look()
     await wait(seconds)
     return between(before, await look(), seconds)
 
 
-def diagnosed(run: Run, role: str | None = None) -> Diagnosis:
+def diagnosed(run: GraphRun, role: str | None = None) -> Diagnosis:
     """Why a step of the run takes as long as it does. role: the one whose deliveries are steps; by default the last
     of the pipeline. Raises Misuse if there is no such role."""
     return _Diagnosing(run, role).diagnosis()
 
 
-def compared(small: Run, large: Run, role: str | None = None) -> Diagnosis:
+def compared(small: GraphRun, large: GraphRun, role: str | None = None) -> Diagnosis:
     """Why the step rate of `large` did not grow with its number of processes: the causes of `large`, without their
     cost in `small`, for the time that does not scale. Raises Misuse."""
     if len(small.processes) > len(large.processes):
@@ -78,7 +80,7 @@ class _Group:
 
 
 class _Diagnosing:
-    def __init__(self, run: Run, role: str | None) -> None:
+    def __init__(self, run: GraphRun, role: str | None) -> None:
         self._run = run = replace(run)
         self._index = Index(run)
         if role is not None and role not in self._index.by_role:
@@ -123,7 +125,7 @@ class _Diagnosing:
         used = {host.name: host for host in hosts(self._index)}
         found = []
         for name, seconds in sorted(lost.items(), key=lambda each: -each[1]):
-            host = used.get(name, Host(name, 0, 0.0, 0.0, 0.0))
+            host = used.get(name, HostUse(name, 0, 0.0, 0.0, 0.0))
             share_of = seconds / step_s if step_s else 0.0
             found.append(Crowded(name, host.processors, host.job, host.others, seconds, share_of))
         return tuple(found)
@@ -257,7 +259,7 @@ class _Diagnosing:
             sentence,
         )
 
-    def _link(self, step: Step, group: _Group, rounds: int) -> Link:
+    def _link(self, step: PathStep, group: _Group, rounds: int) -> CauseLink:
         at, process = step.part.at, step.process
         same = (process.role, at.file, at.line, step.part.kind)
         seconds = 0.0
@@ -265,7 +267,7 @@ class _Diagnosing:
             if any((o.process.role, o.part.at.file, o.part.at.line, o.part.kind) == same for o in share.way):
                 seconds += share.seconds
         seconds *= group.part / rounds
-        return Link(process.role, process.host, at.file, at.line, at.function, step.part.kind, seconds)
+        return CauseLink(process.role, process.host, at.file, at.line, at.function, step.part.kind, seconds)
 
     def _role(self, name: str) -> Role:
         processes = self._index.by_role[name]
@@ -287,11 +289,11 @@ def _crowd(crowded: Crowded) -> str:
     )
 
 
-def _hosts(processes: Sequence[Process]) -> tuple[str, ...]:
+def _hosts(processes: Sequence[ProcessNode]) -> tuple[str, ...]:
     return tuple(sorted({process.host for process in processes}))
 
 
-def _busy_s(process: Process) -> float:
+def _busy_s(process: ProcessNode) -> float:
     """Seconds in its own code."""
     return sum(part.seconds for part in parts(process) if part.kind == "code")
 

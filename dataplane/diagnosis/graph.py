@@ -1,7 +1,7 @@
 """The performance graph of a job: the reports of its processes between two moments, and their waits for each other.
 
-A `Run` is the difference of two looks at the nodes' sums (`plane.diagnose`), as a value that is saved in a file for
-`--compare`. Places and lines have a file and a line number; waits name the process and place that ended them.
+A `GraphRun` is the difference of two looks at the nodes' sums (`plane.diagnose`), as a value that is saved in a file
+for `--compare`. Places and lines have a file and a line number; waits name the process and place that ended them.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _Graph(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Node:
+class NodeLoop:
     """A node, over `seconds`: how long its loop ran and queued for a processor. `computed_s`: of all its threads.
     `processors` of its host, which ran `busy_s` in all; 0 if unknown. `fetching_s`: the time in which bytes of other
     hosts were in transfer to it."""
@@ -122,7 +122,7 @@ class Node:
 
 
 @dataclass(slots=True)
-class Process:
+class ProcessNode:
     """One process, over `seconds`. `ran_s` and `queued_s`: how long its main thread ran, and queued for a processor;
     `computed_s`: how long all its threads ran."""
 
@@ -171,20 +171,20 @@ class Process:
 
 
 @dataclass(slots=True)
-class Run:
+class GraphRun:
     """A job over `seconds`."""
 
     seconds: float
-    processes: list[Process]
+    processes: list[ProcessNode]
     notes: list[str] = field(default_factory=list)
-    nodes: dict[str, Node] = field(default_factory=dict)
+    nodes: dict[str, NodeLoop] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write it, for `load`. Raises OSError."""
         path.write_bytes(msgspec.json.encode(self))
 
     @classmethod
-    def load(cls, path: Path) -> Run:
+    def load(cls, path: Path) -> GraphRun:
         """The run that `save` wrote. Raises OSError, Misuse."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
@@ -198,7 +198,7 @@ Look = Mapping[str, Any]
 """The reports of nodes, in the form of `Figures` about "graphs"."""
 
 
-def between(before: Look, after: Look, seconds: float) -> Run:
+def between(before: Look, after: Look, seconds: float) -> GraphRun:
     """The run from one look to another, about `seconds` later. Processes that began in between count from then;
     those that ended are left out. Raises Misuse for invalid looks."""
     earlier = {(node["node"], each["number"]): each for node in before["nodes"] for each in node["clients"]}
@@ -215,10 +215,10 @@ def between(before: Look, after: Look, seconds: float) -> Run:
     gone = earlier.keys() - {process.key for process in found}
     if gone:
         notes.append(f"{len(gone)} processes ended, or did nothing, meanwhile")
-    return Run(seconds, _named(found), notes, _nodes(before, after))
+    return GraphRun(seconds, _named(found), notes, _nodes(before, after))
 
 
-def _nodes(before: Look, after: Look) -> dict[str, Node]:
+def _nodes(before: Look, after: Look) -> dict[str, NodeLoop]:
     """By name, the activity of nodes from one look to the other."""
     earlier = {node["node"]: node for node in before["nodes"]}
     found = {}
@@ -226,11 +226,11 @@ def _nodes(before: Look, after: Look) -> dict[str, Node]:
         then = earlier.get(node["node"], {})
         if node["node"]:
             times = {name: max(0.0, node.get(name, 0.0) - then.get(name, 0.0)) for name in _TIMES}
-            found[node["node"]] = Node(node["host"], processors=node.get("processors", 0), **times)
+            found[node["node"]] = NodeLoop(node["host"], processors=node.get("processors", 0), **times)
     return found
 
 
-def _process(node: Look, now: Look, before: Look | None, seconds: float) -> Process | None:
+def _process(node: Look, now: Look, before: Look | None, seconds: float) -> ProcessNode | None:
     try:
         graph = msgspec.msgpack.decode(now["graph"], type=_Graph)
         waits = msgspec.convert(now["waits"], list[Waited])
@@ -256,7 +256,7 @@ def _process(node: Look, now: Look, before: Look | None, seconds: float) -> Proc
         return None
     where = (node["node"], node["host"], now["number"], graph.pid, now["label"], graph.role)
     times = (max(0.0, each) for each in (graph.ran_s, graph.queued_s, graph.computed_s))
-    return Process(*where, max(seconds, 0.0), places, lines, waits, *times)
+    return ProcessNode(*where, max(seconds, 0.0), places, lines, waits, *times)
 
 
 def _line_since(line: Line, before: Line | None) -> Line:
@@ -287,7 +287,7 @@ def _since(waits: list[Waited], before: list[Waited]) -> list[Waited]:
     return found
 
 
-def _named(processes: list[Process]) -> list[Process]:
+def _named(processes: list[ProcessNode]) -> list[ProcessNode]:
     """The processes with their roles: as declared, by the task that they consume for, else by the function that
     calls."""
     hosts = defaultdict(set)
@@ -310,24 +310,24 @@ def _named(processes: list[Process]) -> list[Process]:
 class Index:
     """The processes of a run, by several keys."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: GraphRun) -> None:
         self.run = run
         self.by_key = {process.key: process for process in run.processes}
-        self.by_role: defaultdict[str, list[Process]] = defaultdict(list)
+        self.by_role: defaultdict[str, list[ProcessNode]] = defaultdict(list)
         for process in run.processes:
             self.by_role[process.role].append(process)
 
     @cached_property
-    def producers(self) -> dict[str, list[tuple[Process, CallSiteRecord]]]:
+    def producers(self) -> dict[str, list[tuple[ProcessNode, CallSiteRecord]]]:
         """By stream, the processes that append to it or extend its rows."""
-        found: defaultdict[str, list[tuple[Process, CallSiteRecord]]] = defaultdict(list)
+        found: defaultdict[str, list[tuple[ProcessNode, CallSiteRecord]]] = defaultdict(list)
         for process in self.run.processes:
             for place in process.places:
                 if place.kind in PRODUCING and place.said.get("stream"):
                     found[place.said["stream"]].append((process, place))
         return dict(found)
 
-    def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[Process, CallSiteRecord]]:
+    def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[ProcessNode, CallSiteRecord]]:
         """The processes that make rows of a stream ready for a consumer of these columns, except the role `but`:
         those that add the columns by an extend, which is the last step; else those that append."""
         made = [(process, place) for process, place in self.producers.get(stream, ()) if process.role != but]

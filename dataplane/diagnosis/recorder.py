@@ -92,7 +92,7 @@ class CallSite:
         return [*where, count, 1e-9 * nanoseconds, self.stood_s, self.gap_s, self.gaps, self.sized]
 
 
-class Recorder:
+class PlaceRecorder:
     """The places and lines of this process."""
 
     def __init__(self) -> None:
@@ -431,7 +431,7 @@ def _items(values: Any) -> float:
     return float(size) if isinstance(size, int) else float(getattr(values, "nbytes", 0))
 
 
-recorder = Recorder()
+recorder = PlaceRecorder()
 """The recorder of this process."""
 
 place = recorder.place

@@ -34,7 +34,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataplane.client.cluster_node_process import Hosted, claimed_directory, new_key
+from dataplane.client.cluster_node_process import ClusterNode, claimed_directory, new_key
 from dataplane.client.connecting import Connecting
 from dataplane.client.observing import series
 from dataplane.client.sync import connect
@@ -246,7 +246,7 @@ class _DataplaneHost:
         self._cluster = replace(cluster, listen=f"tcp://{_host(ip)}:0")
         self._config = config
         self._key = key
-        self._node: Hosted | None = None
+        self._node: ClusterNode | None = None
         self._exporting: Exporting | None = None
 
     def start(self) -> tuple[str, str]:
@@ -254,7 +254,7 @@ class _DataplaneHost:
         ValueError."""
         config = self._config or NodeConfig()
         check_host(config)
-        self._node = Hosted(config, self._cluster, self._key)
+        self._node = ClusterNode(config, self._cluster, self._key)
         if find_spec("prometheus_client") is not None:
             self._exporting = Exporting(self._node.address)
         return self._node.address, self._node.listens

@@ -61,7 +61,7 @@ class Metadata(TensorTransportMetadata):  # type: ignore[misc]
     columns: tuple[int, ...] = ()
 
 
-class Transport(TensorTransportManager):  # type: ignore[misc]
+class PlaneTransport(TensorTransportManager):  # type: ignore[misc]
     """The transport of one process. Several threads of Ray call it."""
 
     def __init__(self) -> None:
@@ -180,7 +180,7 @@ def register() -> None:
     except ImportError as error:
         raise Misuse("Ray's tensor transports carry tensors of PyTorch: install torch") from error
     if NAME not in transport_manager_info:
-        register_tensor_transport(NAME, list(DEVICES), Transport, torch.Tensor)
+        register_tensor_transport(NAME, list(DEVICES), PlaneTransport, torch.Tensor)
 
 
 def _identity(tensor: Any) -> tuple[Any, ...]:

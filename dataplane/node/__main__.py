@@ -20,7 +20,7 @@ from pathlib import Path
 
 from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.errors import DataplaneError
-from dataplane.node.node import Node, run
+from dataplane.node.node import NodeServer, run
 from dataplane.store.directory_claim import DirectoryClaim
 
 _MAX_REASON = 4000  # bytes: a socket takes them at once
@@ -45,7 +45,7 @@ def main() -> None:
 
     try:
         cluster = ClusterConfig(**json.loads(sys.argv[4])) if len(sys.argv) > 4 else None
-        node = Node(config, cluster=cluster)
+        node = NodeServer(config, cluster=cluster)
         try:
             run(node, starter=starter, ready=say)
         finally:

@@ -25,7 +25,7 @@ from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, Pro
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
 from dataplane.node.performance import graphs_of
-from dataplane.node.requests.request_bytes import REQUEST, SMALL, Waits, footprint
+from dataplane.node.requests.request_bytes import REQUEST, SMALL, WaitingBytes, footprint
 from dataplane.node.requests.row_requests import ROW_REQUESTS, RowRequest, RowRequests
 from dataplane.node.requests.shard_requests import SHARD_REQUESTS, ShardRequest, ShardRequests
 from dataplane.node.sessions.checks import bound
@@ -42,7 +42,7 @@ from dataplane.wire.boundary import Heads, failure, line
 from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import frame
 from dataplane.wire.invalid_messages import InvalidMessageLog
-from dataplane.wire.local import Channel, peer
+from dataplane.wire.local import LocalChannel, peer
 from dataplane.wire.partial_frames import PartialFrames
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ _clients = itertools.count(1)
 _heads = Heads(AnyRequest)
 _DISCARD = 64 << 10  # bytes that are read at a time to be discarded
 _REPORTS_S = 1.0  # seconds between two performance reports of a client
-_WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", sm.Pin: "disk", rm.Admit: "permits"}
-_WAITS_FOR |= {rm.Append: "permits", sm.Reserve: "", sm.Put: "", rm.Extend: ""}  # "": see `Budget`
+_WAITS_FOR: dict[type[Any], str] = {r.Consume: "rows", r.Look: "rows", sm.PinShards: "disk", rm.AdmitRows: "permits"}
+_WAITS_FOR |= {rm.AppendRows: "permits", sm.Reserve: "", sm.PutShard: "", rm.ExtendRows: ""}  # "": see `Budget`
 _ALONE_S, _CLUSTER_S = 5.0, 25.0  # the longest answer about streams and tables, without and with other hosts
 
 
@@ -74,7 +74,7 @@ class NodeServices:
     hosts: Hosts | None
     clustered: Hosts | SingleNode | None
     """The streams and tables, if they are partitions; else None."""
-    waits: Waits
+    waits: WaitingBytes
     partial_frames: PartialFrames
     observing: Telemetry
     figures: Callable[[], dict[str, Any]]
@@ -90,7 +90,7 @@ class Client:
         self.pid, _ = peer(connected)
         self.label = f"pid {self.pid}"
         self.number = next(_clients)
-        self.waits = waiting.Waits()
+        self.waits = waiting.ClientWaits()
         self.graph = b""
         """The client's last report of its performance."""
         self.token = secrets.token_bytes(16)
@@ -105,7 +105,7 @@ class Client:
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._kept = services.waits.client()
         partial = services.partial_frames
-        self._channel = Channel(
+        self._channel = LocalChannel(
             connected, _decoder, self._received, self._closed, refused=self._refused, partial_frames=partial
         )
         staged = StagedColumns(services.needed)
@@ -219,7 +219,7 @@ class Client:
 
     def _answer(self, request: m.FromClient) -> Coroutine[Any, Any, None] | None:
         """Execute the request. If it has to wait, return a coroutine that answers it."""
-        if isinstance(request, m.Stats | rm.Streams) and not self._is_here(request.node):
+        if isinstance(request, m.ReadStats | rm.ListStreams) and not self._is_here(request.node):
             return self._figures_elsewhere(request)
         kind = type(request)
         if kind in ROW_REQUESTS:
@@ -227,13 +227,13 @@ class Client:
         if kind in SHARD_REQUESTS:
             return self._shards.answer(cast(ShardRequest, request))
         match request:
-            case m.Stats(about="members"):
+            case m.ReadStats(about="members"):
                 self._channel.send(m.Figures(request.id, {} if self._hosts is None else self._hosts.figures()))
-            case m.Stats(about="metrics"):
+            case m.ReadStats(about="metrics"):
                 return self._send_metrics(request)
-            case m.Stats(about="graphs"):
+            case m.ReadStats(about="graphs"):
                 return self._send_graphs(request)
-            case m.Stats():
+            case m.ReadStats():
                 self._channel.send(m.Figures(request.id, self._services.figures()))
             case m.ReadClock() | m.ListRings() | m.ReadRing():
                 if not self._is_here(request.node):
@@ -246,7 +246,7 @@ class Client:
                     task.cancel()
             case m.Hello():
                 self._hello(request)
-            case m.Leave():
+            case m.Disconnect():
                 for task in self._waiting.values():
                     task.cancel()
                 self._rows.leave()
@@ -284,7 +284,7 @@ class Client:
             return
         self._greeted = True
         self.label = f"{line(request.label[:80])} (pid {self.pid})"
-        grants: list[m.Grant] = []
+        grants: list[m.SegmentGrant] = []
         descriptors: list[int] = []
         segment, nbytes = self._store.prewarm(self) if request.writes else (None, 0)
         if segment is not None:
@@ -307,7 +307,7 @@ class Client:
         )
         self._channel.send(welcome, descriptors if ring is None else [*descriptors, ring])
 
-    async def _send_graphs(self, request: m.Stats) -> None:
+    async def _send_graphs(self, request: m.ReadStats) -> None:
         if self._hosts is None:
             nodes = [graphs_of(self._services.node, self._services.clients)]
         else:
@@ -341,9 +341,9 @@ class Client:
 
     async def _run(self, identifier: int, request: Any, answering: Coroutine[Any, Any, None]) -> None:
         # Other requests hardly wait, so their waits are not recorded; nor are those of appends of columns put before.
-        put_before = isinstance(request, rm.Append | rm.Extend) and request.columns is None
+        put_before = isinstance(request, rm.AppendRows | rm.ExtendRows) and request.columns is None
         kind = None if put_before else _WAITS_FOR.get(type(getattr(request, "asked", request)))
-        wait = waiting.begin(waiting.Waits() if kind is None else self.waits, identifier, kind or "")
+        wait = waiting.begin(waiting.ClientWaits() if kind is None else self.waits, identifier, kind or "")
         try:
             await answering
         except Exception as error:  # the boundary, as in `_received`
@@ -351,7 +351,7 @@ class Client:
         finally:
             wait.end()
 
-    async def _send_metrics(self, request: m.Stats) -> None:
+    async def _send_metrics(self, request: m.ReadStats) -> None:
         self._channel.send(m.Figures(request.id, await self._observing.snapshot()))
 
     async def _ask_elsewhere(self, request: m.ReadClock | m.ListRings | m.ReadRing) -> None:
@@ -359,7 +359,7 @@ class Client:
             raise PeerUnavailable(f"there is no node {request.node.hex()}: this one is alone", address="")
         self._channel.send(await self._hosts.observed(request))
 
-    async def _figures_elsewhere(self, request: m.Stats | rm.Streams) -> None:
+    async def _figures_elsewhere(self, request: m.ReadStats | rm.ListStreams) -> None:
         if self._hosts is None:
             node = request.node[:16].hex()
             raise PeerUnavailable(f"node {node} is no member: this node is alone", address=node)

@@ -16,7 +16,7 @@ class Grants:
         self._granted: set[tuple[int, bool]] = set()
         self._closed = arena.closed
 
-    def new(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.Grant], list[int]]:
+    def new(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.SegmentGrant], list[int]]:
         """Grants for the segments that the client does not have yet, and their descriptors. The arena keeps these
         open."""
         grants, descriptors = [], []
@@ -24,7 +24,7 @@ class Grants:
             if (number, writable) not in self._granted:
                 self._granted.add((number, writable))
                 segment = self._arena[number]
-                grants.append(m.Grant(number, segment.size, writable))
+                grants.append(m.SegmentGrant(number, segment.size, writable))
                 descriptors.append(segment.fd if writable else segment.readonly_fd)
         return grants, descriptors
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import msgspec
 
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
 from dataplane.closing import close_each
-from dataplane.cluster.cluster import Cluster
+from dataplane.cluster.cluster import ClusterConnection
 from dataplane.cluster.membership import Member, Membership
 from dataplane.config import ClusterConfig, environment
 from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
@@ -39,7 +39,7 @@ from dataplane.node.shards.shard_replicas import Part
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport
-from dataplane.transport.choice import Choice, started
+from dataplane.transport.choice import TransportChoice, started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import (
@@ -50,14 +50,14 @@ from dataplane.wire.messages import (
     Message,
     ReadClock,
     ReadRing,
+    ReadStats,
     Reply,
     RingEvents,
     RingList,
-    Stats,
 )
-from dataplane.wire.partition_messages import Frame
+from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer import Peers
-from dataplane.wire.row_messages import Streams
+from dataplane.wire.row_messages import ListStreams
 from dataplane.wire.shard_messages import MAX_LIVE, MAX_RETAINED
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Hosts:
         self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0
-        self._cluster: Cluster | None = None
+        self._cluster: ClusterConnection | None = None
         self.membership: Membership | None = None
         self.graphs: Callable[[], dict[str, Any]] = dict
         """Returns the reports of this node's clients about their performance."""
@@ -123,7 +123,7 @@ class Hosts:
         """The streams of the cluster, once it has started."""
         self.tables: ClusteredTables | None = None
         """The tables of the cluster, once it has started."""
-        self._choice = Choice(())
+        self._choice = TransportChoice(())
         self.observing: Telemetry | None = None
         """Answers other nodes about this node's rings of events, once it has started."""
         self.fetcher: Fetcher | None = None
@@ -147,7 +147,7 @@ class Hosts:
     async def start(self) -> None:
         """Listen. Raises OSError; ValueError if the package that `join` needs is not installed."""
         self._transports += await started(self._config.transports, self._config.host, self._config.told)
-        self._choice = Choice(self._transports)
+        self._choice = TransportChoice(self._transports)
         self._peers.start()
         me = Member(
             secrets.randbits(48),
@@ -157,7 +157,7 @@ class Hosts:
             keeps=self._keeps,
             first=self._store.first,
         )
-        self._cluster = Cluster(self._config, self._peers, self._node.hex(), me, self._key)
+        self._cluster = ClusterConnection(self._config, self._peers, self._node.hex(), me, self._key)
         self.membership = membership = self._cluster.membership
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
         self._needed.replica = self.fetcher.replicas.here
@@ -214,7 +214,7 @@ class Hosts:
 
         async def ask(address: str) -> list[dict[str, Any]]:
             try:
-                asked = Stats(self._peers.next_id(), about="graphs")
+                asked = ReadStats(self._peers.next_id(), about="graphs")
                 return list((await self._peers.request(address, asked, Figures, _GRAPHS_S)).values["nodes"])
             except DataplaneError as error:
                 return [{"node": "", "host": address, "clients": [], "left_out": 0, "error": str(error)}]
@@ -222,7 +222,7 @@ class Hosts:
         found = await asyncio.gather(*(ask(member.address) for member in others))
         return [node for nodes in found for node in nodes]
 
-    async def figures_of(self, request: Stats | Streams) -> Figures:
+    async def figures_of(self, request: ReadStats | ListStreams) -> Figures:
         """The statistics of another member. Raises PeerUnavailable if it is not a member or does not answer."""
         member = None if self.membership is None else self.membership.members.get(request.node)
         if member is None:
@@ -247,18 +247,18 @@ class Hosts:
 
     def _answer(self, request: Any) -> Message | Awaitable[Message]:
         match request:
-            case Frame():
+            case PartitionFrame():
                 if self.partitions is not None:
                     self.partitions.receive(request)
-            case pm.Describe():
+            case pm.DescribeShards():
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
-            case pm.LiveRows():
+            case pm.PeerLiveRows():
                 if request.count > MAX_LIVE:
                     raise ProtocolMismatch(f"a request for {request.count} rows of a shard")
                 bits = self._store.descriptions.live(request.shard, request.column, request.first, request.count)
-                return pm.LiveBits(request.id, bits)
+                return pm.PeerLiveBits(request.id, bits)
             case pm.TakeReplicas() if self.fetcher is not None:
                 return self.fetcher.replicas.take(request)
             case pm.FreeReplicas() if self.fetcher is not None:
@@ -271,7 +271,7 @@ class Hosts:
                 self._offers.withdraw(request)
             case ReadClock() | ListRings() | ReadRing() if self.observing is not None:
                 return self.observing.answer(request)
-            case Stats(about="graphs"):
+            case ReadStats(about="graphs"):
                 return Figures(request.id, {"nodes": [self.graphs()]})
             case pm.RetainParts():
                 if len(request.shards) > MAX_RETAINED:
@@ -282,9 +282,9 @@ class Hosts:
                 self.fetcher.replicas.retain(request)
             case pm.FreeParts():
                 return pm.PartsFreed(request.id, self._free(request.parts))
-            case Stats():
+            case ReadStats():
                 return Figures(request.id, self.measured())
-            case Streams() if self.streams is not None:
+            case ListStreams() if self.streams is not None:
                 return Figures(request.id, self.streams.figures(request.after, _STREAMS))
             case pm.LedTables() if self.tables is not None:
                 return self.tables.answer(request)
@@ -319,7 +319,7 @@ class Hosts:
         for shard, columns, rows in parts:
             try:
                 if columns:
-                    self._needed.free_parts([(shard, columns, Rows.decode(rows))])
+                    self._needed.free_parts([(shard, columns, RowIndices.decode(rows))])
                 else:
                     self._store.free([shard])
             except (ValueError, IndexError) as error:
@@ -330,7 +330,7 @@ class Hosts:
             if (found := self._store.shards.get(shard)) is not None and found.links is not None
         ]
 
-    def _describe(self, request: pm.Describe) -> pm.Described:
+    def _describe(self, request: pm.DescribeShards) -> pm.Described:
         left, described = pm.MAX_INLINE_ALL, []
         shards = self._store.descriptions.describe(request.shards, apart=request.apart)
         for shard, what in zip(request.shards, shards, strict=True):

@@ -36,7 +36,7 @@ from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
 from dataplane.node.memory_trim import MemoryTrim
 from dataplane.node.performance import graphs_of
-from dataplane.node.requests.request_bytes import Waits
+from dataplane.node.requests.request_bytes import WaitingBytes
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.arena import OWN
@@ -62,7 +62,7 @@ _MAX_SOCKET = 107  # bytes of a socket's path (unix(7))
 _REMEDY = "set XDG_RUNTIME_DIR or TMPDIR to a directory that you can write to, or give the socket's path"
 
 
-class Node:
+class NodeServer:
     """A listening socket, its clients, and their store. Run by `serve`."""
 
     def __init__(
@@ -118,7 +118,9 @@ class Node:
                 self._single = SingleNode(self._store.persistence, self._needed)
             if cluster is not None:
                 self.hosts = self._join(cluster, durable=directory is not None)
-            self._services = self._serving(Waits(freed=self._trimming.freed), PartialFrames(freed=self._trimming.freed))
+            self._services = self._serving(
+                WaitingBytes(freed=self._trimming.freed), PartialFrames(freed=self._trimming.freed)
+            )
             self._listener = _listen(path)
             undo.pop_all()
 
@@ -133,7 +135,7 @@ class Node:
         hosts.measured = self.figures
         return hosts
 
-    def _serving(self, waits: Waits, partial_frames: PartialFrames) -> NodeServices:
+    def _serving(self, waits: WaitingBytes, partial_frames: PartialFrames) -> NodeServices:
         return NodeServices(
             self.id,
             self._store,
@@ -404,7 +406,7 @@ def _listen(path: Path) -> socket.socket:
     return listen(path)
 
 
-def run(node: Node, *, starter: int | None = None, ready: Callable[[], None] = lambda: None) -> None:
+def run(node: NodeServer, *, starter: int | None = None, ready: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGTERM or SIGINT.
 
     A node that was started for the process `starter` ignores SIGINT, which a terminal sends to both. It serves until
@@ -417,7 +419,7 @@ def run(node: Node, *, starter: int | None = None, ready: Callable[[], None] = l
         node.abandon()
 
 
-async def _run(node: Node, starter: int | None, ready: Callable[[], None]) -> None:
+async def _run(node: NodeServer, starter: int | None, ready: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, stop.set)

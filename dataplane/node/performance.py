@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection
 from typing import Any, Protocol
 
-from dataplane.waiting import Waits, busy_s, computed_s, processor_s, processors
+from dataplane.waiting import ClientWaits, busy_s, computed_s, processor_s, processors
 
 MOST_BYTES = 3 << 20
 _ENTRY = 64  # bytes, about, of one wait or one request that ended it
@@ -24,12 +24,12 @@ class Reporting(Protocol):
     pid: int
     label: str
     graph: bytes
-    waits: Waits
+    waits: ClientWaits
 
 
 def graphs_of(node: bytes, clients: Collection[Reporting], fetching_s: float = 0.0) -> dict[str, Any]:
-    """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `request_bytes` as `Waits.told`.
-    `fetching_s`: seconds during which bytes from other hosts were in transit to this node."""
+    """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `request_bytes` as
+    `ClientWaits.told`. `fetching_s`: seconds during which bytes from other hosts were in transit to this node."""
     found, left_out, nbytes = [], 0, 0
     for client in clients:
         if not client.graph:

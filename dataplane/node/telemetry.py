@@ -26,7 +26,7 @@ from dataplane.observe import ring
 from dataplane.observe.latency import Latencies
 from dataplane.observe.ledger import Ledger, StreamCounts, TaskCounts
 from dataplane.observe.metrics import Exporter
-from dataplane.observe.ring import PastEvents, Reader, Recorder
+from dataplane.observe.ring import PastEvents, RingReader, RingWriter
 from dataplane.observe.snapshot import Snapshot
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.progress import ACKED, EXPIRED, LEASED, REDELIVERED
@@ -67,7 +67,7 @@ class _Ring:
     pid: int
     label: str
     fd: int
-    reader: Reader
+    reader: RingReader
 
     def close(self) -> None:
         self.reader.close()
@@ -103,7 +103,7 @@ class Telemetry:
         self._local = streams
         self._figures = figures
         self.records = records
-        self.recorder: Recorder | None = Recorder() if records else None
+        self.recorder: RingWriter | None = RingWriter() if records else None
         self.latencies = Latencies()
         self._ledger = Ledger()
         self._numbers = iter(range(1, 1 << 62))
@@ -133,7 +133,7 @@ class Telemetry:
         try:
             fd = ring.create()
             try:
-                reader = Reader.of(fd)
+                reader = RingReader.of(fd)
             except OSError:
                 os.close(fd)
                 raise

@@ -184,7 +184,7 @@ else:
     WRITER = _Extension
 
 
-class Recorder:
+class RingWriter:
     """Writes a ring, one thread at a time. `writer`: the extension, or its replacement in Python, which takes six
     times as long."""
 
@@ -200,9 +200,9 @@ class Recorder:
         """See `PlainWriter`."""
         self.writer.record(code, began, value)
 
-    def reader(self) -> Reader:
+    def reader(self) -> RingReader:
         """A reader of this ring."""
-        return Reader(self._memory)
+        return RingReader(self._memory)
 
     def close(self) -> None:
         """Stop recording. Idempotent. Later calls of `record` raise ValueError."""
@@ -219,7 +219,7 @@ class Thread:
     name: str
 
 
-class Reader:
+class RingReader:
     """Reads a ring of another process, or of this one."""
 
     def __init__(self, memory: mmap.mmap) -> None:
@@ -230,7 +230,7 @@ class Reader:
         """Events that were overwritten before `fresh` came to them."""
 
     @classmethod
-    def of(cls, fd: int) -> Reader:
+    def of(cls, fd: int) -> RingReader:
         """A reader of the memory of a descriptor, which still belongs to the caller. Raises OSError."""
         return cls(mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ))
 
@@ -310,11 +310,11 @@ class PastEvents:
         self._threads = dict(threads)
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """See `Reader`."""
+        """See `RingReader`."""
         return _possible(self._events, since, clock)
 
     def threads(self) -> dict[int, Thread]:
-        """See `Reader`."""
+        """See `RingReader`."""
         return self._threads
 
 

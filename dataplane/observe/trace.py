@@ -26,7 +26,7 @@ _FAILOVER = CODE["failover"]
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class TracedProcess:
     """The last events of a process. node: its node, in hex; ahead_ns: the offset of its host's clock to this one's,
     to within error_ns; events: `observe.ring.EVENT`, by its own clock."""
 
@@ -41,7 +41,7 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TraceSpan:
     """One call, in nanoseconds of this host's clock. track: that of its thread, or one next to it."""
 
     process: int
@@ -57,7 +57,7 @@ class Span:
 class Trace:
     """The last seconds of all processes. missing: nodes that did not answer, and why."""
 
-    processes: tuple[Process, ...]
+    processes: tuple[TracedProcess, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def chrome(self) -> Iterator[dict[str, Any]]:
@@ -83,7 +83,7 @@ class Trace:
         file.write("\n]}\n")
         return spans
 
-    def _named(self, at: int, process: Process, spans: list[Span]) -> Iterator[dict[str, Any]]:
+    def _named(self, at: int, process: TracedProcess, spans: list[TraceSpan]) -> Iterator[dict[str, Any]]:
         ended = "" if process.alive else ", ended"
         what = f"node {process.node}" if process.label == "node" else process.label
         text = f"{what} (pid {process.pid}{ended})" if f"pid {process.pid}" not in what else f"{what}{ended}"
@@ -96,13 +96,13 @@ class Trace:
             yield _meta("thread_name", at, _tid(thread, track), {"name": name + (f" ({track + 1})" if track else "")})
             yield _meta("thread_sort_index", at, _tid(thread, track), {"sort_index": _tid(thread, track)})
 
-    def _arrows(self, spans: list[Span], start: int) -> Iterator[dict[str, Any]]:
+    def _arrows(self, spans: list[TraceSpan], start: int) -> Iterator[dict[str, Any]]:
         """Arrows from appends to the consumes of their rows, and from consumes to acks."""
         named = {(span.process, span.thread, span.began): span for span in spans if span.code != CODE["reserve"]}
-        appends: list[tuple[int, int, Span]] = []
-        consumes: list[tuple[Span, int, int]] = []
-        grants: dict[int, Span] = {}
-        acks: list[tuple[Span, int]] = []
+        appends: list[tuple[int, int, TraceSpan]] = []
+        consumes: list[tuple[TraceSpan, int, int]] = []
+        grants: dict[int, TraceSpan] = {}
+        acks: list[tuple[TraceSpan, int]] = []
         for at, process in enumerate(self.processes):
             for each in process.events[flows(process.events)]:
                 span = named.get((at, int(each["thread"]), int(each["began"]) - process.ahead_ns))
@@ -124,12 +124,14 @@ class Trace:
             yield _flow("f", target, number, start)
 
 
-def _given(appends: list[tuple[int, int, Span]], consumes: list[tuple[Span, int, int]]) -> Iterator[tuple[Span, Span]]:
+def _given(
+    appends: list[tuple[int, int, TraceSpan]], consumes: list[tuple[TraceSpan, int, int]]
+) -> Iterator[tuple[TraceSpan, TraceSpan]]:
     """The appends of the rows that each consume got, a few for each."""
     appends.sort(key=lambda each: each[:2])
     firsts = [first for first, _, _ in appends]
-    drawn: dict[tuple[Span, Span], None] = {}
-    counts: dict[Span, int] = {}
+    drawn: dict[tuple[TraceSpan, TraceSpan], None] = {}
+    counts: dict[TraceSpan, int] = {}
     for span, first, stop in consumes:
         at = max(0, bisect.bisect_right(firsts, first) - 1)
         while at < len(appends) and appends[at][0] < stop and counts.get(span, 0) < _ARROWS:
@@ -141,7 +143,7 @@ def _given(appends: list[tuple[int, int, Span]], consumes: list[tuple[Span, int,
     yield from drawn
 
 
-def _spans(at: int, process: Process) -> Iterator[Span]:
+def _spans(at: int, process: TracedProcess) -> Iterator[TraceSpan]:
     """The calls of a process, each on a track on which overlapping calls nest."""
     events = process.events[~flows(process.events)]
     events = events[(events["ended"] >= events["began"]) & (events["code"] > 0) & (events["code"] < len(OPERATIONS))]
@@ -161,7 +163,7 @@ def _spans(at: int, process: Process) -> Iterator[Span]:
             open_ends.append([])
         open_ends[track].append(ended)
         shift = process.ahead_ns
-        yield Span(at, thread, track, int(each["code"]), began - shift, ended - shift, int(each["value"]))
+        yield TraceSpan(at, thread, track, int(each["code"]), began - shift, ended - shift, int(each["value"]))
 
 
 def _tid(thread: int, track: int) -> int:
@@ -172,7 +174,7 @@ def _meta(name: str, process: int, thread: int, values: dict[str, Any]) -> dict[
     return {"ph": "M", "name": name, "pid": process + 1, "tid": thread, "args": values}
 
 
-def _event(span: Span, start: int) -> dict[str, Any]:
+def _event(span: TraceSpan, start: int) -> dict[str, Any]:
     name = OPERATIONS[span.code]
     where = {"pid": span.process + 1, "tid": _tid(span.thread, span.track), "ts": (span.began - start) / 1e3}
     if span.code == _FAILOVER:
@@ -182,7 +184,7 @@ def _event(span: Span, start: int) -> dict[str, Any]:
     return {"ph": "X", "name": name, "cat": "dataplane", "dur": took, **where, "args": values}
 
 
-def _flow(kind: str, span: Span, number: int, start: int) -> dict[str, Any]:
+def _flow(kind: str, span: TraceSpan, number: int, start: int) -> dict[str, Any]:
     # Within the slice that it binds to: at its end, when its output exists and its input is known.
     at = (max(span.began, span.ended - 1) - start) / 1e3
     event = {"ph": kind, "id": number, "name": "rows", "cat": "dataplane", "pid": span.process + 1}

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dataplane.pipeline.functions import Functions
-from dataplane.pipeline.worker import Link, work
+from dataplane.pipeline.worker import ExecutorLink, work
 
 STOP_S = 5.0  # until a worker that does not end is ended by force
 
@@ -36,7 +36,7 @@ class Crew(ABC):
         """End all workers. Bounded; they have ended when it returns."""
 
 
-class ProcessLink(Link):
+class ProcessLink(ExecutorLink):
     """A link over a pipe."""
 
     def __init__(self, pipe: Connection) -> None:

@@ -271,7 +271,7 @@ class Executor:
         micros = {step.plan.instructions[i].micro for i in order} if step.parts else set()
         parts = {micro: step.parts[micro].encode() for micro in micros}
         step.running.add(w)
-        self.crew.send(w, m.encode(m.Begin(step.number, step.scope, parts, order)))
+        self.crew.send(w, m.encode(m.BeginStep(step.number, step.scope, parts, order)))
 
     @staticmethod
     def _done(step: _Step) -> bool:
@@ -289,7 +289,7 @@ class Executor:
                     self._hear(w, m.from_worker.decode(encoded))
 
     def _hear(self, w: int, message: m.FromWorker) -> None:
-        if isinstance(message, m.Ready):
+        if isinstance(message, m.WorkerReady):
             self._ready.add(w)
             return
         step = self._steps.get(message.step)

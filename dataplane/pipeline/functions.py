@@ -51,7 +51,7 @@ class Functions:
         return self.pipeline is None or self.pipeline.stages[stage].stateful
 
 
-class Objects:
+class WorkerObjects:
     """The functions and chunks of one worker, created at their first use."""
 
     def __init__(self, functions: Functions, plane: Plane) -> None:

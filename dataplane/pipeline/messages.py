@@ -20,7 +20,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     ref: bytes
 
 
-class Begin(msgspec.Struct, frozen=True, tag="begin"):
+class BeginStep(msgspec.Struct, frozen=True, tag="begin"):
     """The beginning of a step: its rows by micro-batch, and the worker's instructions in order."""
 
     step: int
@@ -37,7 +37,7 @@ class Made(msgspec.Struct, frozen=True, tag="made"):
     ref: bytes
 
 
-class Ready(msgspec.Struct, frozen=True, tag="ready"):
+class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
     """The worker has connected."""
 
     pid: int
@@ -78,8 +78,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     trace: str
 
 
-ToWorker = Use | Load | Begin | Made
-FromWorker = Ready | Did | StepState | Ended | Failed
+ToWorker = Use | Load | BeginStep | Made
+FromWorker = WorkerReady | Did | StepState | Ended | Failed
 
 encode = msgspec.msgpack.Encoder().encode
 to_worker = msgspec.msgpack.Decoder(ToWorker)

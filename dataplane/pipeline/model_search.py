@@ -34,7 +34,7 @@ PATIENCE = 300  # changes without a better plan
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ModelPlan:
     """The elements of a plan."""
 
     bounds: Ints
@@ -55,7 +55,7 @@ class ModelSearch:
         self.room_bytes = np.array([cluster.host(w).worker_bytes or np.inf for w in range(cluster.workers)])
         self.considered = 0
         self.cuts = allowed_cuts(model)
-        self.alive: list[tuple[float, Candidate, Outcome]] = []
+        self.alive: list[tuple[float, ModelPlan, Outcome]] = []
 
     @property
     def late(self) -> bool:
@@ -64,14 +64,14 @@ class ModelSearch:
 
     def begin(self) -> None:
         """Simulate the initial candidates; keep the best."""
-        found: list[tuple[float, Candidate, Outcome]] = []
+        found: list[tuple[float, ModelPlan, Outcome]] = []
         for candidate in self._first():
             if (played := self.play(candidate)) is not None:
                 found.append(played)
             if self.late and found:
                 break
         found.sort(key=lambda each: each[0])
-        kept: list[tuple[float, Candidate, Outcome]] = []
+        kept: list[tuple[float, ModelPlan, Outcome]] = []
         for each in found:  # not three times the same cut
             if all(
                 len(each[1].bounds) != len(k[1].bounds) or (each[1].worker_of != k[1].worker_of).any() for k in kept
@@ -79,7 +79,7 @@ class ModelSearch:
                 kept.append(each)
         self.alive = kept[:ALIVE]
 
-    def _first(self) -> Iterator[Candidate]:
+    def _first(self) -> Iterator[ModelPlan]:
         workers = self.cluster.workers
         for per_worker in range(1, MOST_CHUNKS + 1):
             chunks = per_worker * workers
@@ -97,7 +97,7 @@ class ModelSearch:
                     if caps is None:
                         continue
                     for group in (1, workers) if per_worker > 1 else (1,):
-                        yield Candidate(bounds, worker_of.astype(np.int32), caps, group)
+                        yield ModelPlan(bounds, worker_of.astype(np.int32), caps, group)
 
     def caps(self, bounds: Ints, worker_of: Ints, scale: float) -> Ints | None:
         """The number of micro-batches that each chunk holds: those of its way to the loss and back at the pace of
@@ -122,7 +122,7 @@ class ModelSearch:
                 caps[most] -= 1
         return caps.astype(np.int32)
 
-    def play(self, candidate: Candidate) -> tuple[float, Candidate, Outcome] | None:
+    def play(self, candidate: ModelPlan) -> tuple[float, ModelPlan, Outcome] | None:
         """The outcome of a candidate; None if it holds too much."""
         self.considered += 1
         chunks, count = len(candidate.bounds) - 1, self.micro_batches
@@ -161,7 +161,7 @@ class ModelSearch:
             self.alive[at] = best
         self.alive.sort(key=lambda each: each[0])
 
-    def _changed(self, candidate: Candidate, outcome: Outcome) -> Candidate | None:
+    def _changed(self, candidate: ModelPlan, outcome: Outcome) -> ModelPlan | None:
         what = self.random.random()
         if what < 0.55:
             return self._cut(candidate, outcome)
@@ -172,7 +172,7 @@ class ModelSearch:
         group = int(self.random.choice([1, 2, self.cluster.workers // 2 or 1, self.cluster.workers]))
         return replace(candidate, group=group)
 
-    def _cut(self, candidate: Candidate, outcome: Outcome) -> Candidate | None:
+    def _cut(self, candidate: ModelPlan, outcome: Outcome) -> ModelPlan | None:
         """A cut moved by a piece or two; more often one of the busiest worker's chunks."""
         index = np.searchsorted(self.cuts, candidate.bounds)
         if self.random.random() < 0.5:
@@ -192,7 +192,7 @@ class ModelSearch:
             return None
         return self._refit(replace(candidate, bounds=self.cuts[index]))
 
-    def _cap(self, candidate: Candidate) -> Candidate | None:
+    def _cap(self, candidate: ModelPlan) -> ModelPlan | None:
         caps = candidate.caps.astype(np.float64)
         if self.random.random() < 0.3:
             caps = np.ceil(caps * self.random.choice([0.8, 1.2, 1.5]))
@@ -201,13 +201,13 @@ class ModelSearch:
             caps[some] += self.random.choice([-2, -1, 1, 2])
         return self._refit(replace(candidate, caps=np.clip(caps, 1, self.micro_batches).astype(np.int32)))
 
-    def _swap(self, candidate: Candidate) -> Candidate | None:
+    def _swap(self, candidate: ModelPlan) -> ModelPlan | None:
         worker_of = candidate.worker_of.copy()
         a, b = self.random.integers(len(worker_of), size=2)
         worker_of[a], worker_of[b] = worker_of[b], worker_of[a]
         return self._refit(replace(candidate, worker_of=worker_of))
 
-    def _refit(self, candidate: Candidate) -> Candidate | None:
+    def _refit(self, candidate: ModelPlan) -> ModelPlan | None:
         each = np.diff(self.model.sums[candidate.bounds], axis=0)
         caps = self.fitted(each, candidate.worker_of, candidate.caps.astype(np.float64))
         return None if caps is None else replace(candidate, caps=caps)

@@ -17,12 +17,12 @@ from typing import Any
 from dataplane.errors import Misuse
 from dataplane.pipeline.crews import Crew
 from dataplane.pipeline.functions import Functions
-from dataplane.pipeline.worker import Link, work
+from dataplane.pipeline.worker import ExecutorLink, work
 
 _HEAR_S = 5.0  # that a call waits for something to say
 
 
-class _QueueLink(Link):
+class _QueueLink(ExecutorLink):
     def __init__(self) -> None:
         self.told: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.said: queue.SimpleQueue[bytes] = queue.SimpleQueue()

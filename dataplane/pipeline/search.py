@@ -31,7 +31,7 @@ MOST = 256  # micro-batches
 
 
 @dataclass(frozen=True)
-class Candidate:
+class StagePlan:
     """The elements of a plan."""
 
     micro_batches: int
@@ -91,7 +91,7 @@ class Search:
             chosen = [np.array(sorted(each), np.int64) for each in bins]
         return [np.sort(np.concatenate([groups[g] for g in each])) for each in chosen if len(each)]
 
-    def play(self, candidate: Candidate) -> tuple[float, Plan] | None:
+    def play(self, candidate: StagePlan) -> tuple[float, Plan] | None:
         """The outcome of a candidate, and its plan; None if it does not fit."""
         self.considered += 1
         parts = self.parts(candidate.micro_batches, candidate.way)
@@ -136,7 +136,7 @@ class Search:
 
     # The starting points and the moves of a search
 
-    def first(self) -> list[Candidate]:
+    def first(self) -> list[StagePlan]:
         """The initial candidates: by the work of each stage, and all stages on all workers."""
         groups = len(self.rows.groups)
         workers = self.cluster.workers
@@ -145,7 +145,7 @@ class Search:
         for count in counts:
             seconds = programs.stage_seconds(self.pipeline, self.rows, self.parts(count, "balanced")).sum(axis=1)
             for members in (self._shared_out(seconds, count), self._everywhere(seconds)):
-                found += [Candidate(count, way, RULES[0], members) for way in WAYS]
+                found += [StagePlan(count, way, RULES[0], members) for way in WAYS]
         return found
 
     def _shared_out(self, seconds: Floats, count: int) -> tuple[frozenset[int], ...]:
@@ -178,7 +178,7 @@ class Search:
         replicas = self.pipeline.stages[s].replicas
         return min(len(self.eligible[s]), count, replicas if replicas is not None else count)
 
-    def changed(self, candidate: Candidate) -> Candidate | None:
+    def changed(self, candidate: StagePlan) -> StagePlan | None:
         """The candidate with one random change."""
         what = self.random.random()
         if what < 0.15:
@@ -224,7 +224,7 @@ def plan(
     began = time.monotonic()
     search = Search(pipeline, rows, cluster, seconds, seed)
     best: tuple[float, Plan] | None = None
-    at: Candidate | None = None
+    at: StagePlan | None = None
     predicted = None
     if given is not None:
         predicted = given.on(cluster).predict(pipeline, rows)

@@ -18,12 +18,12 @@ from collections import deque
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane, connect
 from dataplane.pipeline import messages as m
-from dataplane.pipeline.functions import Functions, Objects
+from dataplane.pipeline.functions import Functions, WorkerObjects
 
 AHEAD = 2  # instructions whose inputs are asked for before their turn, from disk or from another host
 
 
-class Link(ABC):
+class ExecutorLink(ABC):
     """The connection of a worker to its executor."""
 
     @abstractmethod
@@ -36,23 +36,23 @@ class Link(ABC):
         has gone, or ends the worker."""
 
 
-def work(link: Link, address: str, functions: Functions) -> None:
+def work(link: ExecutorLink, address: str, functions: Functions) -> None:
     """Run a worker on the node at this address, until the executor has gone."""
     with connect(address) as plane:
-        link.send(m.encode(m.Ready(os.getpid())))
+        link.send(m.encode(m.WorkerReady(os.getpid())))
         Worker(link, plane, functions).run()
 
 
 class Worker:
     """The state of one worker."""
 
-    def __init__(self, link: Link, plane: Plane, functions: Functions) -> None:
+    def __init__(self, link: ExecutorLink, plane: Plane, functions: Functions) -> None:
         self._link = link
         self._plane = plane
         self._node = bytes.fromhex(plane.stats().node)
-        self._objects = Objects(functions, plane)
+        self._objects = WorkerObjects(functions, plane)
         self._instructions: dict[int, tuple[str, int, int, list[int]]] = {}
-        self._begun: deque[m.Begin] = deque()
+        self._begun: deque[m.BeginStep] = deque()
         self._made: dict[int, dict[int, BatchRef | None]] = {}  # by step, by instruction
         self._ended = -1  # the last step that is over here
 
@@ -75,7 +75,7 @@ class Worker:
             if message.step > self._ended:
                 ref = BatchRef.decode(message.ref) if message.ref else None
                 self._made.setdefault(message.step, {})[message.instruction] = ref
-        elif isinstance(message, m.Begin):
+        elif isinstance(message, m.BeginStep):
             self._begun.append(message)
         elif isinstance(message, m.Load):
             self._objects.load(message.stage, BatchRef.decode(message.ref))
@@ -86,7 +86,7 @@ class Worker:
             self._objects.use(message.micro_batches, message.bounds)
         return True
 
-    def _step(self, begin: m.Begin) -> None:
+    def _step(self, begin: m.BeginStep) -> None:
         made = self._made.setdefault(begin.step, {})
         parts = {micro: BatchRef.decode(ref) for micro, ref in begin.parts.items()}
         stage, asked = -1, -1
@@ -116,7 +116,7 @@ class Worker:
         self._made = {step: refs for step, refs in self._made.items() if step > self._ended}
         self._link.send(m.encode(m.Ended(begin.step)))
 
-    def _ask(self, begin: m.Begin, made: dict[int, BatchRef | None], after: int, until: int) -> int:
+    def _ask(self, begin: m.BeginStep, made: dict[int, BatchRef | None], after: int, until: int) -> int:
         """Prefetch the inputs of the next instructions, as far as they exist. Returns the last one prefetched."""
         last = min(until, len(begin.order) - 1)
         for at in range(after + 1, last + 1):

@@ -33,7 +33,7 @@ from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, check_field
 from dataplane.batch.object_rows import LARGE
 from dataplane.batch.row_sources import as_bytes
-from dataplane.batch.stored_column import Reading
+from dataplane.batch.stored_column import SelectedRows
 from dataplane.batch.values import Values, byte_rows, dense, ragged_rows
 from dataplane.batch.values import struct as struct_of
 from dataplane.errors import Corrupt, DataplaneError
@@ -77,7 +77,7 @@ class Encoder:
             self._known, self._alive = {}, []
 
     def _column(
-        self, path: str, field: Field, rows: Reading, at: npt.NDArray[Any], *, nullable: bool = True
+        self, path: str, field: Field, rows: SelectedRows, at: npt.NDArray[Any], *, nullable: bool = True
     ) -> tuple[Any, Any]:
         """The array, and the metadata of its field. `at`: the row of the table of each of its rows. `nullable`: an
         invalid time may be null."""
@@ -93,7 +93,7 @@ class Encoder:
             said[TENSOR] = json.dumps(_tensor(array.type)).encode()
         return _plain(array), said
 
-    def _struct(self, path: str, field: Field, rows: Reading, at: npt.NDArray[Any]) -> tuple[Any, Any]:
+    def _struct(self, path: str, field: Field, rows: SelectedRows, at: npt.NDArray[Any]) -> tuple[Any, Any]:
         children, fields = [], []
         for key, child in field.children:
             present, own = gather.presence(rows, key, child)
@@ -107,7 +107,7 @@ class Encoder:
 
     # media
 
-    def _is_media(self, path: str, field: Field, rows: Reading) -> bool:
+    def _is_media(self, path: str, field: Field, rows: SelectedRows) -> bool:
         known = self.media.get(path)
         if known is None and rows.rows and field.kind != "text":
             known = gather.nbytes(rows, field) >= LARGE * rows.rows
@@ -129,7 +129,7 @@ class Encoder:
             self.contents.setdefault(found, flat)
         return found
 
-    def _media(self, field: Field, rows: Reading, at: npt.NDArray[Any]) -> Any:
+    def _media(self, field: Field, rows: SelectedRows, at: npt.NDArray[Any]) -> Any:
         items = _items(field, rows)
         hashes = [self._hash(each) for each in items]
         for row, found in zip(at.tolist(), hashes, strict=True):
@@ -140,7 +140,7 @@ class Encoder:
         shapes = pa.array([list(each.shape) for each in items], pa.list_(pa.int64()))
         return pa.StructArray.from_arrays([named, shapes], ["media", "shape"])
 
-    def _objects(self, path: str, rows: Reading, at: npt.NDArray[Any]) -> Any:
+    def _objects(self, path: str, rows: SelectedRows, at: npt.NDArray[Any]) -> Any:
         cells = []
         for number, (data, lookup) in zip(at.tolist(), gather.objects(rows), strict=True):
             row = object_rows.row_of(path, data, lookup)
@@ -159,7 +159,7 @@ def hash_of(data: Any, seed: int) -> str:
     return xxhash.xxh3_128_hexdigest(data, seed)
 
 
-def _items(field: Field, rows: Reading) -> Sequence[Any]:
+def _items(field: Field, rows: SelectedRows) -> Sequence[Any]:
     """The medium of each row: arrays, or runs of bytes."""
     if field.kind == "bytes":
         return gather.spans(rows)
@@ -264,15 +264,15 @@ def _from_objects(array: Any, find: Find) -> Values:
     return object_rows.values_of([_object(data, find) for data in _cells(array)])
 
 
-def _object(data: bytes, find: Find) -> object_rows.Row:
+def _object(data: bytes, find: Find) -> object_rows.ObjectRow:
     if not data.startswith(_REFERS):
-        return object_rows.Row(data)
+        return object_rows.ObjectRow(data)
     at = len(_REFERS) + _COUNT.size
     (count,) = _COUNT.unpack(data[len(_REFERS) : at])
     end = at + count * _DIGEST
     if end > len(data):
         raise ValueError(f"{count} parts in a cell of {len(data)} bytes")
-    return object_rows.Row(data[end:], [find(data[i : i + _DIGEST].hex()) for i in range(at, end, _DIGEST)])
+    return object_rows.ObjectRow(data[end:], [find(data[i : i + _DIGEST].hex()) for i in range(at, end, _DIGEST)])
 
 
 def _cells(array: Any) -> Iterator[bytes]:

@@ -1,8 +1,8 @@
 """Effects: the actions that a replica requests of its driver, to be executed in the given order.
 
 The protocol is correct even if effects fail: a message may be lost, delayed or duplicated, and a compare-and-set may
-take effect without an answer. Only the order of `Store` effects matters: after a crash the disk must have the result of
-a prefix of the operations.
+take effect without an answer. Only the order of `StoreOperation` effects matters: after a crash the disk must have the
+result of a prefix of the operations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Send(msgspec.Struct, frozen=True):
     message: Message
 
 
-class Answer(msgspec.Struct, frozen=True):
+class SendAnswer(msgspec.Struct, frozen=True):
     """Answer a request."""
 
     request: int
@@ -44,11 +44,11 @@ class Swap(msgspec.Struct, frozen=True):
     wanted: Configuration
 
 
-class Store(msgspec.Struct, frozen=True):
+class StoreOperation(msgspec.Struct, frozen=True):
     """Write an operation of the log to disk, and call `stored(ticket)` once it and all earlier ones are durable."""
 
     ticket: int
     operation: Operation
 
 
-Effect = Send | Answer | Refuse | Swap | Store
+Effect = Send | SendAnswer | Refuse | Swap | StoreOperation

@@ -11,7 +11,7 @@ import math
 
 from dataplane.errors import Corrupt
 from dataplane.replication.configuration import Configuration
-from dataplane.replication.messages import Append, Appended, Install, Installing, Missing, Snapshot
+from dataplane.replication.messages import AppendEntries, EntriesAppended, Install, Installing, Missing, StateSnapshot
 from dataplane.replication.state import State
 
 _NONE: dict[int, int] = {}
@@ -34,7 +34,7 @@ class Follower:
         self._snapshot = 0, 0  # (index, epoch) of the snapshot that is being received
         self._parts = bytearray()
 
-    def append(self, message: Append, now: float) -> None:
+    def append(self, message: AppendEntries, now: float) -> None:
         """Append the leader's entries after the common prefix, and acknowledge them once they are on disk (section
         2.1)."""
         self._hear(message, now)
@@ -66,7 +66,7 @@ class Follower:
                 received = Installing(epoch, message.sent_s, message.index, len(self._parts))
                 state.send(message.configuration.leader, received)
                 return
-            state.install(Snapshot(message.index, message.epoch, bytes(self._parts)))
+            state.install(StateSnapshot(message.index, message.epoch, bytes(self._parts)))
             self._matched = 0
         self._parts = bytearray()
         self._snapshot = 0, 0
@@ -102,7 +102,7 @@ class Follower:
             return until if now < until < beat else beat
         return math.inf
 
-    def _hear(self, message: Append | Install, now: float) -> None:
+    def _hear(self, message: AppendEntries | Install, now: float) -> None:
         self._state.promise.hear(self._state.configuration.leader, now)
         self._sent_s = max(self._sent_s, message.sent_s)
 
@@ -113,4 +113,4 @@ class Follower:
         state = self._state
         self._acknowledged = min(self._matched, state.log.persisted)
         configuration = state.configuration
-        state.send(configuration.leader, Appended(configuration.epoch, self._sent_s, self._acknowledged))
+        state.send(configuration.leader, EntriesAppended(configuration.epoch, self._sent_s, self._acknowledged))

@@ -17,11 +17,11 @@ import math
 
 from dataplane.errors import DataplaneError, LimitExceeded, OutcomeUnknown
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Answer, Refuse
+from dataplane.replication.effects import Refuse, SendAnswer
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.lease import Lease
-from dataplane.replication.messages import Appended, Entry, Installing, Missing, Outdated
-from dataplane.replication.progress import Progress
+from dataplane.replication.messages import EntriesAppended, Installing, LogEntry, Missing, Outdated
+from dataplane.replication.progress import PeerProgress
 from dataplane.replication.recruitment import Recruitment
 from dataplane.replication.state import State
 
@@ -35,14 +35,14 @@ class Leader:
         self._state = state
         self.term = state.configuration.epoch
         self._lease = Lease(state.settings.lease_s)
-        self._peers: dict[ReplicaId, Progress] = {}
+        self._peers: dict[ReplicaId, PeerProgress] = {}
         self._requests: dict[int, int] = {}  # index -> the request to answer when it is committed
         self._recruitment = Recruitment(self._peers, self._lease)
         self._out: dict[ReplicaId, float] = {}  # peers whose process has ended -> time by which it had
         state.machine.forget()
         for follower in state.configuration.followers:
-            self._peers[follower] = Progress(state, follower, now)
-        state.log.append((Entry(self.term, b""),))
+            self._peers[follower] = PeerProgress(state, follower, now)
+        state.log.append((LogEntry(self.term, b""),))
         self._start = state.log.last
         self._send(now)
         self._commit(now)
@@ -67,7 +67,7 @@ class Leader:
             state.effects.append(Refuse(number, error))
             return
         if not decision.commands:
-            state.effects.append(Answer(number, decision.result))
+            state.effects.append(SendAnswer(number, decision.result))
             return
         largest = max(map(len, decision.commands))
         if largest > state.settings.max_command:
@@ -81,7 +81,7 @@ class Leader:
             state.effects.append(Refuse(number, too_large))
             return
         epoch = state.configuration.epoch
-        state.log.append(tuple(Entry(epoch, command) for command in decision.commands))
+        state.log.append(tuple(LogEntry(epoch, command) for command in decision.commands))
         self._requests[state.log.last] = number
         self._send(now)
         self._commit(now)
@@ -93,7 +93,7 @@ class Leader:
 
     # Answers of peers
 
-    def appended(self, sender: ReplicaId, message: Appended, now: float) -> None:
+    def appended(self, sender: ReplicaId, message: EntriesAppended, now: float) -> None:
         peer = self._heard(sender, message.sent_s)
         if peer is None:
             return
@@ -169,7 +169,7 @@ class Leader:
         for replica in followers:
             self._recruitment.joined(replica)
             if replica not in self._peers:
-                self._peers[replica] = Progress(state, replica, now)
+                self._peers[replica] = PeerProgress(state, replica, now)
         for peer in self._peers.values():
             peer.send_batch(state.configuration, now)
         self._commit(now)
@@ -179,7 +179,7 @@ class Leader:
         state = self._state
         if replica == state.me or replica in self._peers:
             return
-        self._recruitment.begin(replica, Progress(state, replica, now))
+        self._recruitment.begin(replica, PeerProgress(state, replica, now))
         self._peers[replica].send_batch(state.configuration, now)
 
     def step_down(self) -> None:
@@ -204,7 +204,7 @@ class Leader:
         lease, out, judges = self._lease, self._out, self._state.attention.judges(now)
         return frozenset(f for f in followers if f in out or (judges and lease.silent(f, self._peers[f].since, now)))
 
-    def _heard(self, sender: ReplicaId, sent_s: float) -> Progress | None:
+    def _heard(self, sender: ReplicaId, sent_s: float) -> PeerProgress | None:
         """The peer that acknowledges a message; None if the sender is not a peer."""
         peer = self._peers.get(sender)
         if peer is None or sent_s <= self._out.get(sender, -math.inf):

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 
 from dataplane.errors import Corrupt
-from dataplane.replication.messages import Entry, Snapshot
-from dataplane.replication.storage import Extend, Operation, Rebase, Stored, Truncate
+from dataplane.replication.messages import LogEntry, StateSnapshot
+from dataplane.replication.storage import ExtendLog, Operation, RebaseLog, StoredLog, TruncateLog
 
 
 class Log:
@@ -20,7 +20,7 @@ class Log:
 
     __slots__ = ("_entries", "_pending", "_ticket", "base", "changes", "durable", "last", "persisted", "snapshot")
 
-    def __init__(self, stored: Stored, *, durable: bool) -> None:
+    def __init__(self, stored: StoredLog, *, durable: bool) -> None:
         self.snapshot = stored.snapshot
         self._entries = stored.entries
         self.base = stored.snapshot.index
@@ -47,7 +47,7 @@ class Log:
             return True  # the snapshot holds committed commands only, and all logs agree on those
         return index <= self.last and self.epoch_at(index) == epoch
 
-    def after(self, index: int, most: int, most_bytes: int) -> tuple[Entry, ...]:
+    def after(self, index: int, most: int, most_bytes: int) -> tuple[LogEntry, ...]:
         """At most `most` entries after an index, which is at least `base`. They have at most `most_bytes`, unless the
         first has more."""
         start = index - self.base
@@ -58,13 +58,13 @@ class Log:
                 return tuple(entries[:count])
         return tuple(entries)
 
-    def append(self, entries: tuple[Entry, ...]) -> None:
+    def append(self, entries: tuple[LogEntry, ...]) -> None:
         first = self.last + 1
         self._entries.extend(entries)
         self.last += len(entries)
-        self._change(Extend(first, entries))
+        self._change(ExtendLog(first, entries))
 
-    def merge(self, previous: int, entries: tuple[Entry, ...], committed: int) -> None:
+    def merge(self, previous: int, entries: tuple[LogEntry, ...], committed: int) -> None:
         """Append entries after `previous`, up to which this log equals the sender's. From the first difference on, this
         log's own entries are removed: they were proposed in an epoch that has ended, and never committed (PacificA,
         section 2.4).
@@ -90,15 +90,15 @@ class Log:
         self.persisted = min(self.persisted, last)
         for pending in self._pending:
             pending[1] = min(pending[1], last)
-        self._change(Truncate(last))
+        self._change(TruncateLog(last))
 
-    def compact(self, snapshot: Snapshot) -> None:
+    def compact(self, snapshot: StateSnapshot) -> None:
         """Replace the entries of committed commands by a snapshot."""
         del self._entries[: snapshot.index - self.base]
         self.snapshot, self.base = snapshot, snapshot.index
-        self._change(Rebase(snapshot, True))
+        self._change(RebaseLog(snapshot, True))
 
-    def install(self, snapshot: Snapshot) -> None:
+    def install(self, snapshot: StateSnapshot) -> None:
         """Replace the log up to the index of the leader's snapshot by the snapshot. Later entries are kept if the
         log's entry at that index is the snapshot's last one: a follower that has just restarted may have committed
         entries beyond the snapshot, and may become the leader before it gets them again (Raft's InstallSnapshot;
@@ -111,7 +111,7 @@ class Log:
         self.persisted = 0
         for pending in self._pending:
             pending[1] = 0
-        self._change(Rebase(snapshot, False))
+        self._change(RebaseLog(snapshot, False))
 
     def stored(self, ticket: int) -> None:
         """Note that the operations up to this ticket are on disk."""

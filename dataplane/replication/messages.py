@@ -1,7 +1,7 @@
 """The messages between replicas of a partition.
 
-A leader sends `Append` and `Install`; the rest are answers. Each has its epoch: a message of an older epoch is answered
-by `Outdated` with the newer configuration, and an answer of another epoch than the leader's is ignored.
+A leader sends `AppendEntries` and `Install`; the rest are answers. Each has its epoch: a message of an older epoch is
+answered by `Outdated` with the newer configuration, and an answer of another epoch than the leader's is ignored.
 
 Indices of a log begin at 1. `sent_s` is by the leader's clock and is returned unchanged: a follower's
 acknowledgement renews the leader's lease from the time at which the message was *sent* (PacificA, section 2.3).
@@ -14,7 +14,7 @@ import msgspec
 from dataplane.replication.configuration import Configuration
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class LogEntry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A command of the log, with the epoch in which it was first proposed. An empty command marks the beginning of a
     leader's epoch."""
 
@@ -22,7 +22,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     command: bytes
 
 
-class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class StateSnapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The state after the commands up to `index`. The last of them was proposed in `epoch`."""
 
     index: int
@@ -30,7 +30,7 @@ class Snapshot(msgspec.Struct, frozen=True, array_like=True, gc=False):
     state: bytes
 
 
-class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class AppendEntries(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """The entries after index `previous`, where the leader's log has an entry of `previous_epoch`. Without entries, a
     heartbeat."""
 
@@ -38,7 +38,7 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=1):
     sent_s: float
     previous: int
     previous_epoch: int
-    entries: tuple[Entry, ...]
+    entries: tuple[LogEntry, ...]
     committed: int
 
 
@@ -55,7 +55,7 @@ class Install(msgspec.Struct, frozen=True, array_like=True, tag=2):
     part: bytes
 
 
-class Appended(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class EntriesAppended(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """The follower's log equals the leader's up to `match`; if the partition is durable, also after a crash."""
 
     epoch: int
@@ -88,4 +88,4 @@ class Installing(msgspec.Struct, frozen=True, array_like=True, tag=7):
     received: int
 
 
-Message = Append | Install | Appended | Missing | Outdated | Installing
+Message = AppendEntries | Install | EntriesAppended | Missing | Outdated | Installing

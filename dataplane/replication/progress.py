@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.messages import Append, Appended, Install, Installing, Missing, Snapshot
+from dataplane.replication.messages import AppendEntries, EntriesAppended, Install, Installing, Missing, StateSnapshot
 from dataplane.replication.state import State
 
 
-class Progress:
+class PeerProgress:
     """The progress of one peer, a follower or a recruit. `match`: the last index that it is known to have, 0 for
     none."""
 
@@ -41,10 +41,10 @@ class Progress:
         self._target = 0  # the peer's last index after the batch in flight
         self._on_its_way = False
         self._batch_s = self._sent_s = -math.inf
-        self._snapshot: Snapshot | None = None  # sent to the peer in parts, of which it has `_received` bytes
+        self._snapshot: StateSnapshot | None = None  # sent to the peer in parts, of which it has `_received` bytes
         self._received = 0
 
-    def appended(self, message: Appended) -> None:
+    def appended(self, message: EntriesAppended) -> None:
         """Note that the peer has the log up to an index."""
         match = min(message.match, self._state.log.last)
         if match > self.match:
@@ -99,7 +99,7 @@ class Progress:
         entries = log.after(previous, most, state.settings.max_bytes)
         state.send(
             self._peer,
-            Append(configuration, now, previous, log.epoch_at(previous), entries, state.committed),
+            AppendEntries(configuration, now, previous, log.epoch_at(previous), entries, state.committed),
         )
         return previous + len(entries)
 

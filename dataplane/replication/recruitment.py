@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.lease import Lease
-from dataplane.replication.progress import Progress
+from dataplane.replication.progress import PeerProgress
 from dataplane.replication.state import State
 
 
@@ -39,15 +39,15 @@ class Recruitment:
 
     __slots__ = ("_lease", "_peers", "_recruits")
 
-    def __init__(self, peers: dict[ReplicaId, Progress], lease: Lease) -> None:
+    def __init__(self, peers: dict[ReplicaId, PeerProgress], lease: Lease) -> None:
         self._peers = peers
         self._lease = lease
-        self._recruits: dict[ReplicaId, Progress] = {}
+        self._recruits: dict[ReplicaId, PeerProgress] = {}
 
     def recruits(self, replica: ReplicaId) -> bool:
         return replica in self._recruits
 
-    def begin(self, replica: ReplicaId, progress: Progress) -> None:
+    def begin(self, replica: ReplicaId, progress: PeerProgress) -> None:
         self._peers[replica] = self._recruits[replica] = progress
 
     def joined(self, replica: ReplicaId) -> None:
@@ -68,7 +68,7 @@ class Recruitment:
                 return replica
         return None
 
-    def in_sync(self, progress: Progress, state: State) -> bool:
+    def in_sync(self, progress: PeerProgress, state: State) -> bool:
         return progress.match >= state.committed and state.log.last - progress.match <= state.settings.max_batch
 
     def lag(self, state: State) -> int:

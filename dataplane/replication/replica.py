@@ -14,30 +14,38 @@ otherwise it could take the epoch of an old message for the current one.
 from __future__ import annotations
 
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Effect, Refuse, Store
+from dataplane.replication.effects import Effect, Refuse, StoreOperation
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.follower import Follower
 from dataplane.replication.leader import Leader
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import Append, Appended, Install, Installing, Message, Missing, Outdated
-from dataplane.replication.settings import Settings
+from dataplane.replication.messages import (
+    AppendEntries,
+    EntriesAppended,
+    Install,
+    Installing,
+    Message,
+    Missing,
+    Outdated,
+)
+from dataplane.replication.settings import ReplicationSettings
 from dataplane.replication.state import State
-from dataplane.replication.storage import Stored
+from dataplane.replication.storage import StoredLog
 
 
 class Replica:
-    """One replica. `stored`: the log on its disk; `Stored()` for a new one. `fresh`: no replica with this id was ever
-    started before, so it has made no promise and has proposed nothing. `alone`: there is and was no other replica, so
-    it has made no promise."""
+    """One replica. `stored`: the log on its disk; `StoredLog()` for a new one. `fresh`: no replica with this id was
+    ever started before, so it has made no promise and has proposed nothing. `alone`: there is and was no other replica,
+    so it has made no promise."""
 
     __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_state", "_ticked_s")
 
     def __init__(
         self,
         me: ReplicaId,
-        settings: Settings,
+        settings: ReplicationSettings,
         machine: StateMachine,
-        stored: Stored,
+        stored: StoredLog,
         now: float,
         *,
         fresh: bool = False,
@@ -118,16 +126,16 @@ class Replica:
         """A message of another replica has arrived. Raises Corrupt if its log cannot be one of this partition."""
         if not self._state.configuration.epoch:
             return []
-        if isinstance(message, Append | Install):
+        if isinstance(message, AppendEntries | Install):
             if self._current(sender, message.configuration, now):
-                if isinstance(message, Append):
+                if isinstance(message, AppendEntries):
                     self._follower.append(message, now)
                 else:
                     self._follower.install(message, now)
         elif isinstance(message, Outdated):
             self._adopt(message.configuration, now)
         elif self._leader is not None and message.epoch == self._state.configuration.epoch:
-            if isinstance(message, Appended):
+            if isinstance(message, EntriesAppended):
                 self._leader.appended(sender, message, now)
             elif isinstance(message, Missing):
                 self._leader.missing(sender, message, now)
@@ -136,7 +144,7 @@ class Replica:
         return self._effects(now)
 
     def stored(self, ticket: int, now: float) -> list[Effect]:
-        """The operations of `Store` up to this ticket are durable."""
+        """The operations of `StoreOperation` up to this ticket are durable."""
         self._state.log.stored(ticket)
         if self._leader is not None:
             self._leader.stored(now)
@@ -225,5 +233,5 @@ class Replica:
         changes = state.log.changes
         if changes:
             state.log.changes = []
-            effects[:0] = [Store(ticket, operation) for ticket, operation in changes]
+            effects[:0] = [StoreOperation(ticket, operation) for ticket, operation in changes]
         return effects

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Each replica counts these seconds by its own clock; clocks drift by at most `drift`."""
 
     lease_s: float = 3.0

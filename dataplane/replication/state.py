@@ -6,14 +6,14 @@ Committed and applied are one index: commands that are known to be committed are
 from __future__ import annotations
 
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Answer, Effect, Send
+from dataplane.replication.effects import Effect, Send, SendAnswer
 from dataplane.replication.lease import Promise
 from dataplane.replication.log import Log
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import Message, Snapshot
+from dataplane.replication.messages import Message, StateSnapshot
 from dataplane.replication.reconfiguration import Reconfiguration
-from dataplane.replication.settings import Settings
-from dataplane.replication.storage import Stored
+from dataplane.replication.settings import ReplicationSettings
+from dataplane.replication.storage import StoredLog
 from dataplane.replication.suspend_guard import SuspendGuard
 
 _ENTRY = 128
@@ -37,7 +37,9 @@ class State:
         "since_snapshot",
     )
 
-    def __init__(self, me: ReplicaId, settings: Settings, machine: StateMachine, stored: Stored, now: float) -> None:
+    def __init__(
+        self, me: ReplicaId, settings: ReplicationSettings, machine: StateMachine, stored: StoredLog, now: float
+    ) -> None:
         self.me = me
         self.settings = settings
         self.machine = machine
@@ -70,9 +72,9 @@ class State:
             self.since_snapshot += len(command) + _ENTRY
             request = requests.pop(index, None)
             if request is not None:
-                self.effects.append(Answer(request, result))
+                self.effects.append(SendAnswer(request, result))
 
-    def install(self, snapshot: Snapshot) -> None:
+    def install(self, snapshot: StateSnapshot) -> None:
         """Replace the state and the log by the leader's snapshot."""
         self.machine.restore(snapshot.state)
         self.log.install(snapshot)
@@ -87,5 +89,5 @@ class State:
         if few or self.since_snapshot < len(log.snapshot.state):
             return
         epoch = log.epoch_at(self.committed)
-        log.compact(Snapshot(self.committed, epoch, self.machine.snapshot()))
+        log.compact(StateSnapshot(self.committed, epoch, self.machine.snapshot()))
         self.since_snapshot = 0

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from dataplane.config import PAGE
-from dataplane.store.segment import Segment
+from dataplane.store.segment import ArenaSegment
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Arena:
     def __init__(self, capacity: int) -> None:
         """Raises OSError if the system refuses a segment of that capacity, now rather than when it is needed."""
         try:
-            Segment(0, 2 * pages(capacity)).close()
+            ArenaSegment(0, 2 * pages(capacity)).close()
         except OSError as error:
             raise OSError(error.errno, f"no shared memory of {capacity} bytes: {error.strerror}") from None
         self.capacity = capacity
@@ -88,22 +88,22 @@ class Arena:
         """The number of closed segments. When it grows, holders of per-segment state tidy up."""
         self._least = min(_LEAST, max(1 << 20, _power(2 * capacity)))
         self._numbers = itertools.count()
-        self._segments: dict[int, Segment] = {}
-        self._owned: dict[Hashable, list[Segment]] = {}
+        self._segments: dict[int, ArenaSegment] = {}
+        self._owned: dict[Hashable, list[ArenaSegment]] = {}
         self._guarded = self._warned = False
 
-    def __getitem__(self, number: int) -> Segment:
+    def __getitem__(self, number: int) -> ArenaSegment:
         return self._segments[number]
 
     def __contains__(self, number: int) -> bool:
         return number in self._segments
 
-    def __iter__(self) -> Iterator[Segment]:
+    def __iter__(self) -> Iterator[ArenaSegment]:
         return iter(list(self._segments.values()))
 
     # Segments
 
-    def _make(self, owner: Hashable, size: int) -> Segment:
+    def _make(self, owner: Hashable, size: int) -> ArenaSegment:
         """A new segment for the owner, of at least `size` bytes. Raises OSError."""
         owned = self._owned.setdefault(owner, [])
         grown = min(_MOST, sum(segment.size for segment in owned))
@@ -112,12 +112,12 @@ class Arena:
             self._close_idle()
         number = next(self._numbers)
         try:
-            segment = Segment(number, size)
+            segment = ArenaSegment(number, size)
         except OSError as error:
             if error.errno != errno.ENOMEM:
                 raise
             self._close_idle()  # for their addresses
-            segment = Segment(number, size)
+            segment = ArenaSegment(number, size)
         if self._guarded:
             self._guard(segment)
         self._segments[number] = segment
@@ -132,7 +132,7 @@ class Arena:
                 segments.remove(segment)
                 self._close(segment)
 
-    def _close(self, segment: Segment) -> None:
+    def _close(self, segment: ArenaSegment) -> None:
         for start, end in segment.warm:
             self._punch(segment, start, end)  # readers may map it still
         self.resident -= sum(end - start for start, end in segment.warm)
@@ -141,7 +141,7 @@ class Arena:
         del self._segments[segment.number]
         segment.close()
 
-    def _retire(self, segment: Segment) -> None:
+    def _retire(self, segment: ArenaSegment) -> None:
         """Stop allocating in the segment, return its free pages to the host, and close it with its last extent."""
         segment.retired = True
         self._punch_unused(segment)
@@ -160,7 +160,7 @@ class Arena:
         for segment in self:
             self._guard(segment)
 
-    def _guard(self, segment: Segment) -> None:
+    def _guard(self, segment: ArenaSegment) -> None:
         if not segment.guard() and not self._warned:
             self._warned = True
             log.warning("this system gives no leases: a process of this user can open segments for writing")
@@ -228,7 +228,7 @@ class Arena:
         self.used += size
         return True
 
-    def _warm_up(self, segment: Segment, start: int, end: int) -> None:
+    def _warm_up(self, segment: ArenaSegment, start: int, end: int) -> None:
         missing = end - start - segment.warm.covered(start, end)
         if missing:
             needed = self.resident + missing - self.capacity
@@ -259,7 +259,7 @@ class Arena:
         self._segments[extent.segment].punch(extent.offset, extent.end)  # pages written since, which are not counted
         self.release(extent, extent.size)
 
-    def prewarm(self, owner: Hashable, nbytes: int) -> tuple[Segment, int]:
+    def prewarm(self, owner: Hashable, nbytes: int) -> tuple[ArenaSegment, int]:
         """A segment for `owner`, and how many bytes at its start it may warm. They count as resident."""
         owned = self._owned.get(owner)
         segment = owned[0] if owned else self._make(owner, nbytes)
@@ -275,7 +275,7 @@ class Arena:
         for segment in self._owned.get(owner, ()):
             self._punch_unused(segment)
 
-    def _punch_unused(self, segment: Segment) -> None:
+    def _punch_unused(self, segment: ArenaSegment) -> None:
         for start, end in segment.free:
             for a, b in segment.warm.within(start, end):
                 self._punch(segment, a, b)
@@ -308,7 +308,7 @@ class Arena:
                         return given
         return given
 
-    def _punch(self, segment: Segment, start: int, end: int) -> int:
+    def _punch(self, segment: ArenaSegment, start: int, end: int) -> int:
         if not segment.punch(start, end):
             return 0
         removed = segment.warm.remove(start, end)

@@ -44,7 +44,7 @@ class _Waiter:
     nbytes: int
     since: float
     granted: asyncio.Future[None]
-    wait: waiting.Wait
+    wait: waiting.RequestWait
 
 
 @dataclass(frozen=True, slots=True)

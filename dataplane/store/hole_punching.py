@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena
 from dataplane.store.live_cells import dead_pages
@@ -25,7 +25,7 @@ class HolePunching:
         self._pins = pins
         self._pinned: set[int] = set()  # shards that are pinned and partly freed
 
-    def freed(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+    def freed(self, shard: Shard, columns: Sequence[int], rows: RowIndices) -> None:
         """Return the memory of these freed rows, as soon as the shard is not pinned."""
         if self._pins.holds(shard.number):
             self._pinned.add(shard.number)
@@ -36,13 +36,13 @@ class HolePunching:
         """Return the memory of freed rows of the shard, whose last pin was dropped."""
         if shard.number in self._pinned:
             self._pinned.discard(shard.number)
-            self._punch(shard, range(shard.columns), Rows.range(0, shard.rows))
+            self._punch(shard, range(shard.columns), RowIndices.range(0, shard.rows))
 
     def forget(self, shard: Shard) -> None:
         """Forget a shard that is removed."""
         self._pinned.discard(shard.number)
 
-    def _punch(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+    def _punch(self, shard: Shard, columns: Sequence[int], rows: RowIndices) -> None:
         """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so
         nothing is returned for it."""
         if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import MAX_LINK
 from dataplane.errors import LimitExceeded
 from dataplane.store.live_cells import BLOCK, Flags, LiveCells, by_block
@@ -26,7 +26,7 @@ from dataplane.store.live_cells import BLOCK, Flags, LiveCells, by_block
 _LINK = 512  # bytes of a link beside the bits of its cells
 _BLOCK = 128  # bytes of a block of a link, or of the owner counts, beside its values
 
-Selected = Sequence[tuple[Sequence[int], Rows]]
+Selected = Sequence[tuple[Sequence[int], RowIndices]]
 """Rows of columns, which are given by ordinal."""
 
 _Place = tuple[int, int]  # a column and a block of its rows
@@ -124,7 +124,7 @@ class Links:
         size = self._size(place[1])
         return np.zeros(size, np.bool_) if bits is None else np.unpackbits(bits, count=size).view(np.bool_)
 
-    def have(self, link: int, columns: Iterable[int], rows: Rows) -> bool:
+    def have(self, link: int, columns: Iterable[int], rows: RowIndices) -> bool:
         """Whether the link has all of these cells."""
         return all(
             bool(self._flags(link, (column, block))[inside].all())
@@ -132,7 +132,7 @@ class Links:
             for block, inside in by_block(rows)
         )
 
-    def free(self, link: int, selected: Selected | None = None) -> list[tuple[int, Rows]]:
+    def free(self, link: int, selected: Selected | None = None) -> list[tuple[int, RowIndices]]:
         """Free these cells of the link, or all. Returns the rows of columns that are dead now."""
         found = self._links.get(link)
         if found is None:
@@ -147,7 +147,7 @@ class Links:
                 self._set(found, place, left)
                 dead = np.flatnonzero(self._dead(place, gone))
                 if len(dead):
-                    died.append((place[0], Rows.index(dead + place[1] * BLOCK)))
+                    died.append((place[0], RowIndices.index(dead + place[1] * BLOCK)))
         if not found.bits:
             del self._links[link]
             self.nbytes -= found.nbytes

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dataplane.batch.byte_ranges import merged, row_values
 from dataplane.batch.layout import Bytes, ShardLayout
-from dataplane.batch.rows import Index, Rows
+from dataplane.batch.rows import Index, RowIndices
 from dataplane.config import PAGE
 
 BLOCK = 1 << 16
@@ -78,7 +78,7 @@ class LiveCells:
         """Whether any cell exists."""
         return self._left > 0
 
-    def free(self, columns: Sequence[int], rows: Rows) -> None:
+    def free(self, columns: Sequence[int], rows: RowIndices) -> None:
         """Free these existing cells."""
         for block, inside in by_block(rows):
             for column in set(columns):
@@ -118,7 +118,7 @@ class LiveCells:
                 self._keep(column, (first + start) // BLOCK, of)
                 self._left -= len(of) - int(np.count_nonzero(of))
 
-    def all(self, column: int, rows: Rows) -> bool:
+    def all(self, column: int, rows: RowIndices) -> bool:
         """Whether all of these rows of the column exist."""
         for block, inside in by_block(rows):
             if (column, block) in self._blocks and not self._block(column, block)[inside].all():
@@ -135,14 +135,14 @@ class LiveCells:
                 found[a - first : b - first] = self._block(column, block)[a - start : b - start]
         return found
 
-    def dead_runs(self, column: int, rows: Rows, least: int) -> Rows:
+    def dead_runs(self, column: int, rows: RowIndices, least: int) -> RowIndices:
         """The first row of each run of at least `least` freed rows around these rows."""
         first, stop = max(0, rows.start - least), min(self.rows, rows.stop + least)
         dead = ~self.flags(column, first, stop)
         edges = np.flatnonzero(dead[1:] != dead[:-1]) + 1
         bounds = np.concatenate([[0], edges, [len(dead)]])
         starts = bounds[:-1][dead[bounds[:-1]] & (np.diff(bounds) >= least)]
-        return Rows.index(first + starts)
+        return RowIndices.index(first + starts)
 
     def bits(self, column: int, first: int, stop: int) -> bytes:
         """The flags as bits; empty if all rows exist."""
@@ -154,7 +154,7 @@ class LiveCells:
 _ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
-def by_block(rows: Rows) -> Iterator[tuple[int, Place]]:
+def by_block(rows: RowIndices) -> Iterator[tuple[int, Place]]:
     """For each block with some of these rows: its number, and their positions in it, each once."""
     if not len(rows):
         return
@@ -174,7 +174,7 @@ def by_block(rows: Rows) -> Iterator[tuple[int, Place]]:
 
 
 def dead_pages(
-    layout: ShardLayout, live: npt.NDArray[np.bool_], columns: Iterable[int], rows: Rows, memory: Bytes
+    layout: ShardLayout, live: npt.NDArray[np.bool_], columns: Iterable[int], rows: RowIndices, memory: Bytes
 ) -> Iterator[tuple[int, int]]:
     """The (start, end) in the shard's `memory` of whole pages of freed values around these rows of these columns,
     which are freed according to `live` [column, row]. May return pages again."""
@@ -186,7 +186,7 @@ def dead_pages(
                 yield first, last
 
 
-def _dead_rows(dead: npt.NDArray[np.bool_], rows: Rows) -> Index:
+def _dead_rows(dead: npt.NDArray[np.bool_], rows: RowIndices) -> Index:
     """The rows of all runs of freed rows that contain some of these rows."""
     edges = np.flatnonzero(np.diff(dead, prepend=False, append=False)).reshape(-1, 2)
     within = np.unique(np.searchsorted(edges[:, 0], rows.array(), side="right") - 1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.errors import Corrupt, LimitExceeded
 from dataplane.store.links import Links, Selected
@@ -40,7 +40,7 @@ class RowOwners:
         holder = None if shard.links is None else shard.links.holder(link_of(number))
         return None if holder is None else (holder, "")
 
-    def require(self, number: int, columns: Sequence[int], rows: Rows) -> None:
+    def require(self, number: int, columns: Sequence[int], rows: RowIndices) -> None:
         """Raises Freed, Corrupt if this part of a shard, or of a link's cells, does not exist."""
         shard = self._shards.find(shard_of(number))
         self.check(shard, columns, rows)
@@ -48,7 +48,7 @@ class RowOwners:
         if not owned:
             raise self._shards.freeings.error(number)
 
-    def check(self, shard: Shard, columns: Sequence[int], rows: Rows) -> None:
+    def check(self, shard: Shard, columns: Sequence[int], rows: RowIndices) -> None:
         """Raises Freed, Corrupt if no owner has this part of the shard."""
         if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
             raise Corrupt(
@@ -102,10 +102,10 @@ class RowOwners:
     def relink(self, number: int) -> None:
         """Restore a link to all of a shard, which it had before a restart. Raises Freed, Corrupt."""
         shard = self._shards.find(shard_of(number))
-        everything = [(range(shard.columns), Rows.range(0, shard.rows))]
+        everything = [(range(shard.columns), RowIndices.range(0, shard.rows))]
         self.retain_as(shard.number, everything, holder=shard.holder, link=link_of(number))
 
-    def release(self, shard: Shard, number: int, selected: Selected | None) -> list[tuple[int, Rows]]:
+    def release(self, shard: Shard, number: int, selected: Selected | None) -> list[tuple[int, RowIndices]]:
         """Free cells, or all, for one owner of a shard with several. Returns the cells that have no owner any more."""
         assert shard.links is not None
         before = shard.links.nbytes

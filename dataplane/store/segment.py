@@ -26,7 +26,7 @@ from dataplane.store.extents import FreeList, RangeSet
 _FUTURE_WRITE = getattr(fcntl, "F_SEAL_FUTURE_WRITE", 0x10)  # linux/fcntl.h, since Linux 5.1
 
 
-class Segment:
+class ArenaSegment:
     """A sparse memfd of `size` bytes, mapped here for writing. `fd` may write, `readonly_fd` may not."""
 
     def __init__(self, number: int, size: int) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dataplane.batch.layout_check import CheckedLayout
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded
 from dataplane.store.arena import Extent, pages
 from dataplane.store.durable.shards import DurableShard
@@ -111,7 +111,7 @@ class Shard:
         """Whether it is in memory, or being read or written."""
         return self.extent is not None or self.moving is not None
 
-    def free_part(self, columns: Sequence[int], rows: Rows) -> bool:
+    def free_part(self, columns: Sequence[int], rows: RowIndices) -> bool:
         """Mark these columns of these rows as freed. Returns whether nothing is left of the shard.
 
         Raises IndexError if the shard has no such column or row.
@@ -124,7 +124,7 @@ class Shard:
         self.live.free(columns, rows)
         return not self.live
 
-    def check_part(self, columns: Sequence[int], rows: Rows) -> None:
+    def check_part(self, columns: Sequence[int], rows: RowIndices) -> None:
         """Raises IndexError if the shard has no such column or row."""
         if any(not 0 <= column < self.columns for column in columns) or rows.stop > self.rows:
             raise IndexError(f"shard {self.number} has {self.columns} columns of {self.rows} rows")

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import link_of, shard_of
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.closing import close_each
@@ -126,7 +126,7 @@ class Store:
         self._admission = asyncio.Lock()
         self._put_bytes = 0
         self._freed_bytes = 0
-        self.freed: Callable[[int, Sequence[int], Rows | None], None] = lambda number, columns, rows: None
+        self.freed: Callable[[int, Sequence[int], RowIndices | None], None] = lambda number, columns, rows: None
         """Called with a shard, or a link to one, of which some columns of some rows were freed; without rows, all."""
 
     # Writing
@@ -357,7 +357,7 @@ class Store:
         elif shard.moving is None:
             self.residency.discard(shard)
 
-    def free_part(self, number: int, columns: Sequence[int], rows: Rows, *, punch: bool = False) -> None:
+    def free_part(self, number: int, columns: Sequence[int], rows: RowIndices, *, punch: bool = False) -> None:
         """Free these columns of these rows of a shard, or of a link; the shard is removed with its last cell. Raises as
         `Shard.free_part`.
 

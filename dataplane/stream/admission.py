@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dataplane.errors import LimitExceeded
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 _numbers = itertools.count(1)
 """Numbers of tickets, unique among all streams and all `Admission` objects of one stream."""
@@ -27,7 +27,7 @@ LAG = "max_lag"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AppendSize:
     """The rows and bytes that a client asks to append, and their newest policy version."""
 
     client: str
@@ -48,14 +48,14 @@ class Usage:
 class Admission:
     """The permits of one stream. `held()` returns its present usage."""
 
-    def __init__(self, settings: Settings, held: Callable[[], Usage]) -> None:
+    def __init__(self, settings: StreamSettings, held: Callable[[], Usage]) -> None:
         self._settings = settings
         self._held = held
-        self._tickets: dict[int, Entry] = {}
+        self._tickets: dict[int, AppendSize] = {}
         self._rows = 0
         self._nbytes = 0
 
-    def admit(self, entry: Entry) -> int | None:
+    def admit(self, entry: AppendSize) -> int | None:
         """A permit; None if a limit is exceeded now. Raises LimitExceeded if it always will be."""
         for what, asked, limit in (
             ("rows of a stream", entry.rows, self._settings.max_rows),
@@ -73,7 +73,7 @@ class Admission:
         self._nbytes += entry.nbytes
         return ticket
 
-    def full(self, entry: Entry) -> str:
+    def full(self, entry: AppendSize) -> str:
         """The limit that the entry would exceed; empty for none."""
         limits = self._settings
         if limits.max_lag < 0 and not limits.max_rows and not limits.max_bytes:
@@ -96,7 +96,7 @@ class Admission:
         there = () if held.oldest is None else (held.oldest,)
         return min((*there, *(ticket.version for ticket in self._tickets.values())), default=None)
 
-    def ticket(self, number: int) -> Entry | None:
+    def ticket(self, number: int) -> AppendSize | None:
         """The entry of an unused permit."""
         return self._tickets.get(number)
 

@@ -19,7 +19,7 @@ from dataplane.errors import Corrupt
 from dataplane.stream import requests as r
 from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
-from dataplane.stream.pieces import Piece
+from dataplane.stream.pieces import RowPiece
 from dataplane.stream.snapshot_format import Value
 
 
@@ -30,7 +30,7 @@ class Command(msgspec.Struct, array_like=True, kw_only=True):
     sequence: int = 0
 
 
-class Append(Command, tag=1, kw_only=True):
+class AppendCommand(Command, tag=1, kw_only=True):
     """New rows, at `time_s` of the clock of the partition. `nodes`: nodes that have copies of the columns."""
 
     ref: BatchRef
@@ -48,7 +48,7 @@ class Append(Command, tag=1, kw_only=True):
     """For merged appends: the client, sequence and number of rows of each."""
 
 
-class Extend(Command, tag=2, kw_only=True):
+class ExtendCommand(Command, tag=2, kw_only=True):
     """More columns for rows. `holds`: the delivery number under which the producer held each row; empty: none."""
 
     rows: Index
@@ -59,7 +59,7 @@ class Extend(Command, tag=2, kw_only=True):
     nodes: tuple[bytes, ...] = ()
 
 
-class Settle(Command, tag=3, kw_only=True):
+class SettleCommand(Command, tag=3, kw_only=True):
     """Settle rows for a task: acknowledged (ACKED), never to be delivered (EXPIRED), or given back (PENDING).
     `reason`: for the log, if they become dead letters."""
 
@@ -69,49 +69,49 @@ class Settle(Command, tag=3, kw_only=True):
     reason: str = ""
 
 
-class Drop(Command, tag=4, kw_only=True):
+class DropCommand(Command, tag=4, kw_only=True):
     """Drop rows: they are delivered to no task any more."""
 
     rows: Index
 
 
-class Remove(Command, tag=5, kw_only=True):
+class RemoveCommand(Command, tag=5, kw_only=True):
     """Remove dropped rows that are not leased."""
 
     rows: Index
 
 
-class End(Command, tag=50, kw_only=True):
+class EndCommand(Command, tag=50, kw_only=True):
     """Forget the sequences of clients that have ended."""
 
     clients: list[str]
 
 
-class Unkeep(Command, tag=19, kw_only=True):
+class UnkeepCommand(Command, tag=19, kw_only=True):
     """Free these replaced column batches (by number), which have no readers any more."""
 
     batches: Index
 
 
-class PutBack(Command, tag=21, kw_only=True):
+class PutBackCommand(Command, tag=21, kw_only=True):
     """Restore rows of a checkpoint, at `time_s` of the clock of the partition."""
 
     block: bytes
     time_s: float
 
 
-class Grow(Command, tag=26, kw_only=True):
+class GrowCommand(Command, tag=26, kw_only=True):
     """Add a piece to a row in progress, at `time_s` of the clock of the partition."""
 
     row: int
-    piece: Piece
+    piece: RowPiece
     ref: BatchRef
     time_s: float
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
 
 
-class TakeUp(Command, tag=27, kw_only=True):
+class TakeUpCommand(Command, tag=27, kw_only=True):
     """Replace the producer of a row in progress, which has the token `before`, by the client with this token, at
     `time_s` of the clock of the partition."""
 
@@ -122,7 +122,7 @@ class TakeUp(Command, tag=27, kw_only=True):
     time_s: float
 
 
-class GiveUp(Command, tag=28, kw_only=True):
+class GiveUpCommand(Command, tag=28, kw_only=True):
     """Drop a row in progress, by its producer with this token."""
 
     row: int
@@ -130,16 +130,16 @@ class GiveUp(Command, tag=28, kw_only=True):
 
 
 AnyCommand = (
-    Append
-    | Extend
-    | Settle
-    | Drop
-    | Remove
-    | End
-    | Unkeep
-    | PutBack
-    | Grow
-    | TakeUp
+    AppendCommand
+    | ExtendCommand
+    | SettleCommand
+    | DropCommand
+    | RemoveCommand
+    | EndCommand
+    | UnkeepCommand
+    | PutBackCommand
+    | GrowCommand
+    | TakeUpCommand
     | r.Lose
     | r.Return
     | r.TakeLost
@@ -150,7 +150,7 @@ AnyCommand = (
     | r.Restore
     | r.PutColumns
     | r.FinishRestore
-    | GiveUp
+    | GiveUpCommand
 )
 """All commands. Some requests need no decision and are commands themselves."""
 

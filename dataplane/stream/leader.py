@@ -20,16 +20,16 @@ from dataplane.errors import DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
-from dataplane.stream.admission import LET_IN, Entry
+from dataplane.stream.admission import LET_IN, AppendSize
 from dataplane.stream.extension import replaces
-from dataplane.stream.lease import Grant
+from dataplane.stream.lease import RowLease
 from dataplane.stream.page import Index
 from dataplane.stream.reads import Snapshots
 from dataplane.stream.refusal import refusal
-from dataplane.stream.replicated import Replicated
+from dataplane.stream.replicated import ReplicatedStream
 from dataplane.stream.row_choice import Demand
 from dataplane.stream.sampler import TokenBalanced
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import Waiting
 
 log = logging.getLogger(__name__)
@@ -39,13 +39,13 @@ _TERM = 1 << 32  # grants of one term
 _NONE: Index = np.empty(0, np.int64)
 
 
-class Leader(Replicated):
+class StreamLeader(ReplicatedStream):
     """Decides requests; see the module."""
 
     waits: Callable[[], Iterable[Any]]
     """Returns the requests that wait at the driver, encoded or decoded."""
 
-    def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
+    def __init__(self, name: str, settings: StreamSettings | None, mark: str) -> None:
         self._forget()
         super().__init__(name, settings, mark)
 
@@ -144,7 +144,7 @@ class Leader(Replicated):
             raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")
         else:
             self._ticket = asked.ticket
-        return c.Append(
+        return c.AppendCommand(
             ref=asked.ref,
             versions=asked.versions,
             time_s=now,
@@ -158,12 +158,12 @@ class Leader(Replicated):
             parts=asked.parts,
         )
 
-    def entry_of(self, asked: r.Append | r.Admit) -> Entry:
+    def entry_of(self, asked: r.Append | r.Admit) -> AppendSize:
         """The rows and bytes that a request asks to append."""
         if isinstance(asked, r.Admit):
-            return Entry(asked.client, asked.rows, asked.nbytes, asked.version)
+            return AppendSize(asked.client, asked.rows, asked.nbytes, asked.version)
         version = int(asked.versions.max(initial=0))
-        return Entry(asked.client, len(asked.ref), asked.ref.stored_nbytes, version)
+        return AppendSize(asked.client, len(asked.ref), asked.ref.stored_nbytes, version)
 
     def _admit(self, asked: r.Append | r.Admit) -> int:
         """A permit for an append. Raises Backpressure if a limit is exceeded now, Closed, LimitExceeded."""
@@ -181,7 +181,7 @@ class Leader(Replicated):
     def _extend(self, asked: r.Extend, now: float) -> c.Command:
         rows = self.leased.partition.keys.numbers(asked.keys) if asked.keys else asked.rows
         replace = replaces(self.leased, rows, asked.ref, asked.holds) or asked.replace
-        return c.Extend(
+        return c.ExtendCommand(
             rows=rows, ref=asked.ref, lengths=asked.lengths, holds=asked.holds, replace=replace, nodes=asked.nodes
         )
 
@@ -203,11 +203,13 @@ class Leader(Replicated):
     def _grow(self, asked: r.Grow, now: float) -> c.Command | r.AnyResult:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.piece.token)
         if row is None:
-            return r.Appended(-1, 1, False)
+            return r.AppendResult(-1, 1, False)
         if unfinished.is_new(row, asked.piece):
             unfinished.check(row, asked.ref)
             unfinished.heard(row, asked.piece.token, now)
-        return c.Grow(row=row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes)
+        return c.GrowCommand(
+            row=row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes
+        )
 
     def _take_up(self, asked: r.TakeUp, now: float) -> c.Command | r.AnyResult:
         if not 0 < asked.lease_s < float("inf"):
@@ -219,11 +221,11 @@ class Leader(Replicated):
         unfinished.require_free(row, asked.token, now)
         unfinished.reserve(row, asked.client, asked.lease_s, now)
         before = unfinished.begun[row].token
-        return c.TakeUp(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
+        return c.TakeUpCommand(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
 
     def _give_up(self, asked: r.GiveUp, now: float) -> c.Command | None:
         row = self._begun(asked, asked.token)
-        return None if row is None else c.GiveUp(row=row, token=asked.token)
+        return None if row is None else c.GiveUpCommand(row=row, token=asked.token)
 
     def _hear(self, asked: r.Hear, now: float) -> None:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.token)
@@ -258,7 +260,7 @@ class Leader(Replicated):
             raise NotReady("no rows are ready", stream=self.name, task=asked.task)
         return self._delivered(grant, asked)
 
-    def _delivered(self, grant: Grant, asked: r.Consume) -> r.Delivered:
+    def _delivered(self, grant: RowLease, asked: r.Consume) -> r.Delivered:
         leased, rows = self.leased, grant.rows
         groups, versions, tags = leased.partition.labels(rows)
         measured = asked.sampler.needs if isinstance(asked.sampler, TokenBalanced) else ()
@@ -280,65 +282,65 @@ class Leader(Replicated):
         of_keys = partition.keys.numbers(asked.keys) if asked.keys else _NONE
         rows = np.unique(np.concatenate((asked.rows, of_keys, partition.in_groups(asked.groups))))
         partition.require(rows)
-        return c.Drop(rows=rows)
+        return c.DropCommand(rows=rows)
 
-    def _leave(self, asked: r.Leave, now: float) -> c.Command | None:
+    def _leave(self, asked: r.EndClient, now: float) -> c.Command | None:
         self.snapshots.leave(self, asked.client)
         self.leased.leave(asked.client)
-        return c.End(clients=[asked.client]) if asked.ended else None
+        return c.EndCommand(clients=[asked.client]) if asked.ended else None
 
-    def _leave_all(self, asked: r.LeaveAll, now: float) -> c.Command | None:
+    def _leave_all(self, asked: r.EndClients, now: float) -> c.Command | None:
         for client in sorted(client for client in self.holding if client.startswith(asked.clients)):
             self.snapshots.leave(self, client)
             self.leased.leave(client)
         ended = [client for client in self.sessions.producers if client.startswith(asked.clients)]
-        return c.End(clients=ended) if ended else None
+        return c.EndCommand(clients=ended) if ended else None
 
 
-def _itself(leader: Leader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
+def _itself(leader: StreamLeader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
     """The request itself, as a command that needs no decision."""
     return asked
 
 
-_DONE = r.Done()
+_DONE = r.Succeeded()
 
-_DECIDE: dict[type, Callable[[Leader, Any, float], Any]] = {
-    r.Admit: lambda leader, asked, now: r.Admitted(leader._admit(asked)),
-    r.GiveBack: Leader._give_back,
-    r.Append: Leader._append,
-    r.Extend: Leader._extend,
-    r.Consume: Leader._consume,
+_DECIDE: dict[type, Callable[[StreamLeader, Any, float], Any]] = {
+    r.Admit: lambda leader, asked, now: r.AdmitResult(leader._admit(asked)),
+    r.GiveBack: StreamLeader._give_back,
+    r.Append: StreamLeader._append,
+    r.Extend: StreamLeader._extend,
+    r.Consume: StreamLeader._consume,
     r.Open: _itself,
-    r.LeaveAll: Leader._leave_all,
+    r.EndClients: StreamLeader._leave_all,
     r.OutboxReceived: _itself,
     r.Ack: lambda leader, asked, now: leader.leased.ack(asked.grant, asked.client, asked.replica),
     r.Nack: lambda leader, asked, now: leader.leased.nack(
         asked.grant, asked.client, asked.replica, seen=asked.seen, reason=asked.reason
     ),
     r.Renew: lambda leader, asked, now: leader.leased.leases.renew(asked.grant, asked.client, asked.replica, now),
-    r.Drop: Leader._drop,
+    r.Drop: StreamLeader._drop,
     r.Close: lambda leader, asked, now: None if leader.leased.closed else asked,
     r.Clear: _itself,
     r.TakeLost: _itself,
     r.Lose: _itself,
     r.Return: _itself,
-    r.Leave: Leader._leave,
+    r.EndClient: StreamLeader._leave,
     r.Restore: _itself,
-    r.PutBack: lambda leader, asked, now: c.PutBack(block=asked.block, time_s=now),
+    r.PutBack: lambda leader, asked, now: c.PutBackCommand(block=asked.block, time_s=now),
     r.PutColumns: _itself,
     r.FinishRestore: _itself,
     r.Look: reads.look,
     r.Find: reads.find,
-    r.DeadLetters: reads.dead_letters,
-    r.Holding: reads.holding,
+    r.ListDeadLetters: reads.dead_letters,
+    r.ListHeldColumns: reads.holding,
     r.Measure: reads.measure,
     r.TakeSnapshot: lambda leader, asked, now: leader.snapshots.take(leader, asked, now),
     r.ReadSnapshot: lambda leader, asked, now: leader.snapshots.read(leader, asked, now),
     r.ReleaseSnapshot: lambda leader, asked, now: leader.snapshots.release(leader, asked, now),
-    r.Grow: Leader._grow,
-    r.TakeUp: Leader._take_up,
-    r.GiveUp: Leader._give_up,
-    r.Hear: Leader._hear,
+    r.Grow: StreamLeader._grow,
+    r.TakeUp: StreamLeader._take_up,
+    r.GiveUp: StreamLeader._give_up,
+    r.Hear: StreamLeader._hear,
     r.ListUnfinished: reads.unfinished,
     r.Tick: lambda leader, asked, now: leader.leased.tick(now),
 }

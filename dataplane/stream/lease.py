@@ -55,7 +55,7 @@ class Who:
 
 
 @dataclass(slots=True, eq=False)
-class Grant:
+class RowLease:
     """Rows of a task, held until `expires`, in seconds of the clock of the stream."""
 
     number: int
@@ -101,8 +101,8 @@ class Leases:
 
     def __init__(self, first: int = 1) -> None:
         """`first`: the number of the first grant."""
-        self._grants: dict[int, Grant] = {}
-        self._logs: dict[tuple[int, str], list[Grant]] = {}
+        self._grants: dict[int, RowLease] = {}
+        self._logs: dict[tuple[int, str], list[RowLease]] = {}
         self._expiring: list[tuple[float, int]] = []
         self._numbers = itertools.count(first)
         self._replicas: dict[tuple[int, str], set[int]] = {}
@@ -112,10 +112,10 @@ class Leases:
     def __len__(self) -> int:
         return len(self._grants)
 
-    def __iter__(self) -> Iterator[Grant]:
+    def __iter__(self) -> Iterator[RowLease]:
         return iter(list(self._grants.values()))
 
-    def waiting(self, task: int, who: Who) -> Grant | None:
+    def waiting(self, task: int, who: Who) -> RowLease | None:
         """The member's first grant that this replica has not received, or had not acked when it was restarted."""
         if who.replica is None:
             return None
@@ -125,16 +125,16 @@ class Leases:
                 return grant
         return None
 
-    def give(self, task: int, rows: Index, columns: tuple[str, ...], who: Who, lease_s: float, now: float) -> Grant:
+    def give(self, task: int, rows: Index, columns: tuple[str, ...], who: Who, lease_s: float, now: float) -> RowLease:
         """A new grant of these rows, which are in no other grant of the task."""
-        grant = Grant(next(self._numbers), task, rows, columns, who, lease_s, now + lease_s)
+        grant = RowLease(next(self._numbers), task, rows, columns, who, lease_s, now + lease_s)
         self._grants[grant.number] = grant
         heapq.heappush(self._expiring, (grant.expires, grant.number))
         if grant.shared:
             self._logs.setdefault((task, who.member), []).append(grant)
         return grant
 
-    def hand(self, grant: Grant, who: Who, now: float) -> None:
+    def hand(self, grant: RowLease, who: Who, now: float) -> None:
         """Note that this client and replica hold the grant."""
         grant.held_by[who.replica] = who.client
         if who.replica is not None:
@@ -155,7 +155,7 @@ class Leases:
             if key in self._logs:
                 self._replicas[key] = replicas
 
-    def live(self, number: int) -> Grant | None:
+    def live(self, number: int) -> RowLease | None:
         """The grant with this number; None if it has ended."""
         return self._grants.get(number)
 
@@ -167,7 +167,7 @@ class Leases:
         """The numbers of the grants that have one of these rows."""
         return {number for number, grant in self._grants.items() if np.isin(grant.rows, rows).any()}
 
-    def find(self, number: int, client: Hashable, replica: int | None) -> Grant:
+    def find(self, number: int, client: Hashable, replica: int | None) -> RowLease:
         """The grant of this number, held by this client. Raises LeaseExpired."""
         grant = self._grants.get(number)
         if grant is None or grant.held_by.get(replica) != client:
@@ -183,7 +183,7 @@ class Leases:
         grant = self.find(number, client, replica)
         grant.expires = now + grant.lease_s
 
-    def ack(self, number: int, client: Hashable, replica: int | None) -> Grant | None:
+    def ack(self, number: int, client: Hashable, replica: int | None) -> RowLease | None:
         """Note the ack of one holder. Returns the grant if the ack has ended it, else None. Raises LeaseExpired."""
         if (number, client, replica) in self._acks:
             return None
@@ -197,7 +197,7 @@ class Leases:
         self.end(grant, done=True)
         return grant
 
-    def let_go(self, grant: Grant, replica: int | None) -> bool:
+    def let_go(self, grant: RowLease, replica: int | None) -> bool:
         """Give back rows that one holder has not seen. Returns whether that ends the grant. A grant of replicas stays,
         and this replica may ask for it again."""
         if not grant.shared:
@@ -206,7 +206,7 @@ class Leases:
         grant.held_by.pop(replica, None)
         return False
 
-    def end(self, grant: Grant, *, done: bool = False) -> None:
+    def end(self, grant: RowLease, *, done: bool = False) -> None:
         """End the grant. `done`: its rows were acked."""
         del self._grants[grant.number]
         if not done:
@@ -234,7 +234,7 @@ class Leases:
                 heapq.heappush(self._expiring, (grant.expires, number))
         return None
 
-    def ended(self, now: float) -> list[Grant]:
+    def ended(self, now: float) -> list[RowLease]:
         """End and return the grants whose leases have expired."""
         over = []
         while (at := self.next_end()) is not None and at <= now:
@@ -245,7 +245,7 @@ class Leases:
                 self._replicas.get((grant.task, grant.who.member), set()).intersection_update(grant.held_by)
         return over
 
-    def left(self, client: Hashable) -> list[Grant]:
+    def left(self, client: Hashable) -> list[RowLease]:
         """End and return the grants of a client that has gone, except those of replicas."""
         mine = [g for g in self._grants.values() if not g.shared and client in g.held_by.values()]
         for grant in mine:

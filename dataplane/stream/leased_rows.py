@@ -21,14 +21,14 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Misuse
 from dataplane.stream.admission import Admission, Usage
 from dataplane.stream.column_batch import ColumnBatch, ReplacedBatches
-from dataplane.stream.commands import Command, Remove, Settle, Unkeep
-from dataplane.stream.lease import Grant, Leases
+from dataplane.stream.commands import Command, RemoveCommand, SettleCommand, UnkeepCommand
+from dataplane.stream.lease import Leases, RowLease
 from dataplane.stream.page import Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, EXPIRED, PENDING
 from dataplane.stream.row_choice import Demand, choose, least
 from dataplane.stream.row_metadata import Arrival
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 LostRow = tuple[str, str | int | None, int, int]
 """Key, group and policy version of a lost row, and the tasks that had acked it (bit t for task t)."""
@@ -44,13 +44,13 @@ class LeasedRows:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: StreamSettings,
         released: Callable[[list[ColumnBatch]], None] = lambda _: None,
         mark: str = "",
     ) -> None:
         """`released(batches)` is called with column batches that no row needs any more. `mark`: the prefix of generated
         keys."""
-        self.settings: Settings = settings
+        self.settings: StreamSettings = settings
         self.changes = 0
         self.closed = False
         self.partition: StreamState = StreamState(settings, released, mark)
@@ -92,7 +92,7 @@ class LeasedRows:
         """Expire ready rows for a task, as its sampler decided."""
         if len(rows):
             self.partition.progress.reserve(task, self.partition.rows.places(rows))
-            self.commands.append(Settle(task=task, rows=rows, state=EXPIRED))
+            self.commands.append(SettleCommand(task=task, rows=rows, state=EXPIRED))
 
     def _held(self) -> Usage:
         partition = self.partition
@@ -122,7 +122,7 @@ class LeasedRows:
 
     # delivering
 
-    def consume(self, demand: Demand, now: float) -> Grant | None:
+    def consume(self, demand: Demand, now: float) -> RowLease | None:
         """A grant for the demand; None if too few rows are ready. Raises Misuse, the errors of the sampler, and
         Closed if no row will ever be ready for the task again."""
         size = getattr(demand.sampler, "group_size", None)
@@ -138,7 +138,7 @@ class LeasedRows:
             self.leases.hand(grant, demand.who, now)
         return grant
 
-    def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> Grant | None:
+    def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> RowLease | None:
         """A grant of the rows `chosen` by the client that are still ready; None if too few are. Rows in `expired`
         expire for the task. Raises Misuse."""
         grant, still_ready = self.waiting(demand), self.partition.progress.still_ready
@@ -152,7 +152,7 @@ class LeasedRows:
             self.changes += 1  # other replicas may wait for the grant
         return grant
 
-    def waiting(self, demand: Demand) -> Grant | None:
+    def waiting(self, demand: Demand) -> RowLease | None:
         """The next grant of the member that this replica has not received; None if there is none. Raises Misuse if it
         asks for other columns."""
         grant = self.leases.waiting(demand.task, demand.who)
@@ -184,29 +184,29 @@ class LeasedRows:
         for row in list(self.lost)[:-MAX_LOST]:
             del self.lost[row]
 
-    def _lease(self, demand: Demand, rows: Index, now: float) -> Grant:
+    def _lease(self, demand: Demand, rows: Index, now: float) -> RowLease:
         self.partition.lease(demand.task, rows)
         return self.leases.give(demand.task, rows, demand.columns, demand.who, demand.lease_s, now)
 
     # settling
 
-    def ack(self, number: int, client: Hashable, replica: int | None) -> Settle:
+    def ack(self, number: int, client: Hashable, replica: int | None) -> SettleCommand:
         """The command that acknowledges the rows of a grant: none of them if other replicas have to ack too, or if it
         was acked before. Raises LeaseExpired."""
         grant = self.leases.ack(number, client, replica)
         self.changes += 1
-        return _nothing() if grant is None else Settle(task=grant.task, rows=grant.rows, state=ACKED)
+        return _nothing() if grant is None else SettleCommand(task=grant.task, rows=grant.rows, state=ACKED)
 
     def nack(
         self, number: int, client: Hashable, replica: int | None, *, seen: bool = True, reason: str = ""
-    ) -> Settle:
+    ) -> SettleCommand:
         """The command that gives back the rows of a grant. Unless they were `seen`, this does not count as a delivery,
         and needs no command. Raises LeaseExpired."""
         grant = self.leases.find(number, client, replica)
         self.changes += 1
         if seen:
             self.leases.end(grant)
-            return Settle(task=grant.task, rows=grant.rows, state=PENDING, reason=reason)
+            return SettleCommand(task=grant.task, rows=grant.rows, state=PENDING, reason=reason)
         if self.leases.let_go(grant, replica):
             self.partition.give_back(grant.task, grant.rows, seen=False)
         return _nothing()
@@ -217,15 +217,15 @@ class LeasedRows:
         due, self.commands = self.commands, []
         for grant in self.leases.ended(now):
             state, reason = (ACKED, "") if grant.done_as_far_as_known else (PENDING, _LEASE_OVER)
-            due.append(Settle(task=grant.task, rows=grant.rows, state=state, reason=reason))
+            due.append(SettleCommand(task=grant.task, rows=grant.rows, state=state, reason=reason))
         if self.loose:
             free = self.partition.free(np.unique(np.concatenate(self.loose)))
             self.loose.clear()
             if len(free):
-                due.append(Remove(rows=free))
+                due.append(RemoveCommand(rows=free))
         for each in self.replaced.unread(self.leases):
             each.over = True
-            due.append(Unkeep(batches=each.batches))
+            due.append(UnkeepCommand(batches=each.batches))
         return due
 
     def leave(self, client: str) -> None:
@@ -233,7 +233,7 @@ class LeasedRows:
         self.admission.leave(client)
         self.partition.unfinished.leave(client)
         for grant in self.leases.left(client):
-            self.commands.append(Settle(task=grant.task, rows=grant.rows, state=PENDING, reason=_CLIENT_GONE))
+            self.commands.append(SettleCommand(task=grant.task, rows=grant.rows, state=PENDING, reason=_CLIENT_GONE))
         self.changes += 1
 
     # the end
@@ -266,6 +266,6 @@ class LeasedRows:
         raise Closed(what, drained=True, dead=dead, expired=expired)
 
 
-def _nothing() -> Settle:
+def _nothing() -> SettleCommand:
     """A command without effect."""
-    return Settle(task=0, rows=np.empty(0, np.int64), state=ACKED)
+    return SettleCommand(task=0, rows=np.empty(0, np.int64), state=ACKED)

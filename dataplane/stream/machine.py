@@ -10,11 +10,11 @@ from dataplane.errors import Backpressure, NotReady, OutcomeUnknown, ProtocolMis
 from dataplane.replication.machine import Decision, StateMachine
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
-from dataplane.stream.leader import Leader
-from dataplane.stream.replicated import Columns
+from dataplane.stream.leader import StreamLeader
+from dataplane.stream.replicated import ColumnStore
 from dataplane.stream.row_choice import needed
 from dataplane.stream.sampler import Fifo
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 MAX_IN_VAIN = 4096
 """The number of requests that are remembered because no rows were ready for them."""
@@ -22,10 +22,10 @@ MAX_IN_VAIN = 4096
 _TICK_REQUEST = r.encode_request(r.Tick())
 
 
-class StreamMachine(Leader, StateMachine):
+class StreamMachine(StreamLeader, StateMachine):
     """A partition of a stream; see the module."""
 
-    def __init__(self, name: str, settings: Settings | None = None, mark: str = "") -> None:
+    def __init__(self, name: str, settings: StreamSettings | None = None, mark: str = "") -> None:
         """Without settings, the first request is `Open`."""
         super().__init__(name, settings, mark)
 
@@ -69,7 +69,7 @@ class StreamMachine(Leader, StateMachine):
 
     # Without a log
 
-    def alone(self, now: float, columns: Columns) -> None:
+    def alone(self, now: float, columns: ColumnStore) -> None:
         """Work as the only replica, without a log: `run` decides and applies. `now`: the time of its clock."""
         self.columns, self.clock_s = columns, now
         self._lead(0, now)
@@ -162,7 +162,7 @@ class StreamMachine(Leader, StateMachine):
         return {name.rpartition("/")[0] for name in named if name.count("/") == 2}
 
     def leaving(self, process: str) -> bytes:
-        return r.encode_request(r.LeaveAll(clients=f"{process}/"))
+        return r.encode_request(r.EndClients(clients=f"{process}/"))
 
     # Nodes that have its columns
 
@@ -190,6 +190,6 @@ class StreamMachine(Leader, StateMachine):
 
 def _keys(asked: r.AnyRequest | c.AnyCommand) -> list[tuple[str, int]]:
     """The (client, sequence) pairs by which a request or command is executed once; several for merged appends."""
-    if isinstance(asked, r.Append | c.Append) and asked.parts:
+    if isinstance(asked, r.Append | c.AppendCommand) and asked.parts:
         return [(client, sequence) for client, sequence, _ in asked.parts]
     return [(asked.client, asked.sequence)] if asked.sequence else []

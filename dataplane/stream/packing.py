@@ -18,7 +18,7 @@ _WIDTHS = ("<u1", "<u2", "<u4")
 _FEW = 4  # rows for each distinct value, at least, for which distinct values are listed once
 
 
-class Packed(msgspec.Struct, frozen=True, array_like=True):
+class PackedIntegers(msgspec.Struct, frozen=True, array_like=True):
     """`count` values. With `step` they are an arithmetic sequence. Else `code` is the format of `data`: the
     differences to `first`, or indices into `listed`."""
 
@@ -30,32 +30,32 @@ class Packed(msgspec.Struct, frozen=True, array_like=True):
     listed: bytes = b""
 
 
-def pack(values: npt.NDArray[Any]) -> Packed:
+def pack(values: npt.NDArray[Any]) -> PackedIntegers:
     """Pack integers of at most 64 bits, or floats."""
     if values.dtype.kind == "f":
         listed, which = np.unique(values, return_inverse=True)
         if len(listed) * _FEW > len(values):
-            return Packed(len(values), step=None, code="<f8", data=values.astype("<f8").tobytes())
+            return PackedIntegers(len(values), step=None, code="<f8", data=values.astype("<f8").tobytes())
         inner = pack(which.astype(np.int64))
         data = inner.data if inner.step is None else which.astype("<u4").tobytes()
         code = inner.code if inner.step is None else "<u4"
         first = inner.first if inner.step is None else 0
-        return Packed(len(values), first, None, code, data, listed.astype("<f8").tobytes())
+        return PackedIntegers(len(values), first, None, code, data, listed.astype("<f8").tobytes())
     if not len(values):
-        return Packed(0)
+        return PackedIntegers(0)
     values = values.astype(np.int64, copy=False)
     first = int(values[0])
     step = int(values[1]) - first if len(values) > 1 else 0
     if abs(step) < 1 << 32 and (np.diff(values) == step).all():
-        return Packed(len(values), first, step)
+        return PackedIntegers(len(values), first, step)
     least, span = int(values.min()), int(values.max()) - int(values.min())
     for code in _WIDTHS:
         if span <= np.iinfo(code).max:
-            return Packed(len(values), least, None, code, (values - least).astype(code).tobytes())
-    return Packed(len(values), 0, None, "<i8", values.astype("<i8").tobytes())
+            return PackedIntegers(len(values), least, None, code, (values - least).astype(code).tobytes())
+    return PackedIntegers(len(values), 0, None, "<i8", values.astype("<i8").tobytes())
 
 
-def unpack(packed: Packed, count: int | None = None) -> npt.NDArray[Any]:
+def unpack(packed: PackedIntegers, count: int | None = None) -> npt.NDArray[Any]:
     """The values; `count` of them if given. Raises ValueError."""
     if packed.count < 0 or (count is not None and packed.count != count):
         raise ValueError(f"{packed.count} values where {count} are expected")

@@ -30,7 +30,7 @@ def grown(array: npt.NDArray[A], room: int, fill: Any = 0) -> npt.NDArray[A]:
     return larger
 
 
-class Layer:
+class PageColumns:
     """The columns of one set, for each row of a page: `batch`, the number of its column batch (-1: none), and `index`,
     its position there."""
 
@@ -41,7 +41,7 @@ class Layer:
         self.index = index
 
     @classmethod
-    def new(cls, room: int) -> Layer:
+    def new(cls, room: int) -> PageColumns:
         """A layer for `room` rows without columns."""
         return cls(np.full(room, -1, np.int64), np.zeros(room, np.int64))
 
@@ -49,9 +49,9 @@ class Layer:
         """Enlarge to `room` rows."""
         self.batch, self.index = grown(self.batch, room, -1), grown(self.index, room)
 
-    def copy(self) -> Layer:
+    def copy(self) -> PageColumns:
         """A copy."""
-        return Layer(self.batch.copy(), self.index.copy())
+        return PageColumns(self.batch.copy(), self.index.copy())
 
 
 class Page:
@@ -70,7 +70,7 @@ class Page:
         self.columns = np.zeros(self.room, np.uint64)
         """The columns of each row, one bit a column."""
         self.gone = np.zeros(self.room, np.bool_)
-        self.layers: dict[tuple[str, ...], Layer] = {}
+        self.layers: dict[tuple[str, ...], PageColumns] = {}
         """The layers by the sorted names of their columns."""
 
     @property
@@ -86,11 +86,11 @@ class Page:
             for layer in self.layers.values():
                 layer.grow(self.room)
 
-    def layer(self, names: tuple[str, ...]) -> Layer:
+    def layer(self, names: tuple[str, ...]) -> PageColumns:
         """The layer of these columns; created if it does not exist."""
         layer = self.layers.get(names)
         if layer is None:
-            layer = self.layers[names] = Layer.new(self.room)
+            layer = self.layers[names] = PageColumns.new(self.room)
         return layer
 
     def copy(self) -> Page:

@@ -21,18 +21,18 @@ from dataplane.stream.column_batch import ColumnBatch, Hold
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
 from dataplane.stream.page import Flags, Index
-from dataplane.stream.pieces import Listed, Piece
-from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, Progress
+from dataplane.stream.pieces import Listed, RowPiece
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, StreamProgress
 from dataplane.stream.row_metadata import UNFINISHED, Arrival, RowMetadata
-from dataplane.stream.rows import Rows
-from dataplane.stream.settings import Settings
-from dataplane.stream.unfinished import Unfinished
+from dataplane.stream.rows import StreamRows
+from dataplane.stream.settings import StreamSettings
+from dataplane.stream.unfinished import UnfinishedRowsTable
 
 
 class StreamState:
     """The rows of one stream. Not thread-safe: used from one event loop."""
 
-    def __init__(self, settings: Settings, released: Callable[[list[ColumnBatch]], None], mark: str) -> None:
+    def __init__(self, settings: StreamSettings, released: Callable[[list[ColumnBatch]], None], mark: str) -> None:
         """`mark`: the prefix of generated keys."""
         self.settings = settings
         self.nbytes = 0
@@ -45,12 +45,12 @@ class StreamState:
         self._empty()
 
     def _empty(self) -> None:
-        self.rows = Rows()
+        self.rows = StreamRows()
         self.keys = Keys(self._mark)
         self.groups = Groups(len(self.settings.tasks))
         self.metadata = RowMetadata(self.rows)
-        self.progress = Progress(self.rows, len(self.settings.tasks))
-        self.unfinished = Unfinished(self.rows, self.metadata)
+        self.progress = StreamProgress(self.rows, len(self.settings.tasks))
+        self.unfinished = UnfinishedRowsTable(self.rows, self.metadata)
 
     def copy(self) -> StreamState:
         """A copy, for reading."""
@@ -114,7 +114,13 @@ class StreamState:
         return kept
 
     def grow(
-        self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes], now: float
+        self,
+        row: int,
+        piece: RowPiece,
+        ref: BatchRef,
+        lengths: Mapping[str, Index],
+        spares: Sequence[bytes],
+        now: float,
     ) -> bool:
         """Add a piece to a row in progress; the last one finishes it. Returns False if the piece was added before;
         then its columns are not needed. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded."""

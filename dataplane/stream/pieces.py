@@ -9,7 +9,7 @@ import msgspec
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class RowBeginning:
     """The beginning of a row in progress. `tokens`: the column whose tokens are counted by policy version."""
 
     token: int
@@ -18,7 +18,7 @@ class Begin:
     client: str = ""
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class RowPiece(msgspec.Struct, frozen=True, array_like=True):
     """The `number`-th piece of a row (from 0, after the columns that it began with), made by this policy version.
     `last`: it finishes the row, which gets this version. `digest`: of the whole piece, to recognise a repeated one."""
 

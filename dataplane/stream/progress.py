@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.stream.page import PAGE, Flags, Index, Page, grown
-from dataplane.stream.rows import Places, Rows
+from dataplane.stream.rows import Places, StreamRows
 
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
 REDELIVERED = 5  # only in `counts`; not a state
@@ -52,10 +52,10 @@ class _ProgressPage:
         self.dropped = grown(self.dropped, room)
 
 
-class Progress:
+class StreamProgress:
     """The progress of all rows of a stream, which are in the pages of `rows`."""
 
-    def __init__(self, rows: Rows, tasks: int) -> None:
+    def __init__(self, rows: StreamRows, tasks: int) -> None:
         self._rows = rows
         self._tasks = tasks
         self._sheets: dict[int, _ProgressPage] = {}
@@ -299,9 +299,9 @@ class Progress:
             for number in self._sheets.keys() - self._rows.pages.keys():
                 del self._sheets[number]
 
-    def copy(self, rows: Rows) -> Progress:
+    def copy(self, rows: StreamRows) -> StreamProgress:
         """A copy, for a copy of the rows."""
-        copied = Progress(rows, self._tasks)
+        copied = StreamProgress(rows, self._tasks)
         copied.left = [left.copy() for left in self.left]
         copied.counts = [counts.copy() for counts in self.counts]
         copied._sheets = {

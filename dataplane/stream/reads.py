@@ -12,11 +12,11 @@ from dataplane.stream import requests as r
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.progress import DEAD
 from dataplane.stream.row_choice import SamplerInputs, candidates, needed
-from dataplane.stream.snapshot import Snapshot
+from dataplane.stream.snapshot import StreamSnapshot
 from dataplane.stream.statistics import figures
 
 if TYPE_CHECKING:
-    from dataplane.stream.leader import Leader
+    from dataplane.stream.leader import StreamLeader
 
 MAX_SNAPSHOTS = 4
 """Snapshots of one client at a time. Each is a copy of the metadata of all rows."""
@@ -30,7 +30,7 @@ MAX_BLOCK = 2 << 20
 _NONE: Index = np.empty(0, np.int64)
 
 
-def look(leader: Leader, asked: r.Look, now: float) -> r.CandidateRows:
+def look(leader: StreamLeader, asked: r.Look, now: float) -> r.CandidateRows:
     """The candidates of a sampler. Raises NotReady, Closed, Misuse."""
     leased, wants = leader.leased, SamplerInputs(asked.lengths, asked.tags)
     task, rows = leased.settings.task(asked.task), _NONE
@@ -58,7 +58,7 @@ def look(leader: Leader, asked: r.Look, now: float) -> r.CandidateRows:
     )
 
 
-def find(leader: Leader, asked: r.Find, now: float) -> r.FoundRows:
+def find(leader: StreamLeader, asked: r.Find, now: float) -> r.FoundRows:
     """The rows of keys. Never refused."""
     partition = leader.leased.partition
     rows = partition.keys.known_rows(asked.keys)
@@ -67,7 +67,7 @@ def find(leader: Leader, asked: r.Find, now: float) -> r.FoundRows:
     return r.FoundRows(np.where(partition.rows.there(rows), rows, -1))
 
 
-def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
+def dead_letters(leader: StreamLeader, asked: r.ListDeadLetters, now: float) -> r.Letters:
     """The first dead letters of a task. Raises Misuse."""
     partition = leader.leased.partition
     rows = partition.progress.in_state(leader.leased.settings.task(asked.task), DEAD)[: max(0, asked.most)]
@@ -79,13 +79,13 @@ def dead_letters(leader: Leader, asked: r.DeadLetters, now: float) -> r.Letters:
     return r.Letters(rows, ref, partition.keys.names(rows), groups, versions, tags)
 
 
-def unfinished(leader: Leader, asked: r.ListUnfinished, now: float) -> r.UnfinishedRows:
+def unfinished(leader: StreamLeader, asked: r.ListUnfinished, now: float) -> r.UnfinishedRows:
     """The rows in progress, the oldest first. Never refused."""
     partition = leader.leased.partition
     return r.UnfinishedRows(partition.listed(sorted(partition.unfinished.begun)[: max(0, asked.most)], now))
 
 
-def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
+def holding(leader: StreamLeader, asked: r.ListHeldColumns, now: float) -> r.HeldRows:
     """References to columns that rows need of a node, in parts. Never refused."""
     refs, nbytes, following = [], 0, -1
     for number, batch in leader.leased.partition.rows.batches.stored(asked.after):
@@ -98,16 +98,16 @@ def holding(leader: Leader, asked: r.Holding, now: float) -> r.HeldRows:
     return r.HeldRows(refs, following, leader.outboxes.last(asked.node))
 
 
-def measure(leader: Leader, asked: r.Measure, now: float) -> r.Figures:
+def measure(leader: StreamLeader, asked: r.Measure, now: float) -> r.PartitionFigures:
     """The statistics. Never refused."""
-    return r.Figures(figures(leader.leased, now, leader.pending()))
+    return r.PartitionFigures(figures(leader.leased, now, leader.pending()))
 
 
 class Snapshots:
     """The snapshots that clients of one leader read."""
 
     def __init__(self, term: int) -> None:
-        self._taken: dict[tuple[str, int], tuple[Snapshot, dict[bytes, int]]] = {}
+        self._taken: dict[tuple[str, int], tuple[StreamSnapshot, dict[bytes, int]]] = {}
         self._numbers = itertools.count(max(term, 0) << 32)
 
     @property
@@ -120,19 +120,19 @@ class Snapshots:
         needs."""
         return min([last, *(lasts.get(node, 0) for _, lasts in self._taken.values())])
 
-    def take(self, leader: Leader, asked: r.TakeSnapshot, now: float) -> r.SnapshotTaken:
+    def take(self, leader: StreamLeader, asked: r.TakeSnapshot, now: float) -> r.SnapshotTaken:
         """Take a snapshot. Raises LimitExceeded."""
         count = 1 + sum(client == asked.client for client, _ in self._taken)
         if count > MAX_SNAPSHOTS:
             what = "snapshots of a client at a time"
             raise LimitExceeded(f"{count} {what}", what=what, asked=count, limit=MAX_SNAPSHOTS)
-        snapshot, number = Snapshot(leader.leased, now), next(self._numbers)
+        snapshot, number = StreamSnapshot(leader.leased, now), next(self._numbers)
         self._taken[asked.client, number] = snapshot, {each.node: each.last for each in leader.outboxes.state()}
         if leader.columns is not None:
             leader.columns.read(snapshot.refs)
         return r.SnapshotTaken(number, snapshot.head, snapshot.pages)
 
-    def read(self, leader: Leader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
+    def read(self, leader: StreamLeader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
         """Rows of a snapshot. Raises LeaseExpired if it was released or an earlier leader took it; LimitExceeded,
         Misuse."""
         snapshot, _ = self._taken.get((asked.client, asked.snapshot), (None, None))
@@ -146,17 +146,17 @@ class Snapshots:
             raise LimitExceeded(f"{len(block)} {what}", what=what, asked=len(block), limit=MAX_BLOCK)
         return r.SnapshotRows(block, snapshot.columns(asked.first, asked.count))
 
-    def release(self, leader: Leader, asked: r.ReleaseSnapshot, now: float) -> r.Done:
+    def release(self, leader: StreamLeader, asked: r.ReleaseSnapshot, now: float) -> r.Succeeded:
         """Release a snapshot. Never refused."""
         self._release(leader, (asked.client, asked.snapshot))
-        return r.Done()
+        return r.Succeeded()
 
-    def _release(self, leader: Leader, key: tuple[str, int]) -> None:
+    def _release(self, leader: StreamLeader, key: tuple[str, int]) -> None:
         snapshot, _ = self._taken.pop(key, (None, None))
         if snapshot is not None and leader.columns is not None:
             leader.columns.unread(snapshot.refs)
 
-    def leave(self, leader: Leader, client: str | None = None) -> None:
+    def leave(self, leader: StreamLeader, client: str | None = None) -> None:
         """Release the snapshots of a client that has gone; None: of all clients."""
         for key in [key for key in self._taken if client in (None, key[0])]:
             self._release(leader, key)

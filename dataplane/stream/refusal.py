@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from dataplane.errors import Backpressure
-from dataplane.stream.admission import Entry
+from dataplane.stream.admission import AppendSize
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.progress import LEASED, PENDING
 
@@ -16,13 +16,13 @@ _NAMED = 3  # groups that an error names
 _HOLDERS = 64  # clients that an error names
 
 
-def refusal(leased: LeasedRows, entry: Entry) -> Backpressure:
+def refusal(leased: LeasedRows, entry: AppendSize) -> Backpressure:
     """The error of a refused append."""
     why, holders = _why(leased, entry), tuple(_holders(leased))
     return Backpressure(f"the stream is full ({why})", needed=entry.nbytes, holders=holders)
 
 
-def _why(leased: LeasedRows, entry: Entry) -> str:
+def _why(leased: LeasedRows, entry: AppendSize) -> str:
     why = leased.admission.full(entry) or "others before it"
     if stuck := _blocked(leased):
         return f"{why}; {stuck}"

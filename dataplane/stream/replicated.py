@@ -28,10 +28,10 @@ from dataplane.stream.column_batch import ColumnBatch, ReplacedBatches
 from dataplane.stream.extension import extend
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
-from dataplane.stream.pieces import Begin
+from dataplane.stream.pieces import RowBeginning
 from dataplane.stream.progress import PENDING
 from dataplane.stream.row_metadata import Arrival
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.stream.snapshot import (
     columns_state,
     finish,
@@ -43,13 +43,13 @@ from dataplane.stream.snapshot import (
     restore_rows,
     rows_state,
 )
-from dataplane.stream.snapshot_format import PartitionState, open_sealed, refused, seal
+from dataplane.stream.snapshot_format import SavedStreamState, open_sealed, refused, seal
 
-_DONE = r.Done()
-_UNOPENED = Settings(("unopened",))
+_DONE = r.Succeeded()
+_UNOPENED = StreamSettings(("unopened",))
 
 
-class Columns(Protocol):
+class ColumnStore(Protocol):
     """The store that has the columns of a stream of one node."""
 
     def free(self, batches: list[ColumnBatch]) -> None:
@@ -62,18 +62,18 @@ class Columns(Protocol):
         """End a `read` of these columns."""
 
 
-class Replicated:
+class ReplicatedStream:
     """See the module. `Leader` adds to it, and overrides the methods at the end."""
 
-    def __init__(self, name: str, settings: Settings | None, mark: str) -> None:
+    def __init__(self, name: str, settings: StreamSettings | None, mark: str) -> None:
         """Without settings, the first command is `Open`."""
         self.name = name
-        self.columns: Columns | None = None
+        self.columns: ColumnStore | None = None
         """The store of an unreplicated stream, which frees unneeded columns in place of the outboxes of nodes."""
         self._first = settings, mark
         self._begin(settings, mark)
 
-    def _begin(self, settings: Settings | None, mark: str) -> None:
+    def _begin(self, settings: StreamSettings | None, mark: str) -> None:
         self.opened = settings is not None
         settings = settings or _UNOPENED
         self.leased = LeasedRows(settings, self._released, mark=mark)
@@ -98,7 +98,7 @@ class Replicated:
 
     def applied(self, command: c.AnyCommand) -> bytes:
         """Apply a command, unless its sequence was applied before. Returns the encoded result."""
-        if isinstance(command, c.Append) and command.parts:
+        if isinstance(command, c.AppendCommand) and command.parts:
             return self._applied_parts(command)
         key = command.client, command.sequence
         if not command.sequence:
@@ -106,25 +106,25 @@ class Replicated:
         try:
             known = self.sessions.result(*key)
         except Rejected as error:
-            return r.encode_result(r.Refused.of(error))
+            return r.encode_result(r.CommandRefused.of(error))
         if known is None:
             known = r.encode_result(self._done(command))
             self.sessions.keep(*key, known)
         return known
 
-    def _applied_parts(self, command: c.Append) -> bytes:
+    def _applied_parts(self, command: c.AppendCommand) -> bytes:
         """Apply merged appends, all or none."""
         try:
             known = self.known_parts(command.parts)
         except Rejected as error:
-            return r.encode_result(r.Refused.of(error))
+            return r.encode_result(r.CommandRefused.of(error))
         if known is not None:
             return known
         result = self._done(command)
-        if isinstance(result, r.Appended):
+        if isinstance(result, r.AppendResult):
             first = result.first
             for client, sequence, rows in command.parts:
-                self.sessions.keep(client, sequence, r.encode_result(r.Appended(first, rows, True)))
+                self.sessions.keep(client, sequence, r.encode_result(r.AppendResult(first, rows, True)))
                 first += rows
         return r.encode_result(result)
 
@@ -138,17 +138,17 @@ class Replicated:
         if all(each is None for each in found):
             return None
         results = [r.decode_result(each) for each in found if each is not None]
-        first = results[0].first if results and isinstance(results[0], r.Appended) else -1
+        first = results[0].first if results and isinstance(results[0], r.AppendResult) else -1
         firsts = list(accumulate((rows for _, _, rows in parts), initial=first))
-        if results != [r.Appended(at, rows, True) for at, (_, _, rows) in zip(firsts, parts, strict=False)]:
+        if results != [r.AppendResult(at, rows, True) for at, (_, _, rows) in zip(firsts, parts, strict=False)]:
             raise Rejected("some of these appends were made by themselves; make each by itself")
-        return r.encode_result(r.Appended(first, firsts[-1] - first, True))
+        return r.encode_result(r.AppendResult(first, firsts[-1] - first, True))
 
     def _done(self, command: c.AnyCommand) -> r.AnyResult:
         try:
             return self.act(command)
         except DataplaneError as error:
-            return r.Refused.of(error)
+            return r.CommandRefused.of(error)
 
     def act(self, command: c.AnyCommand) -> r.AnyResult:
         """Apply a command without regard to its sequence. Returns the result. Raises the error that refuses it; then
@@ -156,8 +156,8 @@ class Replicated:
         self.clock_s = max(self.clock_s, getattr(command, "time_s", 0.0))
         return _APPLY[type(command)](self, command) or _DONE
 
-    def _do_append(self, command: c.Append) -> r.AnyResult:
-        begin = None if command.begin is None else Begin(*command.begin, command.client)
+    def _do_append(self, command: c.AppendCommand) -> r.AnyResult:
+        begin = None if command.begin is None else RowBeginning(*command.begin, command.client)
         arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, command.nodes, begin)
         count = len(command.ref)
         if begin is not None and count != 1:
@@ -171,43 +171,43 @@ class Replicated:
         first, new = self.leased.append(command.ref, command.keys, command.digest, arrival, command.time_s)
         if new:
             self._holds(command.ref, command.nodes)
-        return r.Appended(first, count, new)
+        return r.AppendResult(first, count, new)
 
     def _require_there(self, ref: BatchRef, nodes: tuple[bytes, ...]) -> None:
         """Raises OwnerDied if the columns were lost with the node that stored them."""
         if self.lost_nodes and all(node in self.lost_nodes for node in nodes):
             self.lost_nodes.require(ref.shards())
 
-    def _do_extend(self, command: c.Extend) -> None:
+    def _do_extend(self, command: c.ExtendCommand) -> None:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         extend(self.leased, command)
         self._holds(command.ref, command.nodes)
 
-    def _do_grow(self, command: c.Grow) -> r.AnyResult:
+    def _do_grow(self, command: c.GrowCommand) -> r.AnyResult:
         _check_counts(1, list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         partition, row = self.leased.partition, command.row
         new = partition.grow(row, command.piece, command.ref, command.lengths, command.nodes, self.clock_s)
         if new:
             self._holds(command.ref, command.nodes)
-        return r.Appended(row, 1, new)
+        return r.AppendResult(row, 1, new)
 
-    def _do_take_up(self, command: c.TakeUp) -> r.AnyResult:
+    def _do_take_up(self, command: c.TakeUpCommand) -> r.AnyResult:
         unfinished, row = self.leased.partition.unfinished, command.row
         unfinished.require(row, command.before, command.token)
         unfinished.take(row, command.token, command.client, command.lease_s, self.clock_s)
         (listed,) = self.leased.partition.listed([row], self.clock_s)
         return r.UnfinishedRows([msgspec.structs.replace(listed, columns=unfinished.columns(row).encode())])
 
-    def _do_give_up(self, command: c.GiveUp) -> None:
+    def _do_give_up(self, command: c.GiveUpCommand) -> None:
         unfinished = self.leased.partition.unfinished
         if command.token not in unfinished.ended:
             unfinished.require(command.row, command.token)
             unfinished.end(command.row)
             self.leased.partition.drop_rows(np.array([command.row]))
 
-    def _do_settle(self, command: c.Settle) -> None:
+    def _do_settle(self, command: c.SettleCommand) -> None:
         """Settle the rows that are open for the task. If a client asked and some rows are lost, settle none."""
         partition, rows = self.leased.partition, command.rows
         if not len(rows):
@@ -231,7 +231,7 @@ class Replicated:
         if len(rows):
             self._settle(command if len(rows) == len(command.rows) else msgspec.structs.replace(command, rows=rows))
 
-    def _settle(self, command: c.Settle) -> None:
+    def _settle(self, command: c.SettleCommand) -> None:
         partition, task, rows = self.leased.partition, command.task, command.rows
         if command.state != PENDING:
             partition.settle(task, rows, command.state)
@@ -241,18 +241,18 @@ class Replicated:
     def died(self, task: int, rows: Index, reason: str) -> None:
         """Called with rows that have become dead letters of the task, and the reason of their last nack."""
 
-    def _do_drop(self, command: c.Drop) -> None:
+    def _do_drop(self, command: c.DropCommand) -> None:
         partition = self.leased.partition
         rows = command.rows[partition.rows.there(command.rows)]
         if len(rows):
             partition.drop_rows(rows)
 
-    def _do_remove(self, command: c.Remove) -> None:
+    def _do_remove(self, command: c.RemoveCommand) -> None:
         partition = self.leased.partition
         rows = command.rows[partition.rows.there(command.rows)]
         partition.remove(rows[partition.progress.dropped(partition.rows.places(rows), len(rows))])
 
-    def _do_unkeep(self, command: c.Unkeep) -> None:
+    def _do_unkeep(self, command: c.UnkeepCommand) -> None:
         if self.leased.replaced.remove(command.batches):
             self.leased.partition.unkept(command.batches)
 
@@ -273,7 +273,7 @@ class Replicated:
 
     def _do_take_lost(self, command: r.TakeLost) -> r.AnyResult:
         lost = self.leased.lost
-        return r.LostRows([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
+        return r.LostRowsResult([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
 
     def _do_clear(self, command: r.Clear) -> None:
         leased = self.leased
@@ -302,7 +302,7 @@ class Replicated:
         leased, partition = self.leased, self.leased.partition
         rows = np.sort(partition.rows.all())
         return seal(
-            PartitionState(
+            SavedStreamState(
                 name=self.name,
                 head=head_of(leased),
                 rows=rows_state(partition, rows, 0.0),
@@ -357,26 +357,26 @@ def _check_counts(rows: int, listed: list[Sized]) -> None:
         raise Misuse(f"{rows} rows, with more or fewer versions, lengths or tags")
 
 
-_APPLY: dict[type, Callable[[Replicated, Any], r.AnyResult | None]] = {
-    c.Append: Replicated._do_append,
-    c.Extend: Replicated._do_extend,
-    c.Settle: Replicated._do_settle,
-    c.Drop: Replicated._do_drop,
-    c.Remove: Replicated._do_remove,
-    c.Unkeep: Replicated._do_unkeep,
-    c.Grow: Replicated._do_grow,
-    c.TakeUp: Replicated._do_take_up,
-    c.GiveUp: Replicated._do_give_up,
-    c.End: lambda machine, command: machine.sessions.drop(command.clients),
-    c.PutBack: lambda machine, command: put_back(machine.leased, command.block, command.time_s),
-    r.Lose: Replicated._do_lose,
+_APPLY: dict[type, Callable[[ReplicatedStream, Any], r.AnyResult | None]] = {
+    c.AppendCommand: ReplicatedStream._do_append,
+    c.ExtendCommand: ReplicatedStream._do_extend,
+    c.SettleCommand: ReplicatedStream._do_settle,
+    c.DropCommand: ReplicatedStream._do_drop,
+    c.RemoveCommand: ReplicatedStream._do_remove,
+    c.UnkeepCommand: ReplicatedStream._do_unkeep,
+    c.GrowCommand: ReplicatedStream._do_grow,
+    c.TakeUpCommand: ReplicatedStream._do_take_up,
+    c.GiveUpCommand: ReplicatedStream._do_give_up,
+    c.EndCommand: lambda machine, command: machine.sessions.drop(command.clients),
+    c.PutBackCommand: lambda machine, command: put_back(machine.leased, command.block, command.time_s),
+    r.Lose: ReplicatedStream._do_lose,
     r.Return: lambda machine, command: machine.lost_nodes.come_back(command.node, command.first),
     r.OutboxReceived: lambda machine, command: machine.outboxes.confirm(command.node, command.last),
-    r.TakeLost: Replicated._do_take_lost,
+    r.TakeLost: ReplicatedStream._do_take_lost,
     r.Close: lambda machine, command: machine.leased.close(),
-    r.Clear: Replicated._do_clear,
-    r.Open: Replicated._do_open,
+    r.Clear: ReplicatedStream._do_clear,
+    r.Open: ReplicatedStream._do_open,
     r.Restore: lambda machine, command: restore_head(machine.leased, command.head),
-    r.PutColumns: Replicated._do_put_columns,
+    r.PutColumns: ReplicatedStream._do_put_columns,
     r.FinishRestore: lambda machine, command: finish(machine.leased),
 }

@@ -17,27 +17,27 @@ from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.stream.lease import Who
 from dataplane.stream.packing import hook, unhook
 from dataplane.stream.page import Index
-from dataplane.stream.pieces import Piece
+from dataplane.stream.pieces import RowPiece
 from dataplane.stream.sampler import BuiltIn, Fifo
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.stream.snapshot_format import Head, Value
 
 # isort: off
 from dataplane.stream.results import (
-    Admitted as Admitted,
+    AdmitResult as AdmitResult,
     AnyResult as AnyResult,
-    Appended as Appended,
+    AppendResult as AppendResult,
     CandidateRows as CandidateRows,
     Delivered as Delivered,
-    Done as Done,
-    Figures as Figures,
+    Succeeded as Succeeded,
+    PartitionFigures as PartitionFigures,
     FoundRows as FoundRows,
     GrantGiven as GrantGiven,
     HeldRows as HeldRows,
     Letters as Letters,
-    LostRows as LostRows,
-    Refused as Refused,
-    Result as Result,
+    LostRowsResult as LostRowsResult,
+    CommandRefused as CommandRefused,
+    StreamResult as StreamResult,
     SnapshotRows as SnapshotRows,
     SnapshotTaken as SnapshotTaken,
     TicketGiven as TicketGiven,
@@ -52,29 +52,29 @@ from dataplane.stream.results import (
 _NONE: Index = np.empty(0, np.int64)
 
 
-class Request(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+class StreamRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """Base class of requests."""
 
     client: str = ""
     sequence: int = 0
 
 
-class Admit(Request, frozen=True, tag=1, kw_only=True):
-    """Ask for a permit to append. Answered by `Admitted`, or refused with `Backpressure`."""
+class Admit(StreamRequest, frozen=True, tag=1, kw_only=True):
+    """Ask for a permit to append. Answered by `AdmitResult`, or refused with `Backpressure`."""
 
     rows: int
     nbytes: int
     version: int
 
 
-class GiveBack(Request, frozen=True, tag=2, kw_only=True):
+class GiveBack(StreamRequest, frozen=True, tag=2, kw_only=True):
     """Return a permit that is not used."""
 
     ticket: int
 
 
-class Append(Request, frozen=True, tag=3, kw_only=True):
-    """Append rows. Without a ticket they are admitted now or refused. Answered by `Appended`. `parts`: as in the
+class Append(StreamRequest, frozen=True, tag=3, kw_only=True):
+    """Append rows. Without a ticket they are admitted now or refused. Answered by `AppendResult`. `parts`: as in the
     command; such a request has no client and no sequence of its own."""
 
     ref: BatchRef
@@ -90,7 +90,7 @@ class Append(Request, frozen=True, tag=3, kw_only=True):
     parts: list[tuple[str, int, int]] = []
 
 
-class Extend(Request, frozen=True, tag=4, kw_only=True):
+class Extend(StreamRequest, frozen=True, tag=4, kw_only=True):
     """Add columns to rows, which are named by offset or by key."""
 
     ref: BatchRef
@@ -102,7 +102,7 @@ class Extend(Request, frozen=True, tag=4, kw_only=True):
     nodes: tuple[bytes, ...] = ()
 
 
-class Consume(Request, frozen=True, tag=5, kw_only=True):
+class Consume(StreamRequest, frozen=True, tag=5, kw_only=True):
     """Lease rows to a task. Answered by `Delivered`, or refused with `NotReady`. `chosen`, `expired`: the choice of a
     sampler that ran in the client, in place of `sampler`. `after`: see `lease.Who`."""
 
@@ -125,23 +125,23 @@ class Consume(Request, frozen=True, tag=5, kw_only=True):
         return Who(self.client, self.member, self.replica, self.replicas, self.after)
 
 
-class Open(Request, frozen=True, tag=6, kw_only=True):
+class Open(StreamRequest, frozen=True, tag=6, kw_only=True):
     """The first request to a new partition: its settings, the prefix of the keys that it generates, and the number
     of its first row. May be repeated."""
 
-    settings: Settings
+    settings: StreamSettings
     mark: str
     first: int = 0
 
 
-class Ack(Request, frozen=True, tag=7, kw_only=True):
+class Ack(StreamRequest, frozen=True, tag=7, kw_only=True):
     """Acknowledge the rows of a grant."""
 
     grant: int
     replica: int | None = None
 
 
-class Nack(Request, frozen=True, tag=8, kw_only=True):
+class Nack(StreamRequest, frozen=True, tag=8, kw_only=True):
     """Give back the rows of a grant. `seen`: whether it counts as a delivery. `reason`: for the log."""
 
     grant: int
@@ -150,14 +150,14 @@ class Nack(Request, frozen=True, tag=8, kw_only=True):
     reason: str = ""
 
 
-class Renew(Request, frozen=True, tag=9, kw_only=True):
+class Renew(StreamRequest, frozen=True, tag=9, kw_only=True):
     """Renew the lease of a grant."""
 
     grant: int
     replica: int | None = None
 
 
-class Drop(Request, frozen=True, tag=10, kw_only=True):
+class Drop(StreamRequest, frozen=True, tag=10, kw_only=True):
     """Drop rows by offset, by key and by group: they are delivered to no task any more."""
 
     rows: Index = _NONE
@@ -165,58 +165,58 @@ class Drop(Request, frozen=True, tag=10, kw_only=True):
     groups: list[str | int] = []
 
 
-class Close(Request, frozen=True, tag=11, kw_only=True):
+class Close(StreamRequest, frozen=True, tag=11, kw_only=True):
     """Close the stream: further appends are refused."""
 
 
-class Clear(Request, frozen=True, tag=12, kw_only=True):
+class Clear(StreamRequest, frozen=True, tag=12, kw_only=True):
     """Remove all rows."""
 
 
-class TakeLost(Request, frozen=True, tag=13, kw_only=True):
-    """Report lost rows, each once. Answered by `LostRows`."""
+class TakeLost(StreamRequest, frozen=True, tag=13, kw_only=True):
+    """Report lost rows, each once. Answered by `LostRowsResult`."""
 
     most: int
 
 
-class Lose(Request, frozen=True, tag=14, kw_only=True):
+class Lose(StreamRequest, frozen=True, tag=14, kw_only=True):
     """Mark a node as lost, with all shards that it stored."""
 
     node: bytes
 
 
-class Return(Request, frozen=True, tag=42, kw_only=True):
+class Return(StreamRequest, frozen=True, tag=42, kw_only=True):
     """Readmit a lost node. It stores shards from number `first` on."""
 
     node: bytes
     first: int
 
 
-class Leave(Request, frozen=True, tag=19, kw_only=True):
+class EndClient(StreamRequest, frozen=True, tag=19, kw_only=True):
     """End the leases and permits of a client that has gone. `ended`: this is its last request."""
 
     ended: bool = False
 
 
-class Tick(Request, frozen=True, tag=20, kw_only=True):
+class Tick(StreamRequest, frozen=True, tag=20, kw_only=True):
     """Decide the commands that are due by time or by changes; see `StreamMachine.deadline`."""
 
 
-class LeaveAll(Request, frozen=True, tag=21, kw_only=True):
+class EndClients(StreamRequest, frozen=True, tag=21, kw_only=True):
     """End the leases and permits of all clients whose names begin with this prefix, mostly "NODE/LIFE/": a node and
     its incarnation."""
 
     clients: str
 
 
-class OutboxReceived(Request, frozen=True, tag=22, kw_only=True):
+class OutboxReceived(StreamRequest, frozen=True, tag=22, kw_only=True):
     """Remove the entries up to this number from the outbox of a node, which has received them."""
 
     node: bytes
     last: int
 
 
-class Look(Request, frozen=True, tag=27, kw_only=True):
+class Look(StreamRequest, frozen=True, tag=27, kw_only=True):
     """Ask for at most `most` candidates of a sampler if something changed since `seen` (-1: in any case); otherwise
     it is refused with `NotReady`. Answered by `CandidateRows`, without rows if a grant of the member waits for this
     replica."""
@@ -238,7 +238,7 @@ class Look(Request, frozen=True, tag=27, kw_only=True):
         return Who(self.client, self.member, self.replica, self.replicas, self.after)
 
 
-class Find(Request, frozen=True, tag=28, kw_only=True):
+class Find(StreamRequest, frozen=True, tag=28, kw_only=True):
     """Ask for the rows with these keys. With a digest: only if the first key is the first of an append with this
     digest. Answered by `FoundRows`."""
 
@@ -246,7 +246,7 @@ class Find(Request, frozen=True, tag=28, kw_only=True):
     digest: bytes = b""
 
 
-class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
+class ListDeadLetters(StreamRequest, frozen=True, tag=29, kw_only=True):
     """Ask for the first `most` dead letters of a task, with the columns that all of them have. Answered by
     `Letters`."""
 
@@ -254,7 +254,7 @@ class DeadLetters(Request, frozen=True, tag=29, kw_only=True):
     most: int
 
 
-class Holding(Request, frozen=True, tag=41, kw_only=True):
+class ListHeldColumns(StreamRequest, frozen=True, tag=41, kw_only=True):
     """Ask for the columns on a restarted node that rows need: the column batches after this number. Answered by
     `HeldRows`."""
 
@@ -262,16 +262,16 @@ class Holding(Request, frozen=True, tag=41, kw_only=True):
     after: int = -1
 
 
-class Measure(Request, frozen=True, tag=30, kw_only=True):
-    """Ask for the statistics of the partition. Answered by `Figures`."""
+class Measure(StreamRequest, frozen=True, tag=30, kw_only=True):
+    """Ask for the statistics of the partition. Answered by `PartitionFigures`."""
 
 
-class TakeSnapshot(Request, frozen=True, tag=31, kw_only=True):
+class TakeSnapshot(StreamRequest, frozen=True, tag=31, kw_only=True):
     """Take a snapshot of the rows. It exists until this client releases it or goes, or another node leads. Until then
     no node frees columns that the snapshot needs. Answered by `SnapshotTaken`."""
 
 
-class ReadSnapshot(Request, frozen=True, tag=32, kw_only=True):
+class ReadSnapshot(StreamRequest, frozen=True, tag=32, kw_only=True):
     """Read the rows of a snapshot from number `first` on, `count` numbers. Answered by `SnapshotRows`."""
 
     snapshot: int
@@ -279,25 +279,25 @@ class ReadSnapshot(Request, frozen=True, tag=32, kw_only=True):
     count: int
 
 
-class ReleaseSnapshot(Request, frozen=True, tag=33, kw_only=True):
+class ReleaseSnapshot(StreamRequest, frozen=True, tag=33, kw_only=True):
     """Release a snapshot."""
 
     snapshot: int
 
 
-class Restore(Request, frozen=True, tag=34, kw_only=True):
+class Restore(StreamRequest, frozen=True, tag=34, kw_only=True):
     """Begin to restore a checkpoint with this head into an empty partition. Its rows follow by `PutBack`."""
 
     head: Head
 
 
-class PutBack(Request, frozen=True, tag=35, kw_only=True):
+class PutBack(StreamRequest, frozen=True, tag=35, kw_only=True):
     """Restore rows of a checkpoint, under their old numbers, in ascending blocks. `block`: an encoded `RowsState`."""
 
     block: bytes
 
 
-class PutColumns(Request, frozen=True, tag=36, kw_only=True):
+class PutColumns(StreamRequest, frozen=True, tag=36, kw_only=True):
     """Restore columns of restored rows. `task`: the task for which their producer held the rows, -1 for none."""
 
     rows: Index
@@ -306,11 +306,11 @@ class PutColumns(Request, frozen=True, tag=36, kw_only=True):
     nodes: tuple[bytes, ...] = ()
 
 
-class FinishRestore(Request, frozen=True, tag=37, kw_only=True):
+class FinishRestore(StreamRequest, frozen=True, tag=37, kw_only=True):
     """End the restoration. New rows get numbers that the old stream cannot have used since the checkpoint."""
 
 
-class BegunRow(Request, frozen=True, kw_only=True):
+class BegunRow(StreamRequest, frozen=True, kw_only=True):
     """Base class of requests about a row in progress, named by number or by key."""
 
     row: int = -1
@@ -318,10 +318,10 @@ class BegunRow(Request, frozen=True, kw_only=True):
 
 
 class Grow(BegunRow, frozen=True, tag=43, kw_only=True):
-    """Add a piece to a row in progress. Answered by `Appended`. `new` is False if the piece was added before, or the
-    holder of its token has finished the row or given it up."""
+    """Add a piece to a row in progress. Answered by `AppendResult`. `new` is False if the piece was added before, or
+    the holder of its token has finished the row or given it up."""
 
-    piece: Piece
+    piece: RowPiece
     ref: BatchRef
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
@@ -348,7 +348,7 @@ class Hear(BegunRow, frozen=True, tag=46, kw_only=True):
     free: bool = False
 
 
-class ListUnfinished(Request, frozen=True, tag=47, kw_only=True):
+class ListUnfinished(StreamRequest, frozen=True, tag=47, kw_only=True):
     """Ask for the first `most` rows in progress. Answered by `UnfinishedRows`."""
 
     most: int
@@ -370,14 +370,14 @@ AnyRequest = (
     | TakeLost
     | Lose
     | Return
-    | Leave
+    | EndClient
     | Tick
-    | LeaveAll
+    | EndClients
     | OutboxReceived
     | Look
     | Find
-    | DeadLetters
-    | Holding
+    | ListDeadLetters
+    | ListHeldColumns
     | Measure
     | TakeSnapshot
     | ReadSnapshot
@@ -401,7 +401,7 @@ FromClient = (
     | Renew
     | Drop
     | Close
-    | DeadLetters
+    | ListDeadLetters
     | Measure
     | ListUnfinished
     | TakeUp
@@ -413,7 +413,7 @@ FromClient = (
 )
 """The requests that clients make themselves, inside an `AskStream`."""
 
-encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
+encode_request: Callable[[StreamRequest], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)
 
 

@@ -15,15 +15,15 @@ from dataplane.stream.pieces import Listed
 from dataplane.stream.snapshot_format import Head, Value
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True):
+class StreamResult(msgspec.Struct, frozen=True, array_like=True):
     """Base class of answers."""
 
 
-class Done(Result, frozen=True, tag=1):
+class Succeeded(StreamResult, frozen=True, tag=1):
     """Success."""
 
 
-class Refused(Result, frozen=True, tag=2):
+class CommandRefused(StreamResult, frozen=True, tag=2):
     """The error of a committed command that failed and changed nothing."""
 
     kind: str
@@ -31,7 +31,7 @@ class Refused(Result, frozen=True, tag=2):
     fields: dict[str, Any]
 
     @classmethod
-    def of(cls, error: DataplaneError) -> Refused:
+    def of(cls, error: DataplaneError) -> CommandRefused:
         return cls(*describe(error))
 
     @property
@@ -39,7 +39,7 @@ class Refused(Result, frozen=True, tag=2):
         return revive(self.kind, self.message, self.fields)
 
 
-class Appended(Result, frozen=True, tag=3):
+class AppendResult(StreamResult, frozen=True, tag=3):
     """The offset of the first row. `new`: False if the same rows were appended before, and the columns are not
     needed."""
 
@@ -48,13 +48,13 @@ class Appended(Result, frozen=True, tag=3):
     new: bool
 
 
-class Admitted(Result, frozen=True, tag=4):
+class AdmitResult(StreamResult, frozen=True, tag=4):
     """The permit."""
 
     ticket: int
 
 
-class Delivered(Result, frozen=True, tag=6):
+class Delivered(StreamResult, frozen=True, tag=6):
     """Rows leased to the client under a grant. `rows`: their offsets. `keys` is empty if no row has one. `replica`:
     the replica of the member that receives them."""
 
@@ -77,18 +77,18 @@ class GrantGiven(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class TicketGiven(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The part of an encoded `Admitted` that is needed to give it back."""
+    """The part of an encoded `AdmitResult` that is needed to give it back."""
 
     ticket: int
 
 
-class LostRows(Result, frozen=True, tag=7):
+class LostRowsResult(StreamResult, frozen=True, tag=7):
     """Rows that were lost with the nodes that stored their columns: the offset of each, and its `LostRow`."""
 
     rows: list[tuple[int, str, str | int | None, int, int]]
 
 
-class CandidateRows(Result, frozen=True, tag=11):
+class CandidateRows(StreamResult, frozen=True, tag=11):
     """The candidates of a sampler (`sampler.Candidates`); `age_s` is float64 as bytes. `changes`: the `seen` of the
     next `Look`. `left`: the number of rows that the task has not done."""
 
@@ -107,13 +107,13 @@ class CandidateRows(Result, frozen=True, tag=11):
     left: int
 
 
-class FoundRows(Result, frozen=True, tag=12):
+class FoundRows(StreamResult, frozen=True, tag=12):
     """The row of each key; -1 for a key without a row."""
 
     rows: Index
 
 
-class HeldRows(Result, frozen=True, tag=18):
+class HeldRows(StreamResult, frozen=True, tag=18):
     """References to the columns on the node that rows need. `next`: the number of the column batch after which to go
     on, -1 at the end. `last`: the number of the last entry of the outbox of the node."""
 
@@ -122,19 +122,19 @@ class HeldRows(Result, frozen=True, tag=18):
     last: int
 
 
-class UnfinishedRows(Result, frozen=True, tag=19):
+class UnfinishedRows(StreamResult, frozen=True, tag=19):
     """Rows in progress."""
 
     rows: list[Listed]
 
 
-class Figures(Result, frozen=True, tag=13):
+class PartitionFigures(StreamResult, frozen=True, tag=13):
     """See `statistics.figures`."""
 
     values: dict[str, Any]
 
 
-class SnapshotTaken(Result, frozen=True, tag=14):
+class SnapshotTaken(StreamResult, frozen=True, tag=14):
     """The number of the snapshot at this leader, the head, and the pages that have rows, of `PAGE` numbers each."""
 
     snapshot: int
@@ -142,7 +142,7 @@ class SnapshotTaken(Result, frozen=True, tag=14):
     pages: list[int]
 
 
-class SnapshotRows(Result, frozen=True, tag=15):
+class SnapshotRows(StreamResult, frozen=True, tag=15):
     """Rows of a snapshot, an encoded `RowsState`, and their columns: rows, the task for which their producer held them
     (-1: none), and a reference."""
 
@@ -150,7 +150,7 @@ class SnapshotRows(Result, frozen=True, tag=15):
     columns: list[tuple[Index, int, BatchRef]]
 
 
-class Letters(Result, frozen=True, tag=16):
+class Letters(StreamResult, frozen=True, tag=16):
     """Dead letters; fields as in `Delivered`. There is no reference if the rows have no column in common."""
 
     rows: Index
@@ -162,26 +162,28 @@ class Letters(Result, frozen=True, tag=16):
 
 
 AnyResult = (
-    Done
-    | Refused
-    | Appended
-    | Admitted
+    Succeeded
+    | CommandRefused
+    | AppendResult
+    | AdmitResult
     | Delivered
-    | LostRows
+    | LostRowsResult
     | CandidateRows
     | FoundRows
     | HeldRows
-    | Figures
+    | PartitionFigures
     | SnapshotTaken
     | SnapshotRows
     | Letters
     | UnfinishedRows
 )
 
-ToClient = Done | Delivered | CandidateRows | Letters | Figures | UnfinishedRows | SnapshotTaken | SnapshotRows
+ToClient = (
+    Succeeded | Delivered | CandidateRows | Letters | PartitionFigures | UnfinishedRows | SnapshotTaken | SnapshotRows
+)
 """The answers to `requests.FromClient`."""
 
-encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
+encode_result: Callable[[StreamResult], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
 _given = msgspec.msgpack.Decoder(GrantGiven | TicketGiven)
 

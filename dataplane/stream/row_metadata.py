@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
 from dataplane.stream.page import PAGE, Index, Page, grown
-from dataplane.stream.rows import Places, Rows
+from dataplane.stream.rows import Places, StreamRows
 
 UNFINISHED = 1 << 62
 """The policy version of a row in progress (`unfinished`), which has none yet."""
@@ -74,7 +74,7 @@ class _MetadataPage:
 class RowMetadata:
     """The metadata of all rows of a stream, which are in the pages of `rows`."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, rows: StreamRows) -> None:
         self._rows = rows
         self._sheets: dict[int, _MetadataPage] = {}
         self._names: dict[str, None] = {}  # of tags
@@ -222,7 +222,7 @@ class RowMetadata:
             for number in self._sheets.keys() - self._rows.pages.keys():
                 del self._sheets[number]
 
-    def copy(self, rows: Rows) -> RowMetadata:
+    def copy(self, rows: StreamRows) -> RowMetadata:
         """A copy, for a copy of the rows."""
         copied = RowMetadata(rows)
         copied.latest, copied._names = self.latest, dict(self._names)

@@ -30,7 +30,7 @@ _RUNS = 32  # runs of one column batch; if there are more, rows are sorted by co
 Places: TypeAlias = list[tuple[Page, Index, Index]]
 
 
-class Rows:
+class StreamRows:
     """All existing rows of a stream, by page."""
 
     def __init__(self) -> None:
@@ -242,9 +242,9 @@ class Rows:
 
     # a copy, and from one
 
-    def copy(self) -> Rows:
+    def copy(self) -> StreamRows:
         """A copy, for reading."""
-        copied = Rows()
+        copied = StreamRows()
         copied.pages = {number: page.copy() for number, page in self.pages.items()}
         copied.next, copied.count = self.next, self.count
         copied.schema, copied.batches = self.schema.copy(), ColumnBatches(self.batches)

@@ -10,7 +10,7 @@ MAX_TASKS = 64
 MAX_REPLICAS = 8
 
 
-class Settings(msgspec.Struct, frozen=True, array_like=True):
+class StreamSettings(msgspec.Struct, frozen=True, array_like=True):
     """Limits in bytes and rows; 0 and -1: no limit."""
 
     tasks: tuple[str, ...]
@@ -38,9 +38,9 @@ class Settings(msgspec.Struct, frozen=True, array_like=True):
         if self.max_bytes < 0 or self.max_rows < 0 or self.max_lag < -1:
             raise Misuse(f"max_bytes, max_rows and max_lag are not negative: {self}")
 
-    def check_same(self, stream: str, asked: Settings) -> None:
+    def check_same(self, stream: str, asked: StreamSettings) -> None:
         """Raises Misuse if a stream with these settings was opened with others."""
-        defaults = Settings(asked.tasks)
+        defaults = StreamSettings(asked.tasks)
 
         def shown(value: object, name: str) -> str:
             return repr(value) if value != getattr(defaults, name) or name == "tasks" else "the default"

@@ -1,8 +1,8 @@
 """Snapshots of a stream, in the form of `snapshot_format`, and their restoration.
 
-A `Snapshot` is a checkpoint for users: a copy of the partition at one moment, which is read in blocks while the stream
-goes on. A block is the metadata of some rows, with references to their columns, from which another stream gets them. A
-replica's snapshot is the metadata of all rows, and the column batches of their columns.
+A `StreamSnapshot` is a checkpoint for users: a copy of the partition at one moment, which is read in blocks while the
+stream goes on. A block is the metadata of some rows, with references to their columns, from which another stream gets
+them. A replica's snapshot is the metadata of all rows, and the column batches of their columns.
 
 Invariants: leased rows are pending, and that delivery does not count as a try; derived counts are left out and
 counted again. In a checkpoint, dropped rows are absent, and times are ages, because a clock ends with its process. A
@@ -20,7 +20,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.stream.column_batch import ColumnBatch, ColumnBatches, Hold
 from dataplane.stream.leased_rows import LeasedRows
-from dataplane.stream.packing import Packed, pack, unpack
+from dataplane.stream.packing import PackedIntegers, pack, unpack
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
@@ -44,7 +44,7 @@ _MOST = 1 << 62  # an upper bound of row numbers, beyond which numbers still fit
 _GAP = PAGE << 20  # row numbers that are skipped, since the old stream may have used them after the snapshot
 
 
-class Snapshot:
+class StreamSnapshot:
     """The state of a stream at time `now` of its clock."""
 
     def __init__(self, leased: LeasedRows, now: float) -> None:
@@ -214,7 +214,7 @@ def _ascending(values: Index) -> bool:
     return bool((values[1:] > values[:-1]).all())
 
 
-def _integers(packed: Packed, count: int | None = None, least: int = -(1 << 63), below: int = 1 << 63) -> Index:
+def _integers(packed: PackedIntegers, count: int | None = None, least: int = -(1 << 63), below: int = 1 << 63) -> Index:
     values = unpack(packed, count)
     if values.dtype != np.int64:
         raise ValueError("fractions where integers are expected")
@@ -278,7 +278,7 @@ def put_back(leased: LeasedRows, block: bytes, now: float) -> None:
     with refused("a block of rows that no stream wrote"):
         state = decode_rows(block)
         count = state.offsets.count
-        if count > PAGE or state.dropped != Packed(count):
+        if count > PAGE or state.dropped != PackedIntegers(count):
             raise ValueError("more rows than a page has, or dropped ones")
         restore_rows(leased.partition, state, now)
 

@@ -1,8 +1,8 @@
 """The format of snapshots of a stream: the parts of a checkpoint, and the whole replicated state as bytes.
 
 A checkpoint is a `Head` and blocks of rows (`RowsState`), with separate references to their columns. The state of a
-replica (`PartitionState`) has the same parts, and in place of the references a `ColumnsState`, which keeps the identity
-of column batches. Functions that make and restore these are in `snapshot`.
+replica (`SavedStreamState`) has the same parts, and in place of the references a `ColumnsState`, which keeps the
+identity of column batches. Functions that make and restore these are in `snapshot`.
 
 Invariant: equal values have equal bytes. The bytes of a replica's state begin with a version and a checksum.
 """
@@ -18,9 +18,9 @@ import xxhash
 from dataplane.batch.field import Field
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.replication.outbox import OutboxState
-from dataplane.stream.packing import Packed
+from dataplane.stream.packing import PackedIntegers
 from dataplane.stream.pieces import Begun
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 Value = str | int | float | bool | None
 
@@ -32,7 +32,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """The stream as a whole. `next`: the number of its next row. `counts`: for each task the number of acks, expired
     rows and dead letters so far."""
 
-    settings: Settings
+    settings: StreamSettings
     mark: str
     next: int
     appended: int
@@ -47,18 +47,18 @@ class RowsState(msgspec.Struct, array_like=True):
     checkpoint relative to its time. `states` and `tries` are [tasks, rows]. `keyed`: the positions of the rows that
     have `keys` of users. `calls`: see `Keys.state`. `begun`: the rows in progress."""
 
-    offsets: Packed
-    group: Packed
+    offsets: PackedIntegers
+    group: PackedIntegers
     groups: list[str | int]
     drops: list[tuple[int, list[int]]]
-    versions: Packed
-    arrived: Packed
+    versions: PackedIntegers
+    arrived: PackedIntegers
     tags: dict[str, list[Value]]
-    lengths: dict[str, Packed]
-    states: Packed
-    tries: Packed
-    dropped: Packed
-    keyed: Packed
+    lengths: dict[str, PackedIntegers]
+    states: PackedIntegers
+    tries: PackedIntegers
+    dropped: PackedIntegers
+    keyed: PackedIntegers
     keys: list[str]
     calls: list[tuple[str, int, int, bytes]]
     begun: list[Begun]
@@ -69,7 +69,7 @@ class BatchState(msgspec.Struct, array_like=True):
 
     number: int
     ref: bytes
-    hold: Packed
+    hold: PackedIntegers
     nodes: tuple[bytes, ...]
     pieces: list[tuple[bytes, tuple[bytes, ...]]] = []
     """For a row in pieces: the reference of each piece, and the nodes with copies of it."""
@@ -79,8 +79,8 @@ class LayerState(msgspec.Struct, array_like=True):
     """A layer (`page`): the columns with these names, for each row."""
 
     names: tuple[str, ...]
-    batch: Packed
-    index: Packed
+    batch: PackedIntegers
+    index: PackedIntegers
 
 
 class ColumnsState(msgspec.Struct, array_like=True):
@@ -91,10 +91,10 @@ class ColumnsState(msgspec.Struct, array_like=True):
     next: int
     batches: list[BatchState]
     layers: list[LayerState]
-    kept: list[Packed]
+    kept: list[PackedIntegers]
 
 
-class PartitionState(msgspec.Struct, array_like=True):
+class SavedStreamState(msgspec.Struct, array_like=True):
     """The replicated state of a partition: all that commands depend on, without leases."""
 
     name: str
@@ -113,7 +113,7 @@ class PartitionState(msgspec.Struct, array_like=True):
 
 encode_rows = _encode = msgspec.msgpack.Encoder(order="sorted").encode
 decode_rows = msgspec.msgpack.Decoder(RowsState).decode
-_decode = msgspec.msgpack.Decoder(PartitionState).decode
+_decode = msgspec.msgpack.Decoder(SavedStreamState).decode
 
 
 @contextmanager
@@ -125,13 +125,13 @@ def refused(what: str) -> Iterator[None]:
         raise Corrupt(f"{what}: {error}") from error
 
 
-def seal(state: PartitionState) -> bytes:
+def seal(state: SavedStreamState) -> bytes:
     """The bytes of a state."""
     body = _encode(state)
     return _MAGIC + xxhash.xxh3_64_digest(body) + body
 
 
-def open_sealed(data: bytes) -> PartitionState:
+def open_sealed(data: bytes) -> SavedStreamState:
     """The state with these bytes. Raises Corrupt, also for another version."""
     start = len(_MAGIC) + _SUM
     if not data.startswith(_MAGIC[:-1]):

@@ -30,9 +30,9 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import LeaseExpired, Misuse
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.page import Index
-from dataplane.stream.pieces import Begin, Begun, Listed, Piece
+from dataplane.stream.pieces import Begun, Listed, RowBeginning, RowPiece
 from dataplane.stream.row_metadata import RowMetadata
-from dataplane.stream.rows import Rows
+from dataplane.stream.rows import StreamRows
 
 MAX_ENDED = 1 << 14
 """Tokens of finished and abandoned rows that are remembered, the latest ones."""
@@ -42,10 +42,10 @@ MAX_PIECES = 1 << 16
 
 
 @dataclass(slots=True)
-class Unfinished:
+class UnfinishedRowsTable:
     """The rows in progress among `rows`, whose metadata is in `row_metadata`."""
 
-    rows: Rows
+    rows: StreamRows
     metadata: RowMetadata
     begun: dict[int, Begun] = field(default_factory=dict)
     ended: dict[int, None] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class Unfinished:
 
     # pieces
 
-    def begin(self, row: int, begin: Begin, version: int, now: float) -> None:
+    def begin(self, row: int, begin: RowBeginning, version: int, now: float) -> None:
         """Begin a new row in progress."""
         self.begun[row] = Begun(row, begin.token, begin.client, begin.lease_s, begin.tokens, version)
         self._until[row] = now + begin.lease_s
@@ -88,7 +88,7 @@ class Unfinished:
             raise LeaseExpired(f"the row {why}; what is brought for it does not count")
         return begun
 
-    def is_new(self, row: int, piece: Piece) -> bool:
+    def is_new(self, row: int, piece: RowPiece) -> bool:
         """Whether the piece is the next one; False if it was added before. Raises LeaseExpired, Misuse."""
         if piece.last and piece.token in self.ended:
             return False
@@ -110,7 +110,7 @@ class Unfinished:
                 require_alike(name, (before, found))
 
     def grow(
-        self, row: int, piece: Piece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
+        self, row: int, piece: RowPiece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
     ) -> None:
         """Add the next piece, after `check`. Raises LimitExceeded."""
         self.rows.schema.add(ref)
@@ -268,10 +268,10 @@ class Unfinished:
 
     # in a snapshot
 
-    def copy(self, rows: Rows, metadata: RowMetadata) -> Unfinished:
+    def copy(self, rows: StreamRows, metadata: RowMetadata) -> UnfinishedRowsTable:
         """A copy, for copies of the rows and their metadata."""
         begun = {row: msgspec.structs.replace(each, spans=list(each.spans)) for row, each in self.begun.items()}
-        return Unfinished(rows, metadata, begun)
+        return UnfinishedRowsTable(rows, metadata, begun)
 
     def state(self, rows: Index) -> list[Begun]:
         """The rows among these that are in progress."""

@@ -15,9 +15,9 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.stream.page import Index
-from dataplane.stream.requests import Done
+from dataplane.stream.requests import Succeeded
 from dataplane.table import requests as r
-from dataplane.table.table import Table
+from dataplane.table.table import TableRows
 from dataplane.table.write_effects import UnneededCells
 
 MAX_TAG_BYTES = 64 << 10
@@ -32,7 +32,7 @@ _NONE: Index = np.empty(0, np.int64)
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def there(name: str, table: Table | None) -> Table:
+def there(name: str, table: TableRows | None) -> TableRows:
     """The table. Raises Misuse if it does not exist."""
     if table is None:
         raise Misuse(f"there is no table {name!r}: nothing was written to it yet, or it was dropped")
@@ -47,7 +47,7 @@ def named(keys: list[str], rows: Index) -> list[str] | Index:
 # Reading
 
 
-def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | None:
+def answer(name: str, table: TableRows | None, asked: r.Question) -> r.AnyResult | None:
     """The answer; None if a request for ready rows finds too few. Raises Misuse."""
     match asked:
         case r.Number():
@@ -56,13 +56,13 @@ def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | N
             found = there(name, table)
             numbers = found.numbers(named(asked.keys, asked.rows))
             return r.Referred(found.read(numbers, asked.columns).encode())
-        case r.Describe():
+        case r.DescribeColumns():
             if table is None or not table.cells.schema:
                 return r.Referred(b"")
             return r.Referred(table.cells.empty(table.cells.schema).encode())
-        case r.Look():
+        case r.LookRows():
             return _look(name, table, asked)
-        case r.Ready():
+        case r.FindReady():
             return _ready(table, asked)
         case r.FindClaim():
             return given(None if table is None else table.claims.find(asked.task, asked.claim_id))
@@ -70,10 +70,10 @@ def answer(name: str, table: Table | None, asked: r.Question) -> r.AnyResult | N
             return _claimed(name, table, asked)
 
 
-def numbered(numbers: Index) -> r.Numbered:
+def numbered(numbers: Index) -> r.RowNumbers:
     """An answer with the first of these numbers, as many as fit into one message."""
     told = numbers[:_NUMBERS]
-    return r.Numbered(told, len(told) < len(numbers))
+    return r.RowNumbers(told, len(told) < len(numbers))
 
 
 def given(rows: Index | None) -> r.ClaimedRows:
@@ -81,7 +81,7 @@ def given(rows: Index | None) -> r.ClaimedRows:
     return r.ClaimedRows(granted=False) if rows is None else r.ClaimedRows(granted=True, rows=rows)
 
 
-def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
+def _look(name: str, table: TableRows | None, asked: r.LookRows) -> r.Looked:
     if table is None or table.changes == asked.since:
         if not asked.all and (asked.keys or len(asked.rows)):
             there(name, table)
@@ -95,7 +95,7 @@ def _look(name: str, table: Table | None, asked: r.Look) -> r.Looked:
     return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), more)
 
 
-def seen_all(table: Table, numbers: Index) -> r.Looked:
+def seen_all(table: TableRows, numbers: Index) -> r.Looked:
     """The answer with the metadata of these rows of one write, and the columns of the table."""
     names = list(table.cells.schema)
     seen = table.look(numbers, names)
@@ -106,7 +106,7 @@ def _bits(have: Any) -> bytes:
     return np.packbits(have, axis=1).tobytes() if have.shape[1] else b""
 
 
-def _ready(table: Table | None, asked: r.Ready) -> r.Numbered | None:
+def _ready(table: TableRows | None, asked: r.FindReady) -> r.RowNumbers | None:
     if table is None:
         return numbered(_NONE) if asked.least <= 0 else None
     given_before = table.claims.find(asked.task, asked.claim_id) if asked.claim_id else None
@@ -117,7 +117,7 @@ def _ready(table: Table | None, asked: r.Ready) -> r.Numbered | None:
     return numbered(numbers) if len(numbers) >= asked.least else None
 
 
-def _claimed(name: str, table: Table | None, asked: r.Claimed) -> r.Flagged:
+def _claimed(name: str, table: TableRows | None, asked: r.Claimed) -> r.Flagged:
     if table is None:
         if not asked.all and len(asked.rows):
             there(name, table)
@@ -144,16 +144,16 @@ def check_write(asked: r.Upsert, ref: BatchRef | None) -> None:
 
 
 def write(
-    table: Table, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b""
+    table: TableRows, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b""
 ) -> tuple[Index, list[UnneededCells]]:
-    """Write rows. Returns their numbers, and the cells that are no longer needed. `encoded`: as for `Table.upsert`.
-    Raises as `Table.upsert`; LimitExceeded if the tags of a row become too large."""
+    """Write rows. Returns their numbers, and the cells that are no longer needed. `encoded`: as for `TableRows.upsert`.
+    Raises as `TableRows.upsert`; LimitExceeded if the tags of a row become too large."""
     rows = named(asked.keys, asked.rows)
     sizes = _tag_bytes(table, rows, asked.tags)
     return table.upsert(rows, ref, asked.tags, sizes, encoded)
 
 
-def _tag_bytes(table: Table, rows: list[str] | Index, tags: Sequence[Mapping[str, Any]]) -> Index:
+def _tag_bytes(table: TableRows, rows: list[str] | Index, tags: Sequence[Mapping[str, Any]]) -> Index:
     if not tags:
         return _NONE
     sizes = np.fromiter((len(_encode(each)) for each in tags), np.int64, len(tags))
@@ -163,19 +163,19 @@ def _tag_bytes(table: Table, rows: list[str] | Index, tags: Sequence[Mapping[str
     return sizes
 
 
-def wrote(table: Table, asked: r.Upsert, numbers: Index) -> r.Numbered | r.Looked:
+def wrote(table: TableRows, asked: r.Upsert, numbers: Index) -> r.RowNumbers | r.Looked:
     """The answer to a write."""
     return seen_all(table, numbers) if asked.look else numbered(numbers)
 
 
-def act(table: Table, asked: r.Clear | r.Claim | r.Release) -> tuple[r.AnyResult, list[UnneededCells]]:
+def act(table: TableRows, asked: r.ClearRows | r.Claim | r.Release) -> tuple[r.AnyResult, list[UnneededCells]]:
     """Change an existing table. Returns the answer, and the cells that are no longer needed. Raises Misuse,
     LimitExceeded."""
     match asked:
-        case r.Clear():
-            return Done(), table.clear(named(asked.keys, asked.rows))
+        case r.ClearRows():
+            return Succeeded(), table.clear(named(asked.keys, asked.rows))
         case r.Claim():
             return given(table.claim(asked.task, asked.rows, asked.give, asked.claim_id)), []
         case r.Release():
             table.release(asked.task or None, None if asked.all else asked.rows)
-            return Done(), []
+            return Succeeded(), []

@@ -25,16 +25,16 @@ from dataplane.replication.machine import Decision, StateMachine
 from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream.packing import pack, unpack
-from dataplane.stream.requests import Done, HeldRows, Holding, Refused
+from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, Succeeded
 from dataplane.table import answers, cell_release
 from dataplane.table import replica_state as state
 from dataplane.table import requests as r
-from dataplane.table.table import Table
+from dataplane.table.table import TableRows
 
 NOTHING = b""
 _UNREADY = 1024  # the most requests that are remembered as not ready, so that they are not decided again
 _HELD = 256 << 10  # the most bytes, approximately, of references in one answer
-_OF_CLIENTS = (r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)
+_OF_CLIENTS = (r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)
 
 
 class TableMachine(StateMachine):
@@ -52,7 +52,7 @@ class TableMachine(StateMachine):
         """Whether the table exists."""
         self.retired = False
         self.changes = 0
-        self.table = Table(self.name, self._change)
+        self.table = TableRows(self.name, self._change)
         self.sessions = Sessions()
         self.lost_nodes = LostNodes()
         self.outboxes = Outboxes(self.lost_nodes)
@@ -64,7 +64,7 @@ class TableMachine(StateMachine):
     def forget(self) -> None:
         self._version = 0  # counts changes of the state, for `_unready`
         self._unready: dict[bytes, int] = {}
-        self._decoded: tuple[bytes, r.AnyRequest] = (b"", r.Drop())
+        self._decoded: tuple[bytes, r.AnyRequest] = (b"", r.DropTable())
 
     @property
     def idle(self) -> bool:
@@ -78,7 +78,7 @@ class TableMachine(StateMachine):
         if isinstance(asked, r.Question):
             answer = self._answer(asked)
             return Decision((), NOTHING if answer is None else r.encode_result(answer))
-        if isinstance(asked, Holding):
+        if isinstance(asked, ListHeldColumns):
             return Decision((), r.encode_result(self._held(asked)))
         if asked.sequence:
             known = self.sessions.result(asked.client, asked.sequence)
@@ -93,7 +93,7 @@ class TableMachine(StateMachine):
         self._check_open()
         return answers.answer(self.name, self.table if self.there else None, asked)
 
-    def _held(self, asked: Holding) -> HeldRows:
+    def _held(self, asked: ListHeldColumns) -> HeldRows:
         """References to the columns of a node that rows need. If any cell of a write is needed, its whole reference is
         among them."""
         refs, nbytes, following = [], 0, -1
@@ -115,7 +115,7 @@ class TableMachine(StateMachine):
                 try:
                     return answers.wrote(self.table, asked, unpack(rows))
                 except Misuse as error:
-                    return Refused.of(error)
+                    return CommandRefused.of(error)
             case r.Gave(granted, rows):
                 return r.ClaimedRows(granted, unpack(rows))
         return result
@@ -129,7 +129,7 @@ class TableMachine(StateMachine):
             return False
         asked = r.decode_request(request)
         try:
-            found = not isinstance(asked, r.Ready) or self._answer(asked) is not None
+            found = not isinstance(asked, r.FindReady) or self._answer(asked) is not None
         except DataplaneError:
             return True  # to be answered with the error
         if not found:
@@ -150,7 +150,7 @@ class TableMachine(StateMachine):
         try:
             before = self.sessions.result(asked.client, asked.sequence)
         except Rejected as error:
-            return r.encode_result(Refused.of(error))
+            return r.encode_result(CommandRefused.of(error))
         if before is not None:
             return r.encode_result(self._again(asked, before))
         result = self._done(asked)
@@ -161,9 +161,9 @@ class TableMachine(StateMachine):
         try:
             if isinstance(asked, _OF_CLIENTS):
                 self._check_open()
-            return _APPLY[type(asked)](self, asked) or Done()
+            return _APPLY[type(asked)](self, asked) or Succeeded()
         except DataplaneError as error:
-            return Refused.of(error)
+            return CommandRefused.of(error)
 
     def _write(self, asked: r.Upsert) -> r.AnyResult:
         ref = BatchRef.decode(asked.ref) if asked.ref else None
@@ -179,29 +179,29 @@ class TableMachine(StateMachine):
         cell_release.tell(over, self.outboxes)
         return answers.wrote(self.table, asked, numbers)
 
-    def _act(self, asked: r.Clear | r.Claim | r.Release) -> r.AnyResult:
+    def _act(self, asked: r.ClearRows | r.Claim | r.Release) -> r.AnyResult:
         if not self.there:
-            return answers.given(None) if isinstance(asked, r.Claim) else Done()
+            return answers.given(None) if isinstance(asked, r.Claim) else Succeeded()
         result, over = answers.act(self.table, asked)
         cell_release.tell(over, self.outboxes)
         return result
 
-    def _drop(self, asked: r.Drop) -> None:
+    def _drop(self, asked: r.DropTable) -> None:
         if self.there:
             cell_release.tell(self.table.drop(), self.outboxes)
-            self.table = Table(self.name, self._change, self.table.next)
+            self.table = TableRows(self.name, self._change, self.table.next)
             self.there = False
 
-    def _open(self, asked: r.Open) -> None:
+    def _open(self, asked: r.OpenTable) -> None:
         if not self.changes or not self.there:
             self.table.next = max(self.table.next, asked.first)
             self.changes = max(self.changes, asked.changes)
 
-    def _lose(self, asked: r.Lose) -> None:
+    def _lose(self, asked: r.LoseTableRows) -> None:
         self.lost_nodes.lose(asked.node, asked.before)
         self.outboxes.recount(written.nodes for written in self.table.cells.writes.values())
 
-    def _end(self, asked: r.End) -> None:
+    def _end(self, asked: r.ForgetClients) -> None:
         of_node = [each for each in self.sessions.producers if asked.node and each.startswith(asked.node)]
         self.sessions.drop((*asked.clients, *of_node))
 
@@ -217,7 +217,7 @@ class TableMachine(StateMachine):
 
     def leaving(self, process: str) -> bytes:
         """The request that forgets all clients of a NODE/LIFE."""
-        return r.encode_request(r.End(node=f"{process}/"))
+        return r.encode_request(r.ForgetClients(node=f"{process}/"))
 
     # Columns in the stores of nodes
 
@@ -227,11 +227,11 @@ class TableMachine(StateMachine):
 
     def losing(self, node: str) -> bytes:
         """The request that marks the shards of a node as lost."""
-        return r.encode_request(r.Lose(node=bytes.fromhex(node)))
+        return r.encode_request(r.LoseTableRows(node=bytes.fromhex(node)))
 
     def returning(self, node: str, first: int) -> bytes:
         """The request that permits columns on a returned node again, in its shards from number `first` on."""
-        return r.encode_request(r.Return(node=bytes.fromhex(node), first=first))
+        return r.encode_request(r.ReturnTableRows(node=bytes.fromhex(node), first=first))
 
     def waiting(self) -> Iterable[str]:
         """The nodes whose outboxes are not empty."""
@@ -243,13 +243,13 @@ class TableMachine(StateMachine):
 
     def telling(self, node: str, told: int) -> bytes:
         """The request that removes entries from an outbox."""
-        return r.encode_request(r.OutboxReceived(node=bytes.fromhex(node), last=told))
+        return r.encode_request(r.TableOutboxReceived(node=bytes.fromhex(node), last=told))
 
     # The state as bytes
 
     def snapshot(self) -> bytes:
         return state.seal(
-            state.PartitionState(
+            state.SavedTableState(
                 name=self.name,
                 there=self.there,
                 retired=self.retired,
@@ -279,7 +279,7 @@ class TableMachine(StateMachine):
 def _brief(result: r.AnyResult) -> r.AnyResult:
     """The part of a result that is remembered: the packed numbers of rows, without their metadata."""
     match result:
-        case r.Numbered() | r.Looked():
+        case r.RowNumbers() | r.Looked():
             return r.Wrote(pack(result.rows))
         case r.ClaimedRows():
             return r.Gave(result.granted, pack(result.rows))
@@ -288,14 +288,14 @@ def _brief(result: r.AnyResult) -> r.AnyResult:
 
 _APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult | None]] = {
     r.Upsert: TableMachine._write,
-    r.Clear: TableMachine._act,
+    r.ClearRows: TableMachine._act,
     r.Claim: TableMachine._act,
     r.Release: TableMachine._act,
-    r.Drop: TableMachine._drop,
-    r.Open: TableMachine._open,
-    r.Lose: TableMachine._lose,
-    r.Return: lambda machine, asked: machine.lost_nodes.come_back(asked.node, asked.first),
-    r.OutboxReceived: lambda machine, asked: machine.outboxes.confirm(asked.node, asked.last),
-    r.End: TableMachine._end,
+    r.DropTable: TableMachine._drop,
+    r.OpenTable: TableMachine._open,
+    r.LoseTableRows: TableMachine._lose,
+    r.ReturnTableRows: lambda machine, asked: machine.lost_nodes.come_back(asked.node, asked.first),
+    r.TableOutboxReceived: lambda machine, asked: machine.outboxes.confirm(asked.node, asked.last),
+    r.ForgetClients: TableMachine._end,
     r.Retire: TableMachine._retire,
 }

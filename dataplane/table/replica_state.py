@@ -16,7 +16,7 @@ import xxhash
 from dataplane.batch.field import Field
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.replication.outbox import OutboxState
-from dataplane.stream.packing import Packed
+from dataplane.stream.packing import PackedIntegers
 
 _MAGIC = b"dptables\x01"  # the last byte is the version
 _SUM = 8
@@ -27,8 +27,8 @@ class ColumnState(msgspec.Struct, array_like=True):
 
     name: str
     field: Field
-    written: Packed
-    row: Packed
+    written: PackedIntegers
+    row: PackedIntegers
 
 
 class WrittenState(msgspec.Struct, array_like=True):
@@ -44,8 +44,8 @@ class TaskState(msgspec.Struct, array_like=True):
     """The positions of the rows that a task has claimed, and the rows of each claim id."""
 
     name: str
-    claimed: Packed
-    claim_ids: list[tuple[str, Packed]]
+    claimed: PackedIntegers
+    claim_ids: list[tuple[str, PackedIntegers]]
 
 
 class TableState(msgspec.Struct, array_like=True):
@@ -54,16 +54,16 @@ class TableState(msgspec.Struct, array_like=True):
     next: int
     next_written: int
     changes: int
-    numbers: Packed
+    numbers: PackedIntegers
     keys: list[str]
     tags: list[dict[str, Any] | None]
-    tag_bytes: Packed
+    tag_bytes: PackedIntegers
     columns: list[ColumnState]
     written: list[WrittenState]
     tasks: list[TaskState]
 
 
-class PartitionState(msgspec.Struct, array_like=True):
+class SavedTableState(msgspec.Struct, array_like=True):
     """The whole state of a partition."""
 
     name: str
@@ -77,16 +77,16 @@ class PartitionState(msgspec.Struct, array_like=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(PartitionState).decode
+_decode = msgspec.msgpack.Decoder(SavedTableState).decode
 
 
-def seal(state: PartitionState) -> bytes:
+def seal(state: SavedTableState) -> bytes:
     """The encoded state, with version and checksum."""
     body = _encode(state)
     return _MAGIC + xxhash.xxh3_64_digest(body) + body
 
 
-def open_sealed(data: bytes, name: str) -> PartitionState:
+def open_sealed(data: bytes, name: str) -> SavedTableState:
     """The decoded state. Raises Corrupt if the bytes are invalid, or of another table or version."""
     start = len(_MAGIC) + _SUM
     if not data.startswith(_MAGIC[:-1]):

@@ -16,9 +16,9 @@ import numpy as np
 
 from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.replication.lost_nodes import ALL
-from dataplane.stream.packing import Packed, hook, unhook
+from dataplane.stream.packing import PackedIntegers, hook, unhook
 from dataplane.stream.page import Index
-from dataplane.stream.requests import Done, HeldRows, Holding, Refused, Request, Result
+from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, StreamRequest, StreamResult, Succeeded
 
 _NONE: Index = np.empty(0, np.int64)
 
@@ -26,9 +26,9 @@ _NONE: Index = np.empty(0, np.int64)
 # Commands of clients
 
 
-class Upsert(Request, frozen=True, tag=1, kw_only=True):
+class Upsert(StreamRequest, frozen=True, tag=1, kw_only=True):
     """Write rows; rows with new keys are added. `ref`: an encoded reference to the columns to write, empty for none.
-    `tags`: a dict for each row, or no dicts. Answered by `Numbered` or, with `look`, by `Looked` for all columns."""
+    `tags`: a dict for each row, or no dicts. Answered by `RowNumbers` or, with `look`, by `Looked` for all columns."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -37,14 +37,14 @@ class Upsert(Request, frozen=True, tag=1, kw_only=True):
     look: bool = False
 
 
-class Clear(Request, frozen=True, tag=2, kw_only=True):
+class ClearRows(StreamRequest, frozen=True, tag=2, kw_only=True):
     """Remove rows."""
 
     keys: list[str] = []
     rows: Index = _NONE
 
 
-class Claim(Request, frozen=True, tag=3, kw_only=True):
+class Claim(StreamRequest, frozen=True, tag=3, kw_only=True):
     """Mark rows as claimed by the task, either all or none of them, and remember the rows `give` under the id. Answered
     by `ClaimedRows`."""
 
@@ -54,7 +54,7 @@ class Claim(Request, frozen=True, tag=3, kw_only=True):
     claim_id: str = ""
 
 
-class Release(Request, frozen=True, tag=4, kw_only=True):
+class Release(StreamRequest, frozen=True, tag=4, kw_only=True):
     """Undo the claims of the task (empty: of all tasks) on these rows, or on all."""
 
     task: str
@@ -62,62 +62,62 @@ class Release(Request, frozen=True, tag=4, kw_only=True):
     all: bool = False
 
 
-class Drop(Request, frozen=True, tag=5, kw_only=True):
+class DropTable(StreamRequest, frozen=True, tag=5, kw_only=True):
     """Drop the table. If it is written again later, the numbers of rows continue."""
 
 
 # Commands of the driver
 
 
-class Open(Request, frozen=True, tag=6, kw_only=True):
+class OpenTable(StreamRequest, frozen=True, tag=6, kw_only=True):
     """The first request to a partition: the numbers of the next row and of the last change."""
 
     first: int
     changes: int
 
 
-class Lose(Request, frozen=True, tag=7, kw_only=True):
+class LoseTableRows(StreamRequest, frozen=True, tag=7, kw_only=True):
     """Mark a node's shards with numbers below `before` as lost."""
 
     node: bytes
     before: int = ALL
 
 
-class Return(Request, frozen=True, tag=11, kw_only=True):
+class ReturnTableRows(StreamRequest, frozen=True, tag=11, kw_only=True):
     """Note that a lost node has returned, with its shards from number `first` on."""
 
     node: bytes
     first: int
 
 
-class OutboxReceived(Request, frozen=True, tag=8, kw_only=True):
+class TableOutboxReceived(StreamRequest, frozen=True, tag=8, kw_only=True):
     """Remove the entries up to this number from the outbox of a node, which has received them."""
 
     node: bytes
     last: int
 
 
-class End(Request, frozen=True, tag=9, kw_only=True):
+class ForgetClients(StreamRequest, frozen=True, tag=9, kw_only=True):
     """Forget the sequence numbers of clients that have ended: these, or those whose names begin with `node`."""
 
     clients: list[str] = []
     node: str = ""
 
 
-class Retire(Request, frozen=True, tag=10, kw_only=True):
+class Retire(StreamRequest, frozen=True, tag=10, kw_only=True):
     """End the partition, if it has no table and an empty outbox. Answered by `Retired`."""
 
 
 # Reads
 
 
-class Number(Request, frozen=True, tag=20, kw_only=True):
-    """Ask for the numbers of rows. Answered by `Numbered`."""
+class Number(StreamRequest, frozen=True, tag=20, kw_only=True):
+    """Ask for the numbers of rows. Answered by `RowNumbers`."""
 
     keys: list[str]
 
 
-class Read(Request, frozen=True, tag=21, kw_only=True):
+class Read(StreamRequest, frozen=True, tag=21, kw_only=True):
     """Ask for a reference to these columns of rows, or with None to all columns that each of the rows has. Answered by
     `Referred`."""
 
@@ -126,12 +126,12 @@ class Read(Request, frozen=True, tag=21, kw_only=True):
     columns: list[str] | None = None
 
 
-class Describe(Request, frozen=True, tag=22, kw_only=True):
+class DescribeColumns(StreamRequest, frozen=True, tag=22, kw_only=True):
     """Ask for the columns of the table. Answered by `Referred`, with a reference that has no rows, or without a
     reference if there is no column."""
 
 
-class Look(Request, frozen=True, tag=23, kw_only=True):
+class LookRows(StreamRequest, frozen=True, tag=23, kw_only=True):
     """Ask for the metadata of rows or, with `all`, of the next rows after the number `after`. Answered by `Looked`,
     which has no rows if the table has not changed since `since`."""
 
@@ -144,9 +144,9 @@ class Look(Request, frozen=True, tag=23, kw_only=True):
     since: int = 0
 
 
-class Ready(Request, frozen=True, tag=24, kw_only=True):
+class FindReady(StreamRequest, frozen=True, tag=24, kw_only=True):
     """Ask for the rows after the number `after` that have all these columns and that the task, if given, has not
-    claimed; or, if there is a claim with the id `claim_id`, for its rows. Answered by `Numbered`, or by nothing if
+    claimed; or, if there is a claim with the id `claim_id`, for its rows. Answered by `RowNumbers`, or by nothing if
     there are fewer rows than `least`."""
 
     columns: list[str]
@@ -156,14 +156,14 @@ class Ready(Request, frozen=True, tag=24, kw_only=True):
     after: int = -1
 
 
-class FindClaim(Request, frozen=True, tag=25, kw_only=True):
+class FindClaim(StreamRequest, frozen=True, tag=25, kw_only=True):
     """Ask for the rows of a claim id. Answered by `ClaimedRows`."""
 
     task: str
     claim_id: str
 
 
-class Claimed(Request, frozen=True, tag=26, kw_only=True):
+class Claimed(StreamRequest, frozen=True, tag=26, kw_only=True):
     """Ask whether the task has claimed each of these rows or, with `all`, of the next rows after the number `after`.
     Answered by `Flagged`."""
 
@@ -173,27 +173,39 @@ class Claimed(Request, frozen=True, tag=26, kw_only=True):
     after: int = -1
 
 
-Command = Upsert | Clear | Claim | Release | Drop | Open | Lose | Return | OutboxReceived | End | Retire
-Question = Number | Read | Describe | Look | Ready | FindClaim | Claimed
-AnyRequest = Command | Question | Holding
+Command = (
+    Upsert
+    | ClearRows
+    | Claim
+    | Release
+    | DropTable
+    | OpenTable
+    | LoseTableRows
+    | ReturnTableRows
+    | TableOutboxReceived
+    | ForgetClients
+    | Retire
+)
+Question = Number | Read | DescribeColumns | LookRows | FindReady | FindClaim | Claimed
+AnyRequest = Command | Question | ListHeldColumns
 
 
-class Numbered(Result, frozen=True, tag=3):
+class RowNumbers(StreamResult, frozen=True, tag=3):
     """Numbers of rows. `more`: whether there are further rows after the last one."""
 
     rows: Index
     more: bool = False
 
 
-class Referred(Result, frozen=True, tag=4):
+class Referred(StreamResult, frozen=True, tag=4):
     """An encoded reference; empty for none."""
 
     ref: bytes
 
 
-class Looked(Result, frozen=True, tag=5):
+class Looked(StreamResult, frozen=True, tag=5):
     """The metadata of rows. `have`: for each row a bit for each requested column, 1 if the row has it. `changes`: the
-    value for `since` in the next request. `more`: as in `Numbered`. `columns`: all columns of the table, if none were
+    value for `since` in the next request. `more`: as in `RowNumbers`. `columns`: all columns of the table, if none were
     requested."""
 
     changes: int
@@ -205,51 +217,63 @@ class Looked(Result, frozen=True, tag=5):
     columns: list[str] = []
 
 
-class ClaimedRows(Result, frozen=True, tag=6):
+class ClaimedRows(StreamResult, frozen=True, tag=6):
     """The rows of a claim. `granted` is False if some rows were claimed before, or if no claim has the id."""
 
     granted: bool
     rows: Index = _NONE
 
 
-class Flagged(Result, frozen=True, tag=7):
-    """A byte for each row, 1 if it was claimed; the number of the last row; and `more` as in `Numbered`."""
+class Flagged(StreamResult, frozen=True, tag=7):
+    """A byte for each row, 1 if it was claimed; the number of the last row; and `more` as in `RowNumbers`."""
 
     flags: bytes = b""
     last: int = -1
     more: bool = False
 
 
-class Retired(Result, frozen=True, tag=8):
+class Retired(StreamResult, frozen=True, tag=8):
     """Whether the partition has ended, and the number of its next row."""
 
     gone: bool
     next: int
 
 
-class Wrote(Result, frozen=True, tag=9):
+class Wrote(StreamResult, frozen=True, tag=9):
     """The remembered part of the answer to a write: the numbers of its rows."""
 
-    rows: Packed
+    rows: PackedIntegers
 
 
-class Gave(Result, frozen=True, tag=10):
+class Gave(StreamResult, frozen=True, tag=10):
     """The remembered part of a `ClaimedRows`."""
 
     granted: bool
-    rows: Packed
+    rows: PackedIntegers
 
 
-AnyResult = Done | Refused | HeldRows | Numbered | Referred | Looked | ClaimedRows | Flagged | Retired | Wrote | Gave
+AnyResult = (
+    Succeeded
+    | CommandRefused
+    | HeldRows
+    | RowNumbers
+    | Referred
+    | Looked
+    | ClaimedRows
+    | Flagged
+    | Retired
+    | Wrote
+    | Gave
+)
 
-FromClient = Upsert | Clear | Claim | Release | Drop | Question
+FromClient = Upsert | ClearRows | Claim | Release | DropTable | Question
 """The requests that clients make themselves, inside an `AskTable`."""
 
-ToClient = Done | Numbered | Referred | Looked | ClaimedRows | Flagged
+ToClient = Succeeded | RowNumbers | Referred | Looked | ClaimedRows | Flagged
 """The answers to `FromClient`."""
 
-encode_request: Callable[[Request], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-encode_result: Callable[[Result], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
+encode_request: Callable[[StreamRequest], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
+encode_result: Callable[[StreamResult], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)
 _results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
 

@@ -39,7 +39,7 @@ class KnownRows(NamedTuple):
     have: Flags
 
 
-class Table:
+class TableRows:
     """A table. Each call of `change` returns a higher number than the one before."""
 
     def __init__(self, name: str, change: Callable[[], int], first: int = 0) -> None:

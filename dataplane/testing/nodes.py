@@ -23,7 +23,7 @@ from dataplane.client.sync import Plane, connect
 from dataplane.clock import Clock, monotonic
 from dataplane.config import NodeConfig, environment, export_address
 from dataplane.errors import PeerUnavailable
-from dataplane.node.node import Node
+from dataplane.node.node import NodeServer
 from dataplane.testing.clock import ManualClock
 from dataplane.wire.local import parse_address
 
@@ -65,7 +65,7 @@ class LocalNode:
         self._failed: list[BaseException] = []
         try:
             config = NodeConfig(**(_SETTINGS | settings))
-            self._node = Node(config, self._directory / "node.sock", clock=self._clock)
+            self._node = NodeServer(config, self._directory / "node.sock", clock=self._clock)
         except BaseException:
             self._loop.close()
             shutil.rmtree(self._directory)

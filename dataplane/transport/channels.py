@@ -46,7 +46,7 @@ import numpy.typing as npt
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.listener import Listener
-from dataplane.transport.offers import DONE, Offered
+from dataplane.transport.offers import DONE, OfferedMemory
 from dataplane.transport.sockets import ByteRange, connect, mapping
 from dataplane.transport.sockets import exactly as exactly
 
@@ -70,7 +70,7 @@ class DataChannel(ABC):
     EOFError, at the latest soon after the socket was shut down; the caller then closes it."""
 
     @abstractmethod
-    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, offered: OfferedMemory, ranges: Sequence[tuple[int, int]]) -> None:
         """Let the other end have these ranges, (start, stop), until it has confirmed that on the socket."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class ChannelTransport(Transport):
     """Seconds that a reader has to stop when an offer ends."""
 
     def __init__(self, host: str, told: str = "") -> None:
-        self._offers: dict[bytes, Offered] = {}
+        self._offers: dict[bytes, OfferedMemory] = {}
         self._listening = Listener(self.name, host, told, _CONNECTIONS, self._offers.__contains__, self._serve)
         self._reading = Pool(_CONNECTIONS, f"dataplane-{self.name}-read")
         self._attempts: set[_Attempt] = set()
@@ -169,9 +169,9 @@ class ChannelTransport(Transport):
     # serving
 
     def offer(self, memory: Memory) -> bytes:
-        return self._offer(Offered(memory))
+        return self._offer(OfferedMemory(memory))
 
-    def _offer(self, offered: Offered) -> bytes:
+    def _offer(self, offered: OfferedMemory) -> bytes:
         ticket = secrets.token_bytes(16)
         self._offers[ticket] = offered
         return ticket
@@ -206,7 +206,7 @@ class ChannelTransport(Transport):
             if channel is not None:
                 channel.close()
 
-    def _claim(self, connected: socket.socket) -> tuple[Offered, list[tuple[int, int]]] | None:
+    def _claim(self, connected: socket.socket) -> tuple[OfferedMemory, list[tuple[int, int]]] | None:
         ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
         offered = self._offers.get(ticket)
         if offered is None or not 0 < number <= _MOST:

@@ -102,7 +102,7 @@ class _Record:
     aside_until: float = 0.0
 
 
-class Choice:
+class TransportChoice:
     """Chooses the transport to read from each peer, by earlier success. Used from one event loop."""
 
     def __init__(self, transports: Sequence[Transport], clock: Clock = monotonic) -> None:

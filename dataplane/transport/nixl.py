@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.transport.channels import ChannelTransport, DataChannel, agree, heard, mapped, tell, told
-from dataplane.transport.offers import Offered
+from dataplane.transport.offers import OfferedMemory
 
 _PIECE = 32 << 20  # bytes of a transfer, between checks that the offer has not ended
 _MOST = 4096  # ranges of a transfer
@@ -96,7 +96,7 @@ class _NixlChannel(DataChannel):
         self._stream = stream
         self._agent: Any = _agent(library)
 
-    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, offered: OfferedMemory, ranges: Sequence[tuple[int, int]]) -> None:
         first, last = ranges[0][0], max(stop for _, stop in ranges)
         with _errors(), mapped(offered.memory) as source:
             start = source.ctypes.data

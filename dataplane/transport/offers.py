@@ -25,7 +25,7 @@ DONE = b"\x01"
 """The byte that a reader sends when it has all bytes, and receives back if the offer was still valid."""
 
 
-class Offered:
+class OfferedMemory:
     """Offered memory, and the connections that read it. Used by the threads of its transport."""
 
     def __init__(self, memory: Memory, *, on_disk: bool = False) -> None:

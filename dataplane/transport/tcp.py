@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from dataplane.transport.base import Memory
 from dataplane.transport.channels import ChannelTransport, DataChannel
-from dataplane.transport.offers import Offered
+from dataplane.transport.offers import OfferedMemory
 from dataplane.transport.sockets import receive, send
 
 STREAMS = 4
@@ -42,14 +42,14 @@ class Tcp(ChannelTransport):
 
     def offer_file(self, file: Memory) -> bytes:
         """See `base.SendsFiles`."""
-        return self._offer(Offered(file, on_disk=True))
+        return self._offer(OfferedMemory(file, on_disk=True))
 
 
 class _TcpChannel(DataChannel):
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
 
-    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, offered: OfferedMemory, ranges: Sequence[tuple[int, int]]) -> None:
         self._stream.settimeout(_IDLE_S)
         mapped = offered.map() if len(ranges) > 1 and not offered.on_disk else None
         send(self._stream, offered.memory, mapped, ranges, lambda: offered.over)

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.transport.channels import Bytes, ChannelTransport, DataChannel, agree, exactly, heard, mapped, tell, told
-from dataplane.transport.offers import Offered
+from dataplane.transport.offers import OfferedMemory
 
 _UNDER_WAY = 4  # messages
 _PIECE = 8 << 20  # bytes of a message
@@ -127,7 +127,7 @@ class _UcxChannel(DataChannel):
             self.close()
             raise OSError("UCX: the other end can not be reached")
 
-    def give(self, offered: Offered, ranges: Sequence[tuple[int, int]]) -> None:
+    def give(self, offered: OfferedMemory, ranges: Sequence[tuple[int, int]]) -> None:
         with self._errors(), mapped(offered.memory) as source:
             under_way: deque[_Message] = deque()
             try:

@@ -21,7 +21,7 @@ MIN_TOKEN = 16
 _MAX_TOKEN = 1024
 
 
-class Access:
+class PageAccess:
     """`token`: None if every process that can connect has access."""
 
     def __init__(self, token: str | None) -> None:

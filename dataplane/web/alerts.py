@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.config import format_size
-from dataplane.web.history import History
-from dataplane.web.placement import Placement, label_of
-from dataplane.web.samples import Host, Sample, Stream, Task
+from dataplane.web.history import RateHistory
+from dataplane.web.placement import ClusterState, label_of
+from dataplane.web.samples import HostSample, Sample, StreamSample, Task
 
 HOLD_S = 3.0
 STAYS_S = 4.0
@@ -53,13 +53,13 @@ class Alert:
 class Alerts:
     """The alerts, updated with each sample. `coarse` is the history that `feed` keeps."""
 
-    def __init__(self, coarse: History) -> None:
+    def __init__(self, coarse: RateHistory) -> None:
         self._coarse = coarse
         self._first_s: dict[tuple[str, str, str], tuple[float, float]] = {}
         self._last_s: dict[tuple[str, str, str], tuple[float, Alert]] = {}
         self._dead: dict[str, int] = {}
 
-    def took(self, sample: Sample, placement: Placement) -> list[Alert]:
+    def took(self, sample: Sample, placement: ClusterState) -> list[Alert]:
         """The alerts now, critical ones first, then by name."""
         now_s = sample.at_s
         for alert in self._found(sample, placement):
@@ -84,7 +84,7 @@ class Alerts:
                 )
         return sorted(shown, key=lambda each: (each.level, each.kind, each.of, each.tag))
 
-    def _found(self, sample: Sample, placement: Placement) -> Iterator[Alert]:
+    def _found(self, sample: Sample, placement: ClusterState) -> Iterator[Alert]:
         yield from _of_cluster(sample, placement)
         yield from _of_members(sample, placement)
         yield from self._of_hosts(sample)
@@ -135,7 +135,7 @@ class Alerts:
             return 0.0, np.empty(0)
         return float(means[-1]), earlier
 
-    def _of_stream(self, stream: Stream) -> Iterator[Alert]:
+    def _of_stream(self, stream: StreamSample) -> Iterator[Alert]:
         for task in stream.tasks:
             of = f"{stream.name}/{task.name}"
             if stream.waiting and task.name in stream.behind:
@@ -158,7 +158,7 @@ class Alerts:
                     )
                     yield Alert(level="warning", tag="incomplete", kind="task", of=of, text=text)
 
-    def _behind(self, stream: Stream, task: Task) -> bool:
+    def _behind(self, stream: StreamSample, task: Task) -> bool:
         """Whether the pending rows have doubled within the last minutes, to more than half a minute's work, and none
         of its consumers waits."""
         recent, before = self._recent_and_before(("task", stream.name, task.name, "pending"))
@@ -166,7 +166,7 @@ class Alerts:
         grown = before.size and recent > 2 * before.max() > 0
         return bool(busy and grown and task.lag_s is not None and task.lag_s > 30)
 
-    def _unattended(self, stream: Stream, task: Task) -> bool:
+    def _unattended(self, stream: StreamSample, task: Task) -> bool:
         """Whether rows are old, and no consumer has taken any for as long."""
         if task.leased or task.waiting or task.rate or not task.pending or stream.oldest_s < _IDLE_S:
             return False
@@ -174,7 +174,7 @@ class Alerts:
         return not bool((rates > 0).any())
 
 
-def _of_cluster(sample: Sample, placement: Placement) -> Iterator[Alert]:
+def _of_cluster(sample: Sample, placement: ClusterState) -> Iterator[Alert]:
     if not sample.answers:
         text = f"the coordinator at {sample.coordinator} does not answer: members stay, none can join"
         yield Alert(level="critical", tag="no coordinator", kind="cluster", of="coordinator", text=text)
@@ -185,7 +185,7 @@ def _of_cluster(sample: Sample, placement: Placement) -> Iterator[Alert]:
         yield Alert(level="critical", tag="leaderless", kind="cluster", of="partitions", text=text)
 
 
-def _of_members(sample: Sample, placement: Placement) -> Iterator[Alert]:
+def _of_members(sample: Sample, placement: ClusterState) -> Iterator[Alert]:
     there = {host.name for host in sample.hosts}
     for event in placement.events:
         if event.kind == "left" and sample.at - event.at < LEFT_S and event.what not in there:
@@ -193,7 +193,7 @@ def _of_members(sample: Sample, placement: Placement) -> Iterator[Alert]:
             yield Alert(level="critical", tag="gone", kind="cluster", of=event.what, text=text, since=event.at)
 
 
-def _of_host(host: Host) -> Iterator[Alert]:
+def _of_host(host: HostSample) -> Iterator[Alert]:
     def alert(level: str, tag: str, text: str) -> Alert:
         return Alert(level=level, tag=tag, kind="host", of=host.node, text=text)
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dataplane.web.access import Access, host_and_port, is_loopback, read_token
+from dataplane.web.access import PageAccess, host_and_port, is_loopback, read_token
 
 LISTEN = "127.0.0.1:8642"
 _NICE = 10
@@ -53,7 +53,7 @@ def _web(chosen: argparse.Namespace) -> int:
 
     if chosen.until_eof:
         os.nice(_NICE)
-    asyncio.run(_serve(address, host, port, Access(token), ready, until_eof=chosen.until_eof))
+    asyncio.run(_serve(address, host, port, PageAccess(token), ready, until_eof=chosen.until_eof))
     return 0
 
 
@@ -65,11 +65,11 @@ def _check(host: str, token: Path | None) -> None:
 
 
 async def _serve(
-    address: str, host: str, port: int, access: Access, ready: Callable[[str], None], *, until_eof: bool
+    address: str, host: str, port: int, access: PageAccess, ready: Callable[[str], None], *, until_eof: bool
 ) -> None:
     """Serve until SIGINT or SIGTERM or, if requested, until standard input ends."""
     from dataplane.web.feed import Feed
-    from dataplane.web.server import Server
+    from dataplane.web.server import PageServer
 
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
@@ -78,7 +78,7 @@ async def _serve(
     if until_eof:
         loop.add_reader(sys.stdin.fileno(), stop.set)
     feed = Feed(address)
-    async with Server(feed, host, port, access) as server:
+    async with PageServer(feed, host, port, access) as server:
         looking = loop.create_task(feed.run())
         ready(server.url)
         stopped = loop.create_task(stop.wait())

@@ -25,10 +25,10 @@ from dataplane.errors import DataplaneError
 from dataplane.web.alerts import Alert, Alerts
 from dataplane.web.causes import Causes, CauseText
 from dataplane.web.cluster_view import ClusterView, look
-from dataplane.web.history import History, Key, rounded
-from dataplane.web.placement import Placement
+from dataplane.web.history import Key, RateHistory, rounded
+from dataplane.web.placement import ClusterState
 from dataplane.web.samples import Sample, sample
-from dataplane.web.waits import Wait, Waits
+from dataplane.web.waits import WebWait, WebWaits
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class FeedTick:
     """The whole content of one moment. `down`: why the node does not answer, else empty."""
 
     number: int
@@ -54,7 +54,7 @@ class Tick:
     version: str
     every_s: float
     sample: Sample | None
-    waits: list[Wait]
+    waits: list[WebWait]
     alerts: list[Alert]
     events: list[Any]
     causes: tuple[CauseText, ...] = ()
@@ -69,14 +69,14 @@ class Feed:
         """`connecting(address)`: an asynchronous context manager of a plane; `Connecting` if None."""
         self.address = address
         self._connecting = connecting or (lambda address: Connecting(address, None, writes=False))
-        self.coarse = History(COARSE_S, COARSE)
-        self.fine = History(FINE_S, FINE)
-        self.placement = Placement()
+        self.coarse = RateHistory(COARSE_S, COARSE)
+        self.fine = RateHistory(FINE_S, FINE)
+        self.placement = ClusterState()
         self._attention = Alerts(self.coarse)
-        self._waits = Waits()
+        self._waits = WebWaits()
         self._causes = Causes()
         self._before: ClusterView | None = None
-        self._tick = Tick(
+        self._tick = FeedTick(
             number=0,
             at=time.time(),
             down="not looked at yet",
@@ -100,7 +100,7 @@ class Feed:
     # for viewers
 
     @property
-    def tick(self) -> Tick:
+    def tick(self) -> FeedTick:
         """The newest tick."""
         return self._tick
 
@@ -124,7 +124,7 @@ class Feed:
             if not self._viewers:
                 self._seen.clear()
 
-    async def after(self, number: int) -> Tick:
+    async def after(self, number: int) -> FeedTick:
         """The newest tick, once there is one newer than this number."""
         while self._tick.number <= number:
             await self._changed.wait()
@@ -241,8 +241,8 @@ class Feed:
             alert = self._tick.alerts[0]
         self.publish(self._made(why, self._tick.sample, self._tick.waits, [alert]))
 
-    def _made(self, down: str, now: Sample | None, waits: list[Wait], alerts: list[Alert]) -> Tick:
-        return Tick(
+    def _made(self, down: str, now: Sample | None, waits: list[WebWait], alerts: list[Alert]) -> FeedTick:
+        return FeedTick(
             number=self._tick.number + 1,
             at=time.time(),
             down=down,
@@ -258,7 +258,7 @@ class Feed:
             viewers=self._viewers,
         )
 
-    def publish(self, tick: Tick) -> None:
+    def publish(self, tick: FeedTick) -> None:
         """Give all viewers this tick."""
         self._tick, self._encoded = tick, _encode(tick)
         changed, self._changed = self._changed, asyncio.Event()
@@ -304,7 +304,7 @@ def _total(rates: list[float | None]) -> float | None:
     return sum(known) if known else None
 
 
-def _nested(history: History) -> dict[Hashable, Any]:
+def _nested(history: RateHistory) -> dict[Hashable, Any]:
     """Series by kind and names: {"host": {node: {"memory": [...]}}, "task": {stream: {task: {"rate": [...]}}}, ...}."""
     found: dict[Hashable, Any] = {}
     for key, values in history.items():

@@ -21,7 +21,7 @@ _LATEST = frozenset(("version",))
 """Series whose buckets hold the last value: a mean would be meaningless."""
 
 
-class History:
+class RateHistory:
     """`buckets` of `bucket_s` seconds."""
 
     def __init__(self, bucket_s: float, buckets: int, max_series: int = MAX_SERIES) -> None:

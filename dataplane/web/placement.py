@@ -20,7 +20,7 @@ _PARTITIONS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class ClusterEvent:
     """An event of the cluster at `at`, in seconds since 1970. `kind`: failover, joined, left. `what`: the partition
     or the host; `source`, `target`: the hosts before and after."""
 
@@ -32,7 +32,7 @@ class Event:
     target: str = ""
 
 
-class Placement:
+class ClusterState:
     """The state after all looks so far."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Placement:
         """By partition, the nodes that follow it."""
         self.leaderless: dict[str, float] = {}
         """By partition without a leader: since when, of the monotonic clock."""
-        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.events: deque[ClusterEvent] = deque(maxlen=EVENTS)
         self.version = 0
         """Goes up with every change of leaders or followers."""
         self.names: dict[str, str] = {}
@@ -94,7 +94,9 @@ class Placement:
     def _tell(self, look: ClusterView, kind: str, what: str, source: str, target: str) -> None:
         self._number += 1
         names = self.names.get
-        self.events.append(Event(self._number, look.wall_s, kind, what, names(source, source), names(target, target)))
+        self.events.append(
+            ClusterEvent(self._number, look.wall_s, kind, what, names(source, source), names(target, target))
+        )
 
     def table(self) -> Mapping[str, list[tuple[str, str, list[str], bool]]]:
         """By stream: for each partition its number, its leader, its followers, and whether the leader leads it now."""

@@ -22,7 +22,7 @@ _RATES = {"put": "put_bytes", "fetched": "fetched_bytes", "sent": "sent_bytes", 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Host:
+class HostSample:
     """A node. Sizes in bytes; `put`, `fetched`, `sent` and `spilled` in bytes per second. `answer_ms`: how long it took
     to answer. `silent`: why it did not answer; its other values are then 0."""
 
@@ -71,7 +71,7 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class StreamSample:
     """A stream over all hosts. `rate`: appended rows per second; `waiting`: appends that wait for room, which the
     tasks in `behind` have to make. A limit of 0 is none."""
 
@@ -97,8 +97,8 @@ class Sample:
 
     at: float
     at_s: float
-    hosts: tuple[Host, ...] = ()
-    streams: tuple[Stream, ...] = ()
+    hosts: tuple[HostSample, ...] = ()
+    streams: tuple[StreamSample, ...] = ()
     coordinator: str = ""
     answers: bool = True
     forgotten: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -124,23 +124,23 @@ def clipped(text: str) -> str:
     return plain + "…" if len(text) > MAX_NAME else plain
 
 
-def _hosts(now: ClusterView, before: ClusterView | None) -> Iterable[Host]:
+def _hosts(now: ClusterView, before: ClusterView | None) -> Iterable[HostSample]:
     members = now.members.get("members", {})
     for node in sorted({*members, *now.stats}):
         member, stats = members.get(node, {}), now.stats.get(node)
         name = clipped(member.get("address", "").removeprefix("tcp://") or "this host")
         if stats is None:
-            yield Host(node=node, name=name, silent=clipped(now.silent.get(node, "")) or "it does not answer")
+            yield HostSample(node=node, name=name, silent=clipped(now.silent.get(node, "")) or "it does not answer")
             continue
         then = None if before is None else before.stats.get(node)
         yield _host(stats, then, name, now, member)
 
 
-def _host(stats: Stats, then: Stats | None, name: str, now: ClusterView, member: Mapping[str, Any]) -> Host:
+def _host(stats: Stats, then: Stats | None, name: str, now: ClusterView, member: Mapping[str, Any]) -> HostSample:
     seconds = 0.0 if then is None or then.pid != stats.pid else stats.uptime_s - then.uptime_s
     rates = {of: _rate(getattr(stats, total), getattr(then, total, 0), seconds) for of, total in _RATES.items()}
     holders = ((clipped(h["holder"]), str(h["how"]), int(h["bytes"])) for h in stats.holders[:_HOLDERS])
-    return Host(
+    return HostSample(
         node=stats.node,
         name=name,
         own=stats.node == now.own,
@@ -171,7 +171,7 @@ def _rate(now: float, then: float, seconds: float) -> float | None:
     return round(max(0.0, (now - then) / seconds), 1) if seconds > 0 else None
 
 
-def _streams(now: ClusterView, before: ClusterView | None, moved: Collection[str]) -> Iterable[Stream]:
+def _streams(now: ClusterView, before: ClusterView | None, moved: Collection[str]) -> Iterable[StreamSample]:
     both = (
         ()
         if before is None
@@ -197,7 +197,7 @@ def _stream(
     then: Sequence[Mapping[str, Any]],
     since: Sequence[Mapping[str, Any]],
     seconds: float,
-) -> Stream:
+) -> StreamSample:
     first = parts[0]
     behind = dict.fromkeys(clipped(task) for part in parts for task in part["behind"])
 
@@ -207,7 +207,7 @@ def _stream(
     tasks = [
         _task(task, shares(parts, task), shares(then, task), shares(since, task), seconds) for task in first["task"]
     ]
-    return Stream(
+    return StreamSample(
         name=clipped(name),
         rows=_sum(parts, "rows"),
         max_rows=first["max_rows"],

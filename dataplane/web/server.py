@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 
 from dataplane.errors import Misuse
-from dataplane.web.access import Access, is_loopback
+from dataplane.web.access import PageAccess, is_loopback
 from dataplane.web.feed import Feed
 from dataplane.web.limits import Limits
 
@@ -48,10 +48,10 @@ _OPEN = ("/login.css", "/login.js", "/icon.svg")
 """The files of the form that asks for a token."""
 
 
-class Server:
+class PageServer:
     """Serves the page of a feed within its context. `url`: its address."""
 
-    def __init__(self, feed: Feed, host: str, port: int, access: Access) -> None:
+    def __init__(self, feed: Feed, host: str, port: int, access: PageAccess) -> None:
         """Raises ValueError for a host beyond loopback without a token."""
         if not access.asks and not is_loopback(host):
             raise ValueError(f"beyond loopback, as at {host!r}, the page needs a token: give a file (--token)")
@@ -65,7 +65,7 @@ class Server:
         self._stack = AsyncExitStack()
         self.url = ""
 
-    async def __aenter__(self) -> Server:
+    async def __aenter__(self) -> PageServer:
         """Listen. Raises OSError if that fails, Misuse if aiohttp is not installed."""
         try:
             from aiohttp import web

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from dataplane.config import format_size
 from dataplane.web.placement import label_of
-from dataplane.web.samples import Host, Sample, Stream, Task
+from dataplane.web.samples import HostSample, Sample, StreamSample, Task
 
 MAX_WAITS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait:
+class WebWait:
     """A wait: `who` has waited `since_s` seconds for `whom`; `what` is the reason. `stream`: "" for none."""
 
     who: str
@@ -25,13 +25,13 @@ class Wait:
     since_s: float = 0.0
 
 
-class Waits:
+class WebWaits:
     """The waits of the last sample."""
 
     def __init__(self) -> None:
         self._since_s: dict[tuple[str, str, str], float] = {}
 
-    def took(self, sample: Sample) -> list[Wait]:
+    def took(self, sample: Sample) -> list[WebWait]:
         """The waits of this sample, the longest first, at most `MAX_WAITS`."""
         since_s: dict[tuple[str, str, str], float] = {}
         waits = []
@@ -42,12 +42,12 @@ class Waits:
         self._since_s = since_s
         waits.sort(key=lambda each: -each[0])
         return [
-            Wait(who=w.who, whom=w.whom, what=w.what, stream=w.stream, count=w.count, since_s=round(since, 1))
+            WebWait(who=w.who, whom=w.whom, what=w.what, stream=w.stream, count=w.count, since_s=round(since, 1))
             for since, w in waits[:MAX_WAITS]
         ]
 
 
-def waits_of(sample: Sample) -> Iterator[Wait]:
+def waits_of(sample: Sample) -> Iterator[WebWait]:
     """The waits of a sample. `since_s` is as reported by the nodes, or 0."""
     for stream in sample.streams:
         yield from _of_stream(stream)
@@ -56,26 +56,26 @@ def waits_of(sample: Sample) -> Iterator[Wait]:
     for partition, nodes in sample.forgotten.items():
         named = {host.node: host.name for host in sample.hosts}
         whom = ", ".join(named.get(node, node) for node in nodes)
-        yield Wait(who=f"partition {label_of(partition)}", whom=whom, what="its members to be back")
+        yield WebWait(who=f"partition {label_of(partition)}", whom=whom, what="its members to be back")
 
 
-def _of_stream(stream: Stream) -> Iterator[Wait]:
+def _of_stream(stream: StreamSample) -> Iterator[WebWait]:
     if stream.waiting:
         whom = ", ".join(stream.behind) or "its tasks"
         held = format_size(stream.bytes) if stream.max_bytes else f"{stream.rows:,} rows"
         count = stream.waiting
-        yield Wait(who="producers", whom=whom, what=f"room: {held} held", stream=stream.name, count=count)
+        yield WebWait(who="producers", whom=whom, what=f"room: {held} held", stream=stream.name, count=count)
     for task in stream.tasks:
         yield from _of_task(stream, task)
 
 
-def _of_task(stream: Stream, task: Task) -> Iterator[Wait]:
+def _of_task(stream: StreamSample, task: Task) -> Iterator[WebWait]:
     if task.waiting:
         columns = "; ".join(f"{names} ({rows:,} rows ready)" for names, rows in task.ready.items())
         whom = _feeding(stream, task)
-        yield Wait(who=task.name, whom=whom, what=columns or "rows", stream=stream.name, count=task.waiting)
+        yield WebWait(who=task.name, whom=whom, what=columns or "rows", stream=stream.name, count=task.waiting)
     for group, rows, whole, age_s in task.incomplete:
-        yield Wait(
+        yield WebWait(
             who=task.name,
             whom="producers",
             what=f"group {group}: {rows} of {whole} rows are there",
@@ -84,7 +84,7 @@ def _of_task(stream: Stream, task: Task) -> Iterator[Wait]:
         )
 
 
-def _feeding(stream: Stream, task: Task) -> str:
+def _feeding(stream: StreamSample, task: Task) -> str:
     """The clients that consumers wait for: if pending rows are not ready, the tasks that hold rows now and may add the
     columns; else the producers."""
     if task.pending and not any(task.ready.values()):
@@ -95,10 +95,10 @@ def _feeding(stream: Stream, task: Task) -> str:
     return "producers"
 
 
-def _of_host(host: Host) -> Iterator[Wait]:
+def _of_host(host: HostSample) -> Iterator[WebWait]:
     if host.waiting:
         who = f"{host.waiting:,} requests" if host.waiting > 1 else "1 request"
         holder = host.holders[0] if host.holders else None
         whom = f"{holder[0]} ({format_size(holder[2])} {holder[1]})" if holder else "memory to be freed"
         what = f"{format_size(host.waiting_bytes)} of memory on {host.name}"
-        yield Wait(who=who, whom=whom, what=what, count=host.waiting)
+        yield WebWait(who=who, whom=whom, what=what, count=host.waiting)

@@ -24,7 +24,7 @@ COLUMN, FIELD = "bytes", Field("ragged", "uint8", (None,))
 """The column of a chunk, and of a delta: one row of bytes."""
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class TensorSlice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A slice of a tensor: the shape of the whole tensor, the offset and size of the slice, and its bytes,
     row-major, from `start` in a chunk. A slice without elements is in no chunk (-1)."""
 
@@ -63,7 +63,7 @@ class PublishedPart(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     ranks: int
     chunks: list[int]
-    entries: list[Entry]
+    entries: list[TensorSlice]
     bases: dict[int, Base] = {}
 
     def encode(self) -> bytes:
@@ -82,7 +82,7 @@ class PublishedPart(msgspec.Struct, frozen=True, array_like=True):
         return hashlib.blake2b(said, digest_size=16).digest()
 
 
-class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PartLocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The location of a part whose chunks are all on one node: the digest of its layout, the node, and the shard of
     each chunk (int64). A reader on that node that has the layout needs nothing else."""
 
@@ -100,12 +100,12 @@ class Placement(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return found
 
 
-def placement(encoded: object) -> Placement | None:
-    """The placement that `Placement.encode` encoded; None for anything else."""
+def placement(encoded: object) -> PartLocation | None:
+    """The placement that `PartLocation.encode` encoded; None for anything else."""
     if not isinstance(encoded, bytes):
         return None
     try:
-        found = msgspec.msgpack.decode(encoded, type=Placement)
+        found = msgspec.msgpack.decode(encoded, type=PartLocation)
     except msgspec.DecodeError:
         return None
     return None if len(found.shards) % 8 else found
@@ -122,7 +122,7 @@ def decode(encoded: bytes) -> PublishedPart:
     return part
 
 
-def _check(part: PublishedPart, entry: Entry) -> None:
+def _check(part: PublishedPart, entry: TensorSlice) -> None:
     """Raises ValueError."""
     sizes = (entry.shape, entry.offsets, entry.extent)
     if len({len(each) for each in sizes}) != 1 or len(entry.shape) > MAX_DIMENSIONS:

@@ -137,7 +137,7 @@ def _done(descriptors: Sequence[int]) -> None:
         descriptors.close()
 
 
-class Channel:
+class LocalChannel:
     """One end of a connected socket, which it owns. Used from its event loop only.
 
     `received(message)` is called for each message; it may take descriptors with `take_descriptors`. `closed(error)`

@@ -4,8 +4,8 @@ A message is one MessagePack array that begins with its tag. A request has an `i
 exactly one reply with the same `id`, even if it was cancelled. A message without an `id` gets no reply. A receiver
 ignores fields that a later minor version appended.
 
-File descriptors are sent as ancillary data of a message: one for each `Grant` in it, in order. `shard_messages` and
-`row_messages` define the other messages, and `client_messages` decodes all.
+File descriptors are sent as ancillary data of a message: one for each `SegmentGrant` in it, in order. `shard_messages`
+and `row_messages` define the other messages, and `client_messages` decodes all.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Hello(Request, frozen=True, tag="hello"):
     writes: bool
 
 
-class Stats(Request, frozen=True, tag="stats"):
+class ReadStats(Request, frozen=True, tag="stats"):
     """Ask for statistics. `about`: "node", the statistics of the member `node`, or of this node if that is empty;
     "members", the members of the cluster; "metrics", the metrics of this node; "graphs", the performance graphs of the
     clients of all nodes, with the causes of their waits. Answered by `Figures`."""
@@ -94,7 +94,7 @@ class Cancel(FromClient, frozen=True, tag="cancel"):
     request: int
 
 
-class Leave(FromClient, frozen=True, tag="leave"):
+class Disconnect(FromClient, frozen=True, tag="leave"):
     """The client is about to disconnect: its waiting requests are cancelled, and its leases, permits and staged shards
     are released. Its pins end with the connection."""
 
@@ -123,7 +123,7 @@ class Reply(Message, frozen=True):
     id: int
 
 
-class Grant(Message, frozen=True):
+class SegmentGrant(Message, frozen=True):
     """A segment whose descriptor comes with this message: its number, its size in bytes, and whether the client may
     write to it."""
 
@@ -146,7 +146,7 @@ class Welcome(Reply, frozen=True, tag="welcome"):
     node: bytes
     capacity: int
     lease_s: float
-    grants: list[Grant]
+    grants: list[SegmentGrant]
     prewarm: int
     token: bytes = b""
     shared_s: float = 5.0

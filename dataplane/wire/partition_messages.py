@@ -18,7 +18,7 @@ FRAME_BYTES = MAX_FRAME - (256 << 10)
 """The most bytes of the items of one frame, unless its first item is larger."""
 
 
-class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+class ToReplica(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """A message between two replicas of a partition. `sender`, `to`: their incarnations."""
 
     partition: str
@@ -30,7 +30,7 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
 class Ask(msgspec.Struct, frozen=True, array_like=True, tag=2, gc=False):
     """A request to the leader of a partition. `wait_s`: if it cannot be served yet, it waits for so long in the queue
     named `queue`. `gives`: the answer has a grant, which is given back if the answer does not arrive; see `Given`.
-    Answered by `Answered` or `Refused`."""
+    Answered by `Answered` or `PartitionRefused`."""
 
     number: int
     partition: str
@@ -47,7 +47,7 @@ class Answered(msgspec.Struct, frozen=True, array_like=True, tag=3, gc=False):
     result: bytes
 
 
-class Refused(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class PartitionRefused(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """The error of a request, in the form of `errors.describe`."""
 
     number: int
@@ -62,22 +62,22 @@ class Withdrawn(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     number: int
 
 
-class Host(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
-    """Ask the node to have a replica of a partition; an empty one is created if it has none. Answered by `Hosted` or
-    `Refused`."""
+class HostReplica(msgspec.Struct, frozen=True, array_like=True, tag=6, gc=False):
+    """Ask the node to have a replica of a partition; an empty one is created if it has none. Answered by
+    `ReplicaHosted` or `PartitionRefused`."""
 
     number: int
     partition: str
 
 
-class Hosted(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
+class ReplicaHosted(msgspec.Struct, frozen=True, array_like=True, tag=7, gc=False):
     """The incarnation of the replica."""
 
     number: int
     incarnation: int
 
 
-class Settle(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
+class SettleOutbox(msgspec.Struct, frozen=True, array_like=True, tag=9, gc=False):
     """From the leader of a partition to a node that stores columns of its rows: entries of the node's outbox, which say
     which columns no row needs any more. They are numbered from 1 for each partition and node; `last` is the number of
     the last of these. Answered by `Answered`."""
@@ -97,7 +97,7 @@ class CountRows(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
 
 
 class FindReplica(msgspec.Struct, frozen=True, array_like=True, tag=11, gc=False):
-    """Ask for the node's replica of a partition. Answered by `Hosted`, with 0 if it has none."""
+    """Ask for the node's replica of a partition. Answered by `ReplicaHosted`, with 0 if it has none."""
 
     number: int
     partition: str
@@ -117,14 +117,14 @@ class Received(msgspec.Struct, frozen=True, array_like=True, tag=13, gc=False):
 
 
 Item = (
-    Replicate
+    ToReplica
     | Ask
     | Answered
-    | Refused
+    | PartitionRefused
     | Withdrawn
-    | Host
-    | Hosted
-    | Settle
+    | HostReplica
+    | ReplicaHosted
+    | SettleOutbox
     | CountRows
     | FindReplica
     | Given
@@ -132,7 +132,7 @@ Item = (
 )
 
 
-class Frame(Message, frozen=True, tag="partitions"):
+class PartitionFrame(Message, frozen=True, tag="partitions"):
     """A frame from the process `life` of `node` to the node `to`; any other node drops it."""
 
     node: str

@@ -34,7 +34,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
 from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
-from dataplane.wire.partition_messages import Frame
+from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer_messages import PeerReply, PeerRequest
 
 log = logging.getLogger(__name__)
@@ -160,8 +160,8 @@ class Peers:
         self.closed(address)
 
     def post(self, address: str, frame: bytes) -> None:
-        """Send an encoded `Frame` to the node at that address; it may be lost. Raises PeerUnavailable if nothing can
-        be sent there."""
+        """Send an encoded `PartitionFrame` to the node at that address; it may be lost. Raises PeerUnavailable if
+        nothing can be sent there."""
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
         self._link(address).socket.send([frame])
@@ -207,7 +207,7 @@ class Peers:
         except Exception as error:  # the boundary: the sender's values may fail any check
             self._refuse(who, _heads.number(payload), error)
             return
-        if isinstance(request, Frame):
+        if isinstance(request, PartitionFrame):
             self._answer(request)  # its errors are logged, as those of all messages
             return
         self._asked_here += 1

@@ -20,12 +20,12 @@ from dataplane.wire.messages import (
     Message,
     ReadClock,
     ReadRing,
+    ReadStats,
     RingEvents,
     RingList,
-    Stats,
 )
-from dataplane.wire.partition_messages import Frame
-from dataplane.wire.row_messages import Streams
+from dataplane.wire.partition_messages import PartitionFrame
+from dataplane.wire.row_messages import ListStreams
 from dataplane.wire.shard_messages import Selection
 
 MAJOR, MINOR = 1, 1
@@ -44,23 +44,23 @@ Identity = Annotated[bytes, msgspec.Meta(max_length=16)]
 a bounded number of them."""
 
 
-class Numbered(Message, frozen=True):
+class NumberedMessage(Message, frozen=True):
     """Base class of requests and their answers, which have the same `id`."""
 
     id: int
 
 
-class Describe(Numbered, frozen=True, tag="describe"):
+class DescribeShards(NumberedMessage, frozen=True, tag="describe"):
     """Ask for the descriptions of these shards. Answered by `Described`. `apart`: leave out the live bits of large
-    shards, which are requested by `LiveRows`."""
+    shards, which are requested by `PeerLiveRows`."""
 
     shards: list[int]
     apart: bool = False
 
 
-class LiveRows(Numbered, frozen=True, tag="live-rows"):
+class PeerLiveRows(NumberedMessage, frozen=True, tag="live-rows"):
     """Ask which rows of a column of a shard are not freed; see `wire.shard_messages.LiveRows`. Answered by
-    `LiveBits`."""
+    `PeerLiveBits`."""
 
     shard: int
     column: int
@@ -68,7 +68,7 @@ class LiveRows(Numbered, frozen=True, tag="live-rows"):
     count: int
 
 
-class Offer(Numbered, frozen=True, tag="offer"):
+class Offer(NumberedMessage, frozen=True, tag="offer"):
     """Ask for permission to read a shard once, by the transport with this name. `node`: the node that asks. `owner`:
     the node that the shard belongs to; empty: you. `whole`: `node` reads the entire shard. You may refer it to another
     node with a copy, but not to those in `avoid`. `checks`: `node` reads into memory that is not in use yet, so it may
@@ -84,7 +84,7 @@ class Offer(Numbered, frozen=True, tag="offer"):
     checks: bool = False
 
 
-class Withdraw(Numbered, frozen=True, tag="withdraw"):
+class Withdraw(NumberedMessage, frozen=True, tag="withdraw"):
     """End an offer: the shard was read, or will not be. `came`: the bytes that were read. `whole`: the node has the
     entire shard now. Answered by `Done`."""
 
@@ -94,20 +94,20 @@ class Withdraw(Numbered, frozen=True, tag="withdraw"):
     whole: bool = False
 
 
-class RetainParts(Numbered, frozen=True, tag="retain-parts"):
+class RetainParts(NumberedMessage, frozen=True, tag="retain-parts"):
     """Create links to parts of your shards; see `wire.shard_messages.Retain`. Answered by `Linked`."""
 
     shards: list[tuple[int, Selection]]
 
 
-class FreeParts(Numbered, frozen=True, tag="free-parts"):
+class FreeParts(NumberedMessage, frozen=True, tag="free-parts"):
     """Free parts of shards; see `wire.shard_messages.Free`. A part without columns means the whole shard or link.
     Answered by `PartsFreed`."""
 
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
-class RetainColumns(Numbered, frozen=True, tag="retain-columns"):
+class RetainColumns(NumberedMessage, frozen=True, tag="retain-columns"):
     """Retain the shards of these references that you store or have copies of, for the partition with the key `holder`.
     Further requests of `node` may have the same number; they belong to the same claim. Answered by `Done`."""
 
@@ -117,7 +117,7 @@ class RetainColumns(Numbered, frozen=True, tag="retain-columns"):
     refs: list[bytes]
 
 
-class ReleaseColumns(Numbered, frozen=True, tag="release-columns"):
+class ReleaseColumns(NumberedMessage, frozen=True, tag="release-columns"):
     """End the claim with this number: release its shards or, if `taken`, retain them until the partition releases them.
     Answered by `Done`."""
 
@@ -126,21 +126,21 @@ class ReleaseColumns(Numbered, frozen=True, tag="release-columns"):
     taken: bool = False
 
 
-class StreamDropped(Numbered, frozen=True, tag="stream-dropped"):
+class StreamDropped(NumberedMessage, frozen=True, tag="stream-dropped"):
     """The stream with this name and generation was dropped. Answered by `Done`."""
 
     name: str
     generation: str
 
 
-class LedTables(Numbered, frozen=True, tag="led-tables"):
+class LedTables(NumberedMessage, frozen=True, tag="led-tables"):
     """Ask for the statistics of the first tables by name that you lead and whose names come after `after`. Answered by
     `Figures`."""
 
     after: str | None
 
 
-class TakeReplicas(Numbered, frozen=True, tag="take-replicas"):
+class TakeReplicas(NumberedMessage, frozen=True, tag="take-replicas"):
     """Replicate these shards of the node `node`. Answered by `Done`, once they are stored."""
 
     node: Identity
@@ -148,7 +148,7 @@ class TakeReplicas(Numbered, frozen=True, tag="take-replicas"):
     timeout_s: float
 
 
-class RetainReplicas(Numbered, frozen=True, tag="retain-replicas"):
+class RetainReplicas(NumberedMessage, frozen=True, tag="retain-replicas"):
     """Note that these links to parts of shards of the node `node` were created. You have replicas of the shards.
     Answered by `Done`."""
 
@@ -156,7 +156,7 @@ class RetainReplicas(Numbered, frozen=True, tag="retain-replicas"):
     links: list[tuple[int, Selection]]
 
 
-class FreeReplicas(Numbered, frozen=True, tag="free-replicas"):
+class FreeReplicas(NumberedMessage, frozen=True, tag="free-replicas"):
     """Note that parts of shards of the node `node` were freed. A part without columns means the whole shard. Answered
     by `Done`."""
 
@@ -164,7 +164,7 @@ class FreeReplicas(Numbered, frozen=True, tag="free-replicas"):
     parts: list[tuple[int, list[int], tuple[int, int, bytes]]]
 
 
-class FindReplicas(Numbered, frozen=True, tag="find-replicas"):
+class FindReplicas(NumberedMessage, frozen=True, tag="find-replicas"):
     """Ask for your replicas of these shards of the node `node`. Answered by `FoundReplicas`."""
 
     node: Identity
@@ -172,8 +172,8 @@ class FindReplicas(Numbered, frozen=True, tag="find-replicas"):
 
 
 PeerRequest = (
-    Describe
-    | LiveRows
+    DescribeShards
+    | PeerLiveRows
     | Offer
     | Withdraw
     | RetainParts
@@ -186,42 +186,42 @@ PeerRequest = (
     | RetainReplicas
     | FreeReplicas
     | FindReplicas
-    | Frame
+    | PartitionFrame
     | ReadClock
     | ListRings
     | ReadRing
-    | Stats
-    | Streams
+    | ReadStats
+    | ListStreams
 )
 
 
-class Described(Numbered, frozen=True, tag="described"):
+class Described(NumberedMessage, frozen=True, tag="described"):
     """For each shard: its size, rows, columns, encoded layout, live bits and, if it is small, its bytes. `apart`: the
-    numbers of the shards whose live bits must be requested by `LiveRows`."""
+    numbers of the shards whose live bits must be requested by `PeerLiveRows`."""
 
     shards: list[tuple[int, int, int, bytes, bytes, bytes]]
     apart: list[int] = []
 
 
-class Linked(Numbered, frozen=True, tag="linked"):
+class Linked(NumberedMessage, frozen=True, tag="linked"):
     """The links that were made, in the order of the request."""
 
     links: list[int]
 
 
-class PartsFreed(Numbered, frozen=True, tag="parts-freed"):
+class PartsFreed(NumberedMessage, frozen=True, tag="parts-freed"):
     """The parts were freed. `owned`: the shards of which other owners still need a part."""
 
     owned: list[int]
 
 
-class LiveBits(Numbered, frozen=True, tag="live-bits"):
+class PeerLiveBits(NumberedMessage, frozen=True, tag="live-bits"):
     """One bit for each requested row, 1 if it is not freed; empty if none is freed."""
 
     bits: bytes
 
 
-class Offered(Numbered, frozen=True, tag="offered"):
+class Offered(NumberedMessage, frozen=True, tag="offered"):
     """The transport's ticket to read the bytes once. `holder`: the bytes must be requested from this node instead, and
     the ticket is only for `Withdraw`. `chunk`: if not 0, the bytes come from a disk; entire chunks of this size must be
     read, and compared with the checksums of the chunks in `sums` (xxh3-64, 8 bytes each, little-endian)."""
@@ -232,7 +232,7 @@ class Offered(Numbered, frozen=True, tag="offered"):
     sums: bytes = b""
 
 
-class FoundReplicas(Numbered, frozen=True, tag="found-replicas"):
+class FoundReplicas(NumberedMessage, frozen=True, tag="found-replicas"):
     """The local numbers of the requested replicas; 0 for a shard of which the node has none."""
 
     numbers: list[int]
@@ -240,7 +240,7 @@ class FoundReplicas(Numbered, frozen=True, tag="found-replicas"):
 
 PeerReply = (
     Described
-    | LiveBits
+    | PeerLiveBits
     | Offered
     | Figures
     | Linked

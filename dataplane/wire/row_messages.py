@@ -8,8 +8,8 @@ from __future__ import annotations
 import msgspec
 
 from dataplane.stream import requests as r
-from dataplane.stream.pieces import Piece
-from dataplane.stream.settings import Settings
+from dataplane.stream.pieces import RowPiece
+from dataplane.stream.settings import StreamSettings
 from dataplane.stream.snapshot_format import Head
 from dataplane.table import requests as t
 from dataplane.wire.messages import FromClient, Reply, Request, SharedRequest
@@ -22,18 +22,19 @@ STAGED = "\0"
 ends."""
 
 
-class Open(SharedRequest, frozen=True, tag="open"):
-    """Open a stream by name. If it does not exist and `settings` are given, it is created. Answered by `Opened`."""
+class OpenStream(SharedRequest, frozen=True, tag="open"):
+    """Open a stream by name. If it does not exist and `settings` are given, it is created. Answered by
+    `Opened`."""
 
     name: str
-    settings: Settings | None
+    settings: StreamSettings | None
 
 
-class Admit(SharedRequest, frozen=True, tag="admit"):
+class AdmitRows(SharedRequest, frozen=True, tag="admit"):
     """Ask for a permit to append so many rows and bytes of this policy version. `key`: the key of the first row (empty:
     none). `digest`: the digest of the append. `handing`: shards that the client has put and will append by reference;
-    they are freed if the client ends before it sends the `Append`, or the `Cancel` of this request. Answered by
-    `Admitted`."""
+    they are freed if the client ends before it sends the `AppendRows`, or the `Cancel` of this request. Answered by
+    `RowsAdmitted`."""
 
     stream: bytes
     rows: int
@@ -45,7 +46,7 @@ class Admit(SharedRequest, frozen=True, tag="admit"):
     handing: list[int] = []
 
 
-class GiveBack(FromClient, frozen=True, tag="give-back"):
+class ReturnPermit(FromClient, frozen=True, tag="give-back"):
     """Return a permit that is not used."""
 
     stream: bytes
@@ -61,14 +62,14 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
     nbytes: list[int]
 
 
-class Append(SharedRequest, frozen=True, tag="append"):
-    """Append rows. Either their `columns` are in the message, which then replaces `Admit` and `Put` too; or the rows
-    were admitted by the permit `ticket`, and `ref` refers to their columns. `staged`: the scope in which those were
-    staged, if any. `groups`, `keys`: empty for none. `versions`, `lengths`: int64. `spares`: other nodes that have
-    copies of the columns. `admitted`: the id of the `Admit` that named shards in `handing`, else 0. `timeout_s`: how
-    long to wait for room, or how long at least to repeat the request to the leader. `begin`: for a single row that is
-    still in progress, the token of its producer, the lease in seconds, and the column whose tokens are counted.
-    Answered by `Appended`."""
+class AppendRows(SharedRequest, frozen=True, tag="append"):
+    """Append rows. Either their `columns` are in the message, which then replaces `AdmitRows` and `Put` too; or the
+    rows were admitted by the permit `ticket`, and `ref` refers to their columns. `staged`: the scope in which those
+    were staged, if any. `groups`, `keys`: empty for none. `versions`, `lengths`: int64. `spares`: other nodes that have
+    copies of the columns. `admitted`: the id of the `AdmitRows` that named shards in `handing`, else 0. `timeout_s`:
+    how long to wait for room, or how long at least to repeat the request to the leader. `begin`: for a single row that
+    is still in progress, the token of its producer, the lease in seconds, and the column whose tokens are counted.
+    Answered by `RowsAppended`."""
 
     stream: bytes
     keys: list[str]
@@ -87,10 +88,10 @@ class Append(SharedRequest, frozen=True, tag="append"):
     admitted: int = 0
 
 
-class Extend(SharedRequest, frozen=True, tag="extend"):
+class ExtendRows(SharedRequest, frozen=True, tag="extend"):
     """Add columns to rows, which are named by number or by key. `holds`: for rows named by number, the number of the
     delivery of each. `piece`: if given, the columns are the next piece of a row in progress. `columns`, `staged`,
-    `ref`, `spares`, `timeout_s`: as in `Append`. Answered by `Done`."""
+    `ref`, `spares`, `timeout_s`: as in `AppendRows`. Answered by `Done`."""
 
     stream: bytes
     rows: bytes
@@ -99,7 +100,7 @@ class Extend(SharedRequest, frozen=True, tag="extend"):
     lengths: dict[str, bytes]
     replace: bool
     timeout_s: float = 0.0
-    piece: Piece | None = None
+    piece: RowPiece | None = None
     columns: Inline | None = None
     staged: str = ""
     ref: bytes = b""
@@ -121,13 +122,14 @@ class AskStream(SharedRequest, frozen=True, tag="ask-stream"):
     timeout_s: float = 0.0
 
 
-class TakeLost(SharedRequest, frozen=True, tag="take-lost"):
-    """Ask for rows that were lost with the nodes that stored them. Each is reported once. Answered by `LostRows`."""
+class TakeLostRows(SharedRequest, frozen=True, tag="take-lost"):
+    """Ask for rows that were lost with the nodes that stored them. Each is reported once. Answered by
+    `LostRowsTaken`."""
 
     stream: bytes
 
 
-class Streams(Request, frozen=True, tag="streams"):
+class ListStreams(Request, frozen=True, tag="streams"):
     """Ask for the statistics of the first streams by name whose names come after `after` (None: of the first streams).
     `node`: ask only about streams that this member leads. Answered by `Figures`, which is empty after the last
     stream."""
@@ -136,22 +138,23 @@ class Streams(Request, frozen=True, tag="streams"):
     node: bytes = b""
 
 
-class Restore(SharedRequest, frozen=True, tag="restore"):
-    """Create a stream from the head of a checkpoint, to be filled by `PutBack` and `PutColumns`. No other client
-    sees it before `Restored`; if this client ends before that, it is dropped. Answered by `Opened`."""
+class RestoreStream(SharedRequest, frozen=True, tag="restore"):
+    """Create a stream from the head of a checkpoint, to be filled by `RestoreRows` and `RestoreColumns`. No other
+    client sees it before `PublishRestored`; if this client ends before that, it is dropped. Answered by
+    `Opened`."""
 
     name: str
     head: Head
 
 
-class PutBack(SharedRequest, frozen=True, tag="put-back"):
+class RestoreRows(SharedRequest, frozen=True, tag="put-back"):
     """Rows of a stream that is being restored, an encoded `RowsState`. Answered by `Done`."""
 
     stream: bytes
     block: bytes
 
 
-class PutColumns(SharedRequest, frozen=True, tag="put-columns"):
+class RestoreColumns(SharedRequest, frozen=True, tag="put-columns"):
     """Columns of rows of a stream that is being restored. The rows are named by number. `task`: the task for which the
     producer of the columns had leased the rows, -1 for none. Answered by `Done`."""
 
@@ -162,7 +165,7 @@ class PutColumns(SharedRequest, frozen=True, tag="put-columns"):
     task: int
 
 
-class Restored(SharedRequest, frozen=True, tag="restored"):
+class PublishRestored(SharedRequest, frozen=True, tag="restored"):
     """Publish a stream that was restored, since it is complete. Answered by `Done`."""
 
     stream: bytes
@@ -174,9 +177,10 @@ class Restored(SharedRequest, frozen=True, tag="restored"):
 class AskTable(SharedRequest, frozen=True, tag="ask-table"):
     """A request for the partition of the table `table`, which may wait up to `timeout_s` seconds. `home`: copied
     from the last `TableAnswer`, so that the node notices if the table that the client knew was lost; empty at first.
-    `staged`: for a write, as in `Append`. `columns`: for a write, columns in the message, which are written together
-    with those of its `ref`. `durable`: if the request creates the table, the table is durable; if there is a table that
-    is not durable, the request is refused. The node fills in the client's name. Answered by `TableAnswer`."""
+    `staged`: for a write, as in `AppendRows`. `columns`: for a write, columns in the message, which are written
+    together with those of its `ref`. `durable`: if the request creates the table, the table is durable; if there is a
+    table that is not durable, the request is refused. The node fills in the client's name. Answered by
+    `TableAnswer`."""
 
     table: str
     home: bytes
@@ -187,8 +191,8 @@ class AskTable(SharedRequest, frozen=True, tag="ask-table"):
     columns: Inline | None = None
 
 
-class Tables(SharedRequest, frozen=True, tag="tables"):
-    """Ask for the statistics of tables, as `Streams`. Answered by `Figures`."""
+class ListTables(SharedRequest, frozen=True, tag="tables"):
+    """Ask for the statistics of tables, as `ListStreams`. Answered by `Figures`."""
 
     after: str | None
 
@@ -200,18 +204,18 @@ class Opened(Reply, frozen=True, tag="opened"):
     """The token of the stream (8 bytes), its settings, and the prefix of the keys that it generates."""
 
     stream: bytes
-    settings: Settings
+    settings: StreamSettings
     mark: str
 
 
-class Admitted(Reply, frozen=True, tag="admitted"):
+class RowsAdmitted(Reply, frozen=True, tag="admitted"):
     """The permit. 0: the same append was made before."""
 
     stream: bytes
     ticket: int
 
 
-class Appended(Reply, frozen=True, tag="appended"):
+class RowsAppended(Reply, frozen=True, tag="appended"):
     """The number of the first row. `new`: False if the same append was made before."""
 
     first: int
@@ -232,7 +236,7 @@ class TableAnswer(Reply, frozen=True, tag="table-answer"):
     result: t.ToClient
 
 
-class LostRows(Reply, frozen=True, tag="lost-rows"):
+class LostRowsTaken(Reply, frozen=True, tag="lost-rows"):
     """Key, group and policy version of each lost row, and the tasks that had acked it (bit t for task t). `unnamed`:
     the number of rows of partitions that lost every replica, by the node of their producers, in hex."""
 

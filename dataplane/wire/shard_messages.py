@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from dataplane.wire.messages import FromClient, Grant, Reply, Request
+from dataplane.wire.messages import FromClient, Reply, Request, SegmentGrant
 
 MAX_INLINE = 64 << 10
 """The most bytes of a payload inside a message. The client writes larger ones into the arena."""
 
 MAX_CARRIED = 16 << 10
-"""The most bytes of shards that the answer to a `Pin` contains in place of pins: copying so few is faster than pinning
-and releasing."""
+"""The most bytes of shards that the answer to a `PinShards` contains in place of pins: copying so few is faster than
+pinning and releasing."""
 
 MAX_LAYOUT = 1 << 20
 """Bytes of the largest encoded layout of one shard."""
@@ -39,7 +39,7 @@ class Reserve(Request, frozen=True, tag="reserve"):
     timeout_s: float
 
 
-class Seal(Request, frozen=True, tag="seal"):
+class SealShards(Request, frozen=True, tag="seal"):
     """Turn reservations, given as (shard, encoded layout), into shards, which can be read. `hold`: pin them too.
     Answered by `Done`."""
 
@@ -78,8 +78,8 @@ class Abort(FromClient, frozen=True, tag="abort"):
     shards: list[int]
 
 
-class Put(Request, frozen=True, tag="put"):
-    """Store a small shard whose bytes are in the message. Answered by `Stored`."""
+class PutShard(Request, frozen=True, tag="put"):
+    """Store a small shard whose bytes are in the message. Answered by `ShardStored`."""
 
     payload: bytes
     layout: bytes
@@ -103,7 +103,7 @@ ChunkPart: TypeAlias = tuple[bytes, list[Step]]
 little-endian int64 pairs, empty for all bytes; and the deltas from which the chunk can be computed, the last first."""
 
 
-class Pin(Request, frozen=True, tag="pin"):
+class PinShards(Request, frozen=True, tag="pin"):
     """Pin shards of this node and of others. Answered by `Held`, in the order `shards`, `others`.
 
     apart: the live bits of large shards are left out of the answer and read by `LiveRows`.
@@ -146,8 +146,8 @@ class Retain(Request, frozen=True, tag="retain"):
 
 
 class Prefetch(Request, frozen=True, tag="prefetch"):
-    """Load shards into memory: those of this node from disk, those of others over the network; `parts` as in `Pin`.
-    Answered by `Done` once all are loaded."""
+    """Load shards into memory: those of this node from disk, those of others over the network; `parts` as in
+    `PinShards`. Answered by `Done` once all are loaded."""
 
     own: list[int]
     others: list[Wanted]
@@ -155,15 +155,15 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
     parts: list[RowParts] = []
 
 
-class Replicate(Request, frozen=True, tag="replicate"):
-    """Copy shards of this node until each is on `replicas` nodes. Answered by `Replicated` once they are."""
+class ReplicateShards(Request, frozen=True, tag="replicate"):
+    """Copy shards of this node until each is on `replicas` nodes. Answered by `ShardsReplicated` once they are."""
 
     shards: list[int]
     replicas: int
     timeout_s: float
 
 
-class Unpin(FromClient, frozen=True, tag="unpin"):
+class UnpinShards(FromClient, frozen=True, tag="unpin"):
     """Release one pin on each shard."""
 
     shards: list[int]
@@ -193,11 +193,11 @@ class Reserved(Reply, frozen=True, tag="reserved"):
     """(shard, segment, offset, size) of each reservation. `gone`: segments granted before that no longer exist."""
 
     extents: list[tuple[int, int, int, int]]
-    grants: list[Grant]
+    grants: list[SegmentGrant]
     gone: list[int] = []
 
 
-class Stored(Reply, frozen=True, tag="stored"):
+class ShardStored(Reply, frozen=True, tag="stored"):
     """The number of the stored shard."""
 
     shard: int
@@ -235,7 +235,7 @@ class Held(Reply, frozen=True, tag="held"):
 
     places: bytes
     layouts: list[bytes]
-    grants: list[Grant]
+    grants: list[SegmentGrant]
     lives: list[bytes] = []
     gone: list[int] = []
     apart: list[int] = []
@@ -249,7 +249,7 @@ class LiveBits(Reply, frozen=True, tag="live-bits"):
     bits: bytes
 
 
-class Replicated(Reply, frozen=True, tag="replicated"):
+class ShardsReplicated(Reply, frozen=True, tag="replicated"):
     """The other nodes that have the shards."""
 
     nodes: list[bytes]

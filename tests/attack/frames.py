@@ -57,7 +57,7 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
         stream = plane.stream("kept", tasks=["a task"])
         stream.append({"x": np.arange(4)})
         with Raw(node.address) as opener:
-            opened = opener.ask(rm.Open(opener.next(), "kept", None))
+            opened = opener.ask(rm.OpenStream(opener.next(), "kept", None))
         ref = plane.put({"x": np.arange(8)})
         made = Frames(seed, AnyRequest, [opened.stream, ref.encode(), bytes.fromhex(plane.stats().node)])
         until = time.monotonic() + seconds  # once all has started, which a busy machine takes its time for

@@ -77,8 +77,8 @@ class Raw:
     def put(self, nbytes: int = 64, *, scope: str = "", layout: bytes | None = None) -> int:
         """Put a shard of one column of bytes; its number."""
         payload = bytes(nbytes)
-        reply = self.ask(sm.Put(self.next(), payload, layout or one_column(nbytes), scope, 5.0))
-        assert isinstance(reply, sm.Stored), reply
+        reply = self.ask(sm.PutShard(self.next(), payload, layout or one_column(nbytes), scope, 5.0))
+        assert isinstance(reply, sm.ShardStored), reply
         return reply.shard
 
     def reserve(self, *sizes: int) -> list[int]:

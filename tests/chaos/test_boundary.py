@@ -41,7 +41,7 @@ def tokens(node: Node, request: pytest.FixtureRequest) -> Iterator[list[bytes]]:
     name = request.node.name  # a stream of its own: one of the requests may close it
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         plane.stream(name, tasks=["a task"]).append({"x": np.arange(4)})
-        opened = raw.ask(rm.Open(raw.next(), name, None))
+        opened = raw.ask(rm.OpenStream(raw.next(), name, None))
         yield [opened.stream, plane.put({"x": np.arange(8)}).encode(), bytes.fromhex(plane.stats().node)]
         assert plane.get(plane.put({"x": np.arange(8)}))["x"].to_list() == list(range(8))
 
@@ -69,7 +69,7 @@ def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) 
                 assert raw.is_cut_off()
                 raw.close()
                 raw, cut = Raw(node.address), cut + 1
-        assert isinstance(raw.ask(m.Stats(1)), m.Figures)
+        assert isinstance(raw.ask(m.ReadStats(1)), m.Figures)
     finally:
         raw.close()
     assert cut < 0.7 * number, "much of it is dealt with"

@@ -119,8 +119,8 @@ def last_append() -> dict[str, Any]:
     ("step", "nth"),
     [
         pytest.param(r.ReadSnapshot, 1, marks=pytest.mark.long),
-        pytest.param(sm.Pin, 1, marks=pytest.mark.long),
-        pytest.param(sm.Pin, 3, marks=pytest.mark.long),
+        pytest.param(sm.PinShards, 1, marks=pytest.mark.long),
+        pytest.param(sm.PinShards, 3, marks=pytest.mark.long),
         ("commit", 1),
     ],
 )
@@ -151,12 +151,12 @@ def test_who_is_killed_while_writing_leaves_no_file(
 @pytest.mark.parametrize(
     ("step", "nth"),
     [
-        pytest.param(rm.PutBack, 1, marks=pytest.mark.long),
-        pytest.param(sm.Put, 1, marks=pytest.mark.long),
-        pytest.param(rm.PutColumns, 1, marks=pytest.mark.long),
-        pytest.param(sm.Put, 3, marks=pytest.mark.long),
-        pytest.param(rm.PutColumns, 4, marks=pytest.mark.long),
-        (rm.Restored, 1),
+        pytest.param(rm.RestoreRows, 1, marks=pytest.mark.long),
+        pytest.param(sm.PutShard, 1, marks=pytest.mark.long),
+        pytest.param(rm.RestoreColumns, 1, marks=pytest.mark.long),
+        pytest.param(sm.PutShard, 3, marks=pytest.mark.long),
+        pytest.param(rm.RestoreColumns, 4, marks=pytest.mark.long),
+        (rm.PublishRestored, 1),
     ],
 )
 def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file: Path, step: Any, nth: int) -> None:
@@ -178,11 +178,11 @@ def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file
     ("what", "step"),
     [
         pytest.param("checkpoint", r.ReadSnapshot, marks=pytest.mark.long),
-        pytest.param("checkpoint", sm.Pin, marks=pytest.mark.long),
-        pytest.param("restore", rm.PutBack, marks=pytest.mark.long),
-        pytest.param("restore", sm.Seal, marks=pytest.mark.long),
-        ("restore", rm.PutColumns),
-        pytest.param("restore", rm.Restored, marks=pytest.mark.long),
+        pytest.param("checkpoint", sm.PinShards, marks=pytest.mark.long),
+        pytest.param("restore", rm.RestoreRows, marks=pytest.mark.long),
+        pytest.param("restore", sm.SealShards, marks=pytest.mark.long),
+        ("restore", rm.RestoreColumns),
+        pytest.param("restore", rm.PublishRestored, marks=pytest.mark.long),
     ],
 )
 async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: Path, what: str, step: type) -> None:

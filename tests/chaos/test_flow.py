@@ -22,7 +22,7 @@ def flood(raw: Raw, count: int) -> None:
     """Requests that wait, and were sent with much: fifty thousand names."""
     names = [f"{number:06d}" for number in range(50_000)]
     for _ in range(count):
-        raw.send(rm.AskTable(raw.next(), "nobody writes to it", b"", t.Ready(columns=names), 600.0))
+        raw.send(rm.AskTable(raw.next(), "nobody writes to it", b"", t.FindReady(columns=names), 600.0))
 
 
 def test_the_requests_of_many_clients_that_wait_are_bounded_together(node: StandingNode) -> None:
@@ -35,8 +35,8 @@ def test_the_requests_of_many_clients_that_wait_are_bounded_together(node: Stand
             flood(raw, 40)
         refused = {raw.hear().name for raw in greedy for _ in range(30)}
         assert refused == {"LimitExceeded"}
-        modest.send(rm.AskTable(7, "a table", b"", t.Ready(columns=["x"]), 600.0))
-        assert isinstance(modest.ask(rm.AskTable(8, "a table", b"", t.Upsert(keys=["k"]))).result, t.Numbered)
+        modest.send(rm.AskTable(7, "a table", b"", t.FindReady(columns=["x"]), 600.0))
+        assert isinstance(modest.ask(rm.AskTable(8, "a table", b"", t.Upsert(keys=["k"]))).result, t.RowNumbers)
         assert own_memory(node.pid) - before < 256 * MIB
         modest.send(m.Cancel(7))
         assert modest.hear().name == m.CANCELLED

@@ -82,7 +82,7 @@ def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingN
         (shard,) = raw.reserve(8 * MIB)
         table = ColumnLayout(Field("bytes", "", ()), MIB - 1, MIB - 1, ((0, 8 * MIB), (0, 0)))
         layout = ShardLayout(tuple((f"{i}", table) for i in range(9_000))).encode()
-        reply = raw.ask(sm.Seal(raw.next(), [(shard, layout)], "", False))
+        reply = raw.ask(sm.SealShards(raw.next(), [(shard, layout)], "", False))
         assert isinstance(reply, m.Failure)
 
 
@@ -95,14 +95,14 @@ def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
         ref = plane.put({"x": pattern(1, MIB)})
         view = plane.get(ref)["x"].numpy()
         (number,) = (number for _, number in ref.shards())
-        raw.send(sm.Abort([shard, number]), sm.Unpin([number] * 5), sm.Unpin([shard]))
+        raw.send(sm.Abort([shard, number]), sm.UnpinShards([number] * 5), sm.UnpinShards([shard]))
         plane.free(ref)
-        assert isinstance(raw.ask(m.Stats(raw.next())), m.Figures)
+        assert isinstance(raw.ask(m.ReadStats(raw.next())), m.Figures)
         figures = plane.stats()
         assert figures.pinned_bytes >= MIB
         assert figures.reserved_bytes >= 4096
         assert np.array_equal(view, pattern(1, MIB))
-        reply = raw.ask(sm.Seal(raw.next(), [(shard, one_column(8))], "", False))
+        reply = raw.ask(sm.SealShards(raw.next(), [(shard, one_column(8))], "", False))
         assert (reply.name, reply.id) == ("ProtocolMismatch", 0)
         assert raw.is_cut_off()
-        assert isinstance(victim.ask(sm.Seal(victim.next(), [(shard, one_column(8))], "", False)), m.Done)
+        assert isinstance(victim.ask(sm.SealShards(victim.next(), [(shard, one_column(8))], "", False)), m.Done)

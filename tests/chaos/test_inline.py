@@ -86,7 +86,7 @@ def token(stream: Any) -> bytes:
     return said
 
 
-def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **how: Any) -> rm.Append:
+def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **how: Any) -> rm.AppendRows:
     columns = rm.Inline(bytes(nbytes), one_column(1, width=nbytes, rows=1), [nbytes])
     said: dict[str, Any] = {
         "id": raw.next(),
@@ -101,7 +101,7 @@ def appending(raw: Raw, to: Any, /, nbytes: int = 64, timeout_s: float = 5.0, **
         "lengths": {},
         "timeout_s": timeout_s,
     }
-    return rm.Append(**(said | how))
+    return rm.AppendRows(**(said | how))
 
 
 ROW = one_column(64, rows=1, width=64)
@@ -136,7 +136,7 @@ def test_what_is_false_is_refused_and_keeps_nothing(node: StandingNode, false: s
             reply = raw.hear()
         assert isinstance(reply, m.Failure)
         with Raw(node.address) as another:
-            assert isinstance(another.ask(appending(another, stream)), rm.Appended)  # the place is free
+            assert isinstance(another.ask(appending(another, stream)), rm.RowsAppended)  # the place is free
         assert plane.stats().shards == 1
         assert len(take(stream)[0]) == 1
         eventually(lambda: plane.stats().memory_used == 0, "nothing else was kept")

@@ -67,7 +67,7 @@ def test_a_reader_can_not_open_its_descriptor_again_for_writing(node: StandingNo
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         ref = plane.put({"x": pattern(1, MIB)})
         ((_, shard),) = ref.shards()
-        held = raw.ask(sm.Pin(raw.next(), [shard], 5.0))
+        held = raw.ask(sm.PinShards(raw.next(), [shard], 5.0))
         assert [grant.writable for grant in held.grants] == [False]
         (descriptor,) = raw.descriptors
         offset = int(unpack(held.places)[0, 2])

@@ -54,7 +54,7 @@ def test_another_user_reads_and_frees_nothing(hosts: list[Host]) -> None:
         ref = here.put({"x": pattern(1, MIB)})
         (_, shard) = ref.shards()[0]
         asked = encoded(
-            pm.Describe(1, [shard]),
+            pm.DescribeShards(1, [shard]),
             pm.Offer(2, b"stranger", shard, "tcp", 5.0),
             pm.FreeParts(3, [(shard, [0], (0, 1, b""))]),
         )

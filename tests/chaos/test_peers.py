@@ -170,7 +170,7 @@ def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | N
                 stranger.say(encode(pm.Offer(number, b"stranger", shard, "tcp", 5.0)))
         assert [stranger.hear(0.3) for stranger in strangers] == [None] * 3
         assert nodes[0][0].facts()["offers"] == 0
-        assert isinstance(voice(address, right).ask(pm.Describe(1, [shard])), pm.Described), "who has it, is"
+        assert isinstance(voice(address, right).ask(pm.DescribeShards(1, [shard])), pm.Described), "who has it, is"
     still_well(nodes)
 
 
@@ -241,10 +241,10 @@ def test_a_member_that_lies(nodes: Nodes, what: str) -> None:
     ref = planes[0].put({"x": pattern(1, SIZE, 4)})
     (owner, shard) = ref.shards()[0]
     with voices() as voice:
-        described = voice(hosts[0].listens, None).ask(pm.Describe(1, [shard])).shards
+        described = voice(hosts[0].listens, None).ask(pm.DescribeShards(1, [shard])).shards
 
     def answer(request: Any) -> Any:
-        if isinstance(request, pm.Describe):
+        if isinstance(request, pm.DescribeShards):
             return pm.Described(request.id, described)
         if isinstance(request, pm.Offer):
             return LIES[what](request.id)

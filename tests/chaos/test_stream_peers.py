@@ -60,7 +60,7 @@ class Facts:
         self.ref = ref
 
 
-def asked(known: Facts) -> list[r.Request]:
+def asked(known: Facts) -> list[r.StreamRequest]:
     """Requests to a partition that no session makes."""
     who, ref = {"client": f"{known.node}/7/1"}, known.ref
     return [
@@ -79,15 +79,15 @@ def asked(known: Facts) -> list[r.Request]:
         r.Renew(**who, grant=-(2**63), replica=-7),
         r.Drop(**who, sequence=5, rows=HUGE, keys=["nobody"], groups=[2**62]),
         r.Find(**who, keys=["~.", "x" * 100_000], digest=b"odd"),
-        r.DeadLetters(**who, task="actor", most=-(2**62)),
+        r.ListDeadLetters(**who, task="actor", most=-(2**62)),
         r.ReadSnapshot(**who, snapshot=2**62, first=2**62, count=2**62),
         r.OutboxReceived(**who, node=b"nobody", last=2**62),
         r.PutColumns(**who, sequence=6, rows=HUGE, ref=ref),
     ]
 
 
-def frame(known: Facts, *items: Any) -> parts.Frame:
-    return parts.Frame(known.node, 7, known.to, list(items))
+def frame(known: Facts, *items: Any) -> parts.PartitionFrame:
+    return parts.PartitionFrame(known.node, 7, known.to, list(items))
 
 
 def mean(known: Facts) -> list[Any]:
@@ -99,12 +99,14 @@ def mean(known: Facts) -> list[Any]:
         frame(known, *questions),
         *(frame(known, parts.Ask(at, key, junk, "q" * 1000, 1e300)) for at, junk in enumerate([b"", b"\xc1", b"\x90"])),
         frame(known, parts.Ask(1, "rollouts", b""), parts.Ask(1, "x/y/z", b""), parts.Ask(1, "", b"", "q", -1.0)),
-        frame(known, parts.Answered(2**40, b"nonsense"), parts.Refused(2**40, "NotLeader", "", {"leader": 7})),
-        frame(known, parts.Withdrawn(-1), parts.Hosted(5, 2**60)),
-        frame(known, parts.Settle(1, key, 2**62, (b"nonsense",)), parts.Settle(2, "nobody", -5, (ref, ref))),
-        frame(known, parts.Host(1, "no partition"), parts.Host(2, "a/b/x-y")),
-        parts.Frame("", -1, known.to, []),
-        parts.Frame("x" * 10_000, 2**62, known.to, [parts.Withdrawn(1)]),
+        frame(known, parts.Answered(2**40, b"nonsense"), parts.PartitionRefused(2**40, "NotLeader", "", {"leader": 7})),
+        frame(known, parts.Withdrawn(-1), parts.ReplicaHosted(5, 2**60)),
+        frame(
+            known, parts.SettleOutbox(1, key, 2**62, (b"nonsense",)), parts.SettleOutbox(2, "nobody", -5, (ref, ref))
+        ),
+        frame(known, parts.HostReplica(1, "no partition"), parts.HostReplica(2, "a/b/x-y")),
+        parts.PartitionFrame("", -1, known.to, []),
+        parts.PartitionFrame("x" * 10_000, 2**62, known.to, [parts.Withdrawn(1)]),
         pm.RetainColumns(1, node, 1, key, [b"nonsense"]),
         pm.RetainColumns(1, node, 2, "nobody", [ref, ref]),
         pm.RetainColumns(1, b"unknown!", 3, key, [ref]),

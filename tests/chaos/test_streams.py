@@ -72,7 +72,7 @@ def producer(pipe: Any, address: str, step: str) -> None:
     original = stream._inner._connection.request
 
     async def request(what: Any, *args: Any) -> Any:
-        if isinstance(what, {"append": rm.Append, "extend": rm.Extend}[step]):
+        if isinstance(what, {"append": rm.AppendRows, "extend": rm.ExtendRows}[step]):
             pipe.send("there")
             pipe.recv()
         return await original(what, *args)
@@ -92,7 +92,7 @@ def hands_over(pipe: Any, address: str) -> None:
     original = stream._inner._connection.request
 
     async def request(what: Any, *args: Any) -> Any:
-        if isinstance(what, rm.Append):
+        if isinstance(what, rm.AppendRows):
             pipe.send("admitted")
             pipe.recv()
         return await original(what, *args)
@@ -193,12 +193,12 @@ def consume(raw: Raw, stream: Any, /, **how: Any) -> rm.AskStream:
 
 
 def admitted(raw: Raw, stream: Any, rows: int = 1, nbytes: int = 8) -> int:
-    reply = raw.ask(rm.Admit(raw.next(), token(stream), rows, nbytes, 0, "", b"", 5.0))
-    assert isinstance(reply, rm.Admitted), reply
+    reply = raw.ask(rm.AdmitRows(raw.next(), token(stream), rows, nbytes, 0, "", b"", 5.0))
+    assert isinstance(reply, rm.RowsAdmitted), reply
     return reply.ticket
 
 
-def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) -> rm.Append:
+def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) -> rm.AppendRows:
     said: dict[str, Any] = {
         "id": raw.next(),
         "stream": token(stream),
@@ -213,7 +213,7 @@ def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) 
         "begin": None,
         "lengths": {},
     }
-    return rm.Append(**(said | how))
+    return rm.AppendRows(**(said | how))
 
 
 def int64s(*numbers: int) -> bytes:
@@ -300,7 +300,7 @@ def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Str
                 assert isinstance(reply, m.Failure), what
             if len(ref) == 1:
                 reply = raw.ask(
-                    rm.Extend(
+                    rm.ExtendRows(
                         raw.next(),
                         token(stream),
                         int64s(2),
@@ -324,7 +324,7 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         for rows in (int64s(4), int64s(-1), int64s(2**62), int64s(-(2**63))):
             for message in (
                 rm.AskStream(raw.next(), there, r.Drop(rows=np.frombuffer(rows, np.int64))),
-                rm.Extend(raw.next(), there, rows, b"", [], {}, True, ref=ref.encode()),
+                rm.ExtendRows(raw.next(), there, rows, b"", [], {}, True, ref=ref.encode()),
             ):
                 assert raw.ask(message).name == "Misuse"
         for number in (0, 1, 2, -1, 2**62):  # one of them is another's
@@ -332,9 +332,9 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
                 for client in ("", "1", "2"):  # nobody is who he says he is
                     said = msgspec.structs.replace(asked, client=client, sequence=number)
                     assert raw.ask(rm.AskStream(raw.next(), there, said)).name == "LeaseExpired"
-        raw.send(rm.GiveBack(there, 1), rm.GiveBack(there, -5))
+        raw.send(rm.ReturnPermit(there, 1), rm.ReturnPermit(there, -5))
         for message in (
-            rm.AskStream(raw.next(), there, r.DeadLetters(task="nobody", most=10)),
+            rm.AskStream(raw.next(), there, r.ListDeadLetters(task="nobody", most=10)),
             consume(raw, stream, task="nobody"),
             consume(raw, stream, rows=0, min_rows=0),
             consume(raw, stream, lease_s=float("nan")),
@@ -342,7 +342,10 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
             consume(raw, stream, replica=1, member=""),
         ):
             assert raw.ask(message).name == "Misuse"
-        for message in (consume(raw, stream, rows=1 << 40), rm.Admit(raw.next(), there, 1 << 40, 0, 0, "", b"", 1.0)):
+        for message in (
+            consume(raw, stream, rows=1 << 40),
+            rm.AdmitRows(raw.next(), there, 1 << 40, 0, 0, "", b"", 1.0),
+        ):
             assert raw.ask(message).name == "LimitExceeded"
         for message in (rm.DropStream(raw.next(), b""), rm.AskStream(raw.next(), b"x" * 9, r.Ack(grant=1))):
             assert raw.ask(message).name == "Closed"
@@ -350,5 +353,5 @@ def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]
         chosen, expired = np.array([2, 2, 0, 99, -7, 3, 2**62]), np.array([99, 99, 0])
         given = raw.ask(consume(raw, stream, sampler=None, chosen=chosen, expired=expired)).result
         assert given.keys == ["r", "s"]
-        assert raw.ask(rm.AskStream(raw.next(), there, r.Nack(grant=given.grant))).result == r.Done()
+        assert raw.ask(rm.AskStream(raw.next(), there, r.Nack(grant=given.grant))).result == r.Succeeded()
     plane.free(ref)

@@ -21,33 +21,35 @@ import pytest
 
 from dataplane.errors import Corrupt, Rejected
 from dataplane.replication.configuration import ReplicaId
-from dataplane.replication.messages import Entry, Snapshot
-from dataplane.replication.storage import Extend, Operation, Rebase, Storage, Stored, Truncate
+from dataplane.replication.messages import LogEntry, StateSnapshot
+from dataplane.replication.storage import ExtendLog, Operation, RebaseLog, Storage, StoredLog, TruncateLog
 
 ME: ReplicaId = ("node", 7)
 
 
-def entries(draw: random.Random, count: int, most: int = 300) -> tuple[Entry, ...]:
-    return tuple(Entry(draw.randint(1, 5), draw.randbytes(draw.choice([0, 1, 20, most]))) for _ in range(count))
+def entries(draw: random.Random, count: int, most: int = 300) -> tuple[LogEntry, ...]:
+    return tuple(LogEntry(draw.randint(1, 5), draw.randbytes(draw.choice([0, 1, 20, most]))) for _ in range(count))
 
 
-def operations(draw: random.Random) -> Iterator[tuple[Operation, Stored]]:
+def operations(draw: random.Random) -> Iterator[tuple[Operation, StoredLog]]:
     """Operations as a log says them, each with what they have made so far."""
-    made = Stored()
+    made = StoredLog()
     while True:
         base, last = made.snapshot.index, made.snapshot.index + len(made.entries)
         kind = draw.choices(("extend", "truncate", "compact", "install"), (12, 2, 2, 1))[0]
         operation: Operation
         if kind == "extend":
-            operation = Extend(last + 1, entries(draw, draw.randint(1, 6)))
+            operation = ExtendLog(last + 1, entries(draw, draw.randint(1, 6)))
         elif kind == "truncate":
-            operation = Truncate(draw.randint(base, last))
+            operation = TruncateLog(draw.randint(base, last))
         elif kind == "compact":
-            operation = Rebase(Snapshot(draw.randint(base, last), 2, draw.randbytes(draw.choice([0, 90]))), True)
+            operation = RebaseLog(
+                StateSnapshot(draw.randint(base, last), 2, draw.randbytes(draw.choice([0, 90]))), True
+            )
         else:
-            operation = Rebase(Snapshot(last + draw.randint(0, 9), 3, draw.randbytes(9000)), False)
+            operation = RebaseLog(StateSnapshot(last + draw.randint(0, 9), 3, draw.randbytes(9000)), False)
         made.apply(operation)
-        yield operation, Stored(made.snapshot, made.entries.copy())
+        yield operation, StoredLog(made.snapshot, made.entries.copy())
 
 
 class StorageSuite(ABC):
@@ -58,7 +60,7 @@ class StorageSuite(ABC):
         """The log `name` of `ME` that is kept in the directory; closed with the test at the latest."""
 
     def test_a_new_log_is_empty(self, tmp_path: Path) -> None:
-        assert self.opened(tmp_path).load() == (ME, Stored())
+        assert self.opened(tmp_path).load() == (ME, StoredLog())
 
     @pytest.mark.parametrize("seed", range(2))
     def test_operations_make_what_they_say(self, tmp_path: Path, seed: int) -> None:
@@ -76,15 +78,17 @@ class StorageSuite(ABC):
 
     def test_what_is_loaded_is_the_callers(self, tmp_path: Path) -> None:
         storage = self.opened(tmp_path)
-        storage.write([Extend(1, (Entry(1, b"a"),))])
+        storage.write([ExtendLog(1, (LogEntry(1, b"a"),))])
         storage.load()[1].entries.clear()
-        assert storage.load()[1].entries == [Entry(1, b"a")]
+        assert storage.load()[1].entries == [LogEntry(1, b"a")]
 
     def test_large_commands_and_snapshots(self, tmp_path: Path) -> None:
         storage = self.opened(tmp_path)
         command, state = random.Random(0).randbytes(3 << 20), random.Random(1).randbytes(17 << 20)
-        storage.write([Extend(1, (Entry(1, b""), Entry(1, command))), Rebase(Snapshot(1, 1, state), True)])
-        assert storage.load()[1] == Stored(Snapshot(1, 1, state), [Entry(1, command)])
+        storage.write(
+            [ExtendLog(1, (LogEntry(1, b""), LogEntry(1, command))), RebaseLog(StateSnapshot(1, 1, state), True)]
+        )
+        assert storage.load()[1] == StoredLog(StateSnapshot(1, 1, state), [LogEntry(1, command)])
 
 
 class DurableSuite(StorageSuite):
@@ -100,7 +104,7 @@ class DurableSuite(StorageSuite):
     def may_be_torn(self, name: str) -> bool:
         """Whether what follows a wrong byte in this file is taken for what a crash has left of it."""
 
-    def reopened(self, directory: Path) -> Stored:
+    def reopened(self, directory: Path) -> StoredLog:
         storage = self.opened(directory)
         try:
             return storage.load()[1]
@@ -111,7 +115,7 @@ class DurableSuite(StorageSuite):
         draw = random.Random(6)
         makers = {name: operations(random.Random(name)) for name in ("a", "b", "a/b")}
         logs = {name: self.opened(tmp_path, name) for name in makers}
-        made = {name: Stored() for name in makers}
+        made = {name: StoredLog() for name in makers}
         for _ in range(120):
             name = draw.choice(list(makers))
             operation, made[name] = next(makers[name])
@@ -124,7 +128,7 @@ class DurableSuite(StorageSuite):
         draw, disk, crashed = random.Random(7), tmp_path / "disk", tmp_path / "crashed"
         storage = self.opened(disk)
         made = operations(draw)
-        history, synced, before = [Stored()], 0, _files(disk)
+        history, synced, before = [StoredLog()], 0, _files(disk)
         for _ in range(20):
             several = list(itertools.islice(made, draw.randint(1, 4)))
             storage.write([operation for operation, _ in several])
@@ -141,13 +145,13 @@ class DurableSuite(StorageSuite):
     def test_a_wrong_byte_is_never_served(self, tmp_path: Path) -> None:
         draw, disk, copy = random.Random(8), tmp_path / "disk", tmp_path / "copy"
         storage = self.opened(disk)
-        history = [Stored()]
+        history = [StoredLog()]
         for operation, now in itertools.islice(operations(draw), 60):
             storage.write([operation])
             history.append(now)
-        last = Extend(history[-1].snapshot.index + len(history[-1].entries) + 1, entries(draw, 100, most=2000))
+        last = ExtendLog(history[-1].snapshot.index + len(history[-1].entries) + 1, entries(draw, 100, most=2000))
         storage.write([last])
-        history.append(Stored(history[-1].snapshot, [*history[-1].entries, *last.entries]))
+        history.append(StoredLog(history[-1].snapshot, [*history[-1].entries, *last.entries]))
         open_files = _files(disk)
         self.close(disk)
         closed_files, refused = _files(disk), 0
@@ -186,9 +190,9 @@ class DurableSuite(StorageSuite):
             answered = last
 
 
-def written(index: int) -> Entry:
+def written(index: int) -> LogEntry:
     """The entry that a writer puts at an index."""
-    return Entry(1, random.Random(index).randbytes(index % 5000))
+    return LogEntry(1, random.Random(index).randbytes(index % 5000))
 
 
 def write_until_killed(storage: Storage) -> None:
@@ -198,11 +202,11 @@ def write_until_killed(storage: Storage) -> None:
     draw = random.Random()
     while True:
         count = draw.randint(1, 5)
-        storage.write([Extend(last + 1, tuple(written(last + 1 + i) for i in range(count)))])
+        storage.write([ExtendLog(last + 1, tuple(written(last + 1 + i) for i in range(count)))])
         last += count
         if last - base > 100:
             base = last - 10
-            storage.write([Rebase(Snapshot(base, 1, b"state of %d" % base), True)])
+            storage.write([RebaseLog(StateSnapshot(base, 1, b"state of %d" % base), True)])
         print(last, flush=True)  # noqa: T201
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dataplane.errors import Backpressure, Corrupt
-from dataplane.replication.messages import Entry
-from dataplane.replication.storage import Extend, MemoryStorage, Storage
+from dataplane.replication.messages import LogEntry
+from dataplane.replication.storage import ExtendLog, MemoryStorage, Storage
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.log import SQLiteStorage
@@ -53,19 +53,19 @@ class TestSQLite(DurableSuite):
 
 def test_a_log_of_another_replica_is_left_alone(tmp_path: Path) -> None:
     store = database(tmp_path)
-    SQLiteStorage(store, "p", ME).write([Extend(1, (Entry(1, b"x"),))])
+    SQLiteStorage(store, "p", ME).write([ExtendLog(1, (LogEntry(1, b"x"),))])
     for other in (("another", 7), ("node", 8)):
         with pytest.raises(DirectoryUnusable, match="data directory of its own") as refused:
             SQLiteStorage(store, "p", other)
         assert refused.value.reason == "another node's"
-    assert SQLiteStorage(store, "p", ME).load()[1].entries == [Entry(1, b"x")]
+    assert SQLiteStorage(store, "p", ME).load()[1].entries == [LogEntry(1, b"x")]
     store.close()
 
 
 @pytest.mark.parametrize("change", ["base = base + 1", "last = last - 1", "node = 'x'", "incarnation = 8"])
 def test_a_row_that_was_changed_is_corrupt(tmp_path: Path, change: str) -> None:
     store = database(tmp_path)
-    SQLiteStorage(store, "p", ME).write([Extend(1, (Entry(1, b"x"), Entry(1, b"y")))])
+    SQLiteStorage(store, "p", ME).write([ExtendLog(1, (LogEntry(1, b"x"), LogEntry(1, b"y")))])
     store.commit(lambda sql: sql.execute(f"UPDATE logs SET {change}"))
     with pytest.raises(Corrupt, match="its row is not as it was written"):
         SQLiteStorage(store, "p", ME).load()
@@ -75,16 +75,16 @@ def test_a_row_that_was_changed_is_corrupt(tmp_path: Path, change: str) -> None:
 def test_a_full_disk_takes_nothing_and_then_goes_on(tmp_path: Path) -> None:
     store = database(tmp_path)
     a, b = SQLiteStorage(store, "a", ME), SQLiteStorage(store, "b", ME)
-    a.write([Extend(1, (Entry(1, b"before"),))])
+    a.write([ExtendLog(1, (LogEntry(1, b"before"),))])
     pages = store.read(lambda sql: sql.execute("PRAGMA page_count").fetchone()[0])
     store.read(lambda sql: sql.execute(f"PRAGMA max_page_count = {pages + 4}").fetchone())
     with pytest.raises(Backpressure) as refused:
-        a.write([Extend(2, (Entry(1, b""), Entry(1, bytes(1 << 20))))])
+        a.write([ExtendLog(2, (LogEntry(1, b""), LogEntry(1, bytes(1 << 20))))])
     assert "full" in refused.value.spill_error
-    a.write([Extend(2, (Entry(1, b"small"),))])
-    b.write([Extend(1, (Entry(1, b"beside"),))])
+    a.write([ExtendLog(2, (LogEntry(1, b"small"),))])
+    b.write([ExtendLog(1, (LogEntry(1, b"beside"),))])
     store.read(lambda sql: sql.execute("PRAGMA max_page_count = 100000").fetchone())
-    a.write([Extend(3, (Entry(1, bytes(1 << 20)),))])
+    a.write([ExtendLog(3, (LogEntry(1, bytes(1 << 20)),))])
     assert [entry.command[:6] for entry in a.load()[1].entries] == [b"before", b"small", bytes(6)]
-    assert b.load()[1].entries == [Entry(1, b"beside")]
+    assert b.load()[1].entries == [LogEntry(1, b"beside")]
     store.close()

@@ -14,8 +14,8 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.errors import DataplaneError
-from dataplane.replication.messages import Entry
-from dataplane.replication.storage import Extend
+from dataplane.replication.messages import LogEntry
+from dataplane.replication.storage import ExtendLog
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import SQLiteStorage
 from dataplane.store.store import Store
@@ -39,7 +39,7 @@ async def main(path: Path) -> None:
     for line in sys.stdin:
         try:
             if line == "log\n":
-                log.write([Extend(last + 1, (Entry(1, b"entry %d" % (last + 1)),))])
+                log.write([ExtendLog(last + 1, (LogEntry(1, b"entry %d" % (last + 1)),))])
                 last += 1
                 print(last, flush=True)  # noqa: T201
             else:

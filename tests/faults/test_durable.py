@@ -12,7 +12,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
-from dataplane.replication.messages import Entry
+from dataplane.replication.messages import LogEntry
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import SQLiteStorage
 from dataplane.store.store import Store
@@ -65,8 +65,8 @@ async def test_a_disk_that_fails(tmp_path: Path, shim: Path) -> None:
     assert told == [expected for *_, expected in STEPS]
     directory = DataDirectory(tmp_path / "data")
     entries = SQLiteStorage(directory.database, "p", ME).load()[1].entries
-    assert entries[:3] == [Entry(1, b"entry 1"), Entry(1, b"entry 2"), Entry(1, b"entry 3")]
-    assert entries[3:] in ([], [Entry(1, b"entry 4")]), "what was told as failed may be there"
+    assert entries[:3] == [LogEntry(1, b"entry 1"), LogEntry(1, b"entry 2"), LogEntry(1, b"entry 3")]
+    assert entries[3:] in ([], [LogEntry(1, b"entry 4")]), "what was told as failed may be there"
     store = Store(NodeConfig(memory=32 * MIB, spill=0, spill_dir=tmp_path, prewarm=0), directory=directory)
     assert await store.persistence.recover() == [4]
     (pinned,) = await store.pin("r", [4], Deadline.after(10))

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 import dataplane as dp
-from dataplane.collective.link import Link
+from dataplane.collective.link import RankLink
 from tests.processes import MIB, Worker
 from tests.torches import torches
 
@@ -52,13 +52,13 @@ def live(pipe: Any, rank: int, size: int, store: str, address: str, backend: str
     import torch
     import torch.distributed as dist
 
-    sent, send = Counter[int](), Link.send
+    sent, send = Counter[int](), RankLink.send
 
-    def counted(link: Link, rank: int, data: Any, *tag: int) -> Any:
+    def counted(link: RankLink, rank: int, data: Any, *tag: int) -> Any:
         sent[rank] += len(data)
         return send(link, rank, data, *tag)
 
-    Link.send = counted  # type: ignore[method-assign]
+    RankLink.send = counted  # type: ignore[method-assign]
     torch.set_num_threads(1)
     if backend == "nccl":
         torch.cuda.set_device(rank)

@@ -256,7 +256,7 @@ def test_a_name_that_is_taken(node: Any, plane: Any, file: Path) -> None:
         with dp.connect(node.address) as theirs:
             theirs.stream("s", ["b"]).append({"x": [7]})
 
-    during(stream, rm.Restored, take_it)
+    during(stream, rm.PublishRestored, take_it)
     with pytest.raises(dp.Misuse, match="already"):
         plane.restore(file)
     eventually(lambda: plane.stats().shards == 1, "nothing of it is kept")

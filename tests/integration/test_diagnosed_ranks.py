@@ -13,7 +13,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.diagnosis.diagnosis import diagnosed
-from dataplane.diagnosis.graph import Run, between
+from dataplane.diagnosis.graph import GraphRun, between
 from dataplane.diagnosis.text import as_text
 from tests.optional import needs
 from tests.processes import StandingNode, eventually
@@ -62,7 +62,7 @@ def steps(plane: dp.Plane) -> list[int]:
     return [process.rounds for process in run.processes if process.role == "actor"]
 
 
-def looked(plane: dp.Plane) -> Run:
+def looked(plane: dp.Plane) -> GraphRun:
     before, began = plane.graphs(), time.monotonic()
     eventually(lambda: time.monotonic() - began > LOOK_S, "time went by")
     return between(before, plane.graphs(), LOOK_S)

@@ -15,7 +15,7 @@ from bench.diagnosing import roles
 from bench.diagnosing.cells import FAULTS, USUAL, Cell, lines_of
 from dataplane import cli
 from dataplane.diagnosis.diagnosis import diagnosed
-from dataplane.diagnosis.graph import Run, between
+from dataplane.diagnosis.graph import GraphRun, between
 from dataplane.diagnosis.recorder import recorder
 from tests.processes import StandingNode, Worker, eventually
 
@@ -41,7 +41,7 @@ def reported(plane: dp.Plane, role: str) -> bool:
     return bool(places)
 
 
-def grpo(node: StandingNode, fault: str, seen: Path) -> Run:
+def grpo(node: StandingNode, fault: str, seen: Path) -> GraphRun:
     """A short job with the fault."""
     job = USUAL["grpo"] | {"seed": 1, "workers": 2} | FAULTS[fault].job
     job["reward_s"] *= job["reward_x"]
@@ -54,7 +54,7 @@ def grpo(node: StandingNode, fault: str, seen: Path) -> Run:
         command = ["diagnose", node.address, "--seconds", str(LOOK_S), "--out", str(seen), "--json"]
         assert cli.main(command) == 0
         stream.drop()
-    return Run.load(seen)
+    return GraphRun.load(seen)
 
 
 @pytest.mark.parametrize("fault", ["reward", pytest.param("lock", marks=pytest.mark.long)])

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane.client.cluster_node_process import Hosted, new_key
+from dataplane.client.cluster_node_process import ClusterNode, new_key
 from dataplane.config import ClusterConfig, NodeConfig
 from tests import etcd
 from tests.cases import each_case
@@ -30,14 +30,14 @@ def settings(directory: Path) -> NodeConfig:
 @pytest.mark.long
 def test_the_key_is_on_no_command_line(tmp_path: Path) -> None:
     key = new_key()
-    with closing(Hosted(settings(tmp_path), clustered(), key)) as node, dp.connect(node.address) as plane:
+    with closing(ClusterNode(settings(tmp_path), clustered(), key)) as node, dp.connect(node.address) as plane:
         process = psutil.Process(plane.stats().pid)
         said = " ".join([*process.cmdline(), *process.environ().values()])
         assert not any(line.decode() in said for line in key.split()[3:])
 
 
 def starting(pipe: Any, directory: str) -> None:
-    node = Hosted(settings(Path(directory)), ClusterConfig(ANY, "etcd://127.0.0.1:1"), new_key())
+    node = ClusterNode(settings(Path(directory)), ClusterConfig(ANY, "etcd://127.0.0.1:1"), new_key())
     with dp.connect(node.address) as plane:
         pipe.send((plane.stats().pid, node.address))
         pipe.recv()

@@ -16,9 +16,9 @@ import pytest
 import dataplane as dp
 from dataplane import cli
 from dataplane.cluster.membership import Membership
-from dataplane.cluster.placement import Placement
+from dataplane.cluster.placement import Rendezvous
 from dataplane.config import ClusterConfig, NodeConfig
-from dataplane.node.node import Node, run
+from dataplane.node.node import NodeServer, run
 from dataplane.stream.machine import StreamMachine
 from dataplane.wire import auth
 from tests import etcd
@@ -76,7 +76,7 @@ def _joins(join: tuple[Host | str, ...]) -> str:
 def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, ...]) -> None:
     assert Membership.__init__.__kwdefaults__ is not None
     Membership.__init__.__kwdefaults__["lease_s"] = LEASE_S
-    node = Node(NodeConfig(**settings), path, ClusterConfig(*cluster))
+    node = NodeServer(NodeConfig(**settings), path, ClusterConfig(*cluster))
     hosts = node.hosts
     assert hosts is not None
 
@@ -98,7 +98,7 @@ def _serve(pipe: Any, path: Path, settings: dict[str, Any], cluster: tuple[Any, 
     run(node, ready=ready)
 
 
-def held(node: Node) -> dict[str, int]:
+def held(node: NodeServer) -> dict[str, int]:
     """How much a node remembers of rows that somebody has to do with still: nothing, once all are done."""
     assert node.hosts is not None
     partitions = node.hosts.partitions
@@ -118,7 +118,7 @@ def held(node: Node) -> dict[str, int]:
 def leader(planes: list[Any], stream: str) -> int:
     """The number of the plane on whose host a stream of this name will be led, among those hosts."""
     nodes = [plane.stats().node for plane in planes]
-    return nodes.index(Placement([node.encode() for node in nodes]).winner("stream", stream).decode())
+    return nodes.index(Rendezvous([node.encode() for node in nodes]).winner("stream", stream).decode())
 
 
 def members(plane: Any) -> set[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.cluster.placement import Placement
+from dataplane.cluster.placement import Rendezvous
 from tests.etcd import EtcdServer, needs_etcd
 from tests.integration.test_hosts import Host, members
 from tests.processes import WAIT_S, eventually
@@ -38,7 +38,7 @@ def hosts(tmp_path: Path, etcd: EtcdServer, names: Iterator[int] = itertools.cou
 def at(planes: list[Any], which: int) -> str:
     """A name whose table is made at the node of this plane."""
     nodes = {plane.stats().node: number for number, plane in enumerate(planes)}
-    placement = Placement(node.encode() for node in nodes)
+    placement = Rendezvous(node.encode() for node in nodes)
     names = (f"table-{number}" for number in range(1000))
     return next(name for name in names if nodes[placement.winner("table", name).decode()] == which)
 

@@ -153,7 +153,7 @@ FALSE: dict[str, Callable[[bytes], rm.AskTable]] = {
     "a task without a name": lambda ref: asked(
         t.Claim(task="", rows=np.zeros(1, np.int64), give=np.zeros(1, np.int64))
     ),
-    "a time that is none": lambda ref: asked(t.Ready(columns=["x"], least=5), timeout_s=float("nan")),
+    "a time that is none": lambda ref: asked(t.FindReady(columns=["x"], least=5), timeout_s=float("nan")),
 }
 
 

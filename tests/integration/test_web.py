@@ -22,9 +22,9 @@ import pytest
 
 import dataplane as dp
 from dataplane.web import limits
-from dataplane.web.access import Access
+from dataplane.web.access import PageAccess
 from dataplane.web.feed import Feed
-from dataplane.web.server import Server
+from dataplane.web.server import PageServer
 from tests.cases import each_case
 from tests.processes import StandingNode
 
@@ -32,10 +32,10 @@ TOKEN = "correct-horse-battery"
 
 
 @asynccontextmanager
-async def page(address: str, token: str | None = None) -> AsyncIterator[tuple[Server, Feed]]:
+async def page(address: str, token: str | None = None) -> AsyncIterator[tuple[PageServer, Feed]]:
     """The page of a node, in this process."""
     feed = Feed(address)
-    async with Server(feed, "127.0.0.1", 0, Access(token)) as server:
+    async with PageServer(feed, "127.0.0.1", 0, PageAccess(token)) as server:
         looking = asyncio.ensure_future(feed.run())
         try:
             yield server, feed

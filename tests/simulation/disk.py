@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from random import Random
 
-from dataplane.replication.storage import Extend, Operation, Stored
+from dataplane.replication.storage import ExtendLog, Operation, StoredLog
 
 
 class Disk:
@@ -14,7 +14,7 @@ class Disk:
     __slots__ = ("stored", "unsynced")
 
     def __init__(self) -> None:
-        self.stored = Stored()
+        self.stored = StoredLog()
         self.unsynced: list[tuple[int, Operation]] = []
 
     def write(self, ticket: int, operation: Operation) -> None:
@@ -33,10 +33,10 @@ class Disk:
             self.stored.apply(operation)
         if survived < len(self.unsynced) and rng.random() < 0.5:
             torn = self.unsynced[survived][1]
-            if isinstance(torn, Extend):  # any other is there whole or not at all
+            if isinstance(torn, ExtendLog):  # any other is there whole or not at all
                 whole = rng.randrange(len(torn.entries))
-                self.stored.apply(Extend(torn.first, torn.entries[:whole]))
+                self.stored.apply(ExtendLog(torn.first, torn.entries[:whole]))
         self.unsynced.clear()
 
-    def load(self) -> Stored:
-        return Stored(self.stored.snapshot, self.stored.entries.copy())
+    def load(self) -> StoredLog:
+        return StoredLog(self.stored.snapshot, self.stored.entries.copy())

@@ -7,11 +7,11 @@ from typing import Any
 
 from dataplane.errors import DataplaneError
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Answer, Effect, Refuse, Send, Store, Swap
+from dataplane.replication.effects import Effect, Refuse, Send, SendAnswer, StoreOperation, Swap
 from dataplane.replication.messages import Message
 from dataplane.replication.recruitment import choose
 from dataplane.replication.replica import Replica
-from dataplane.replication.settings import Settings
+from dataplane.replication.settings import ReplicationSettings
 from tests.simulation.census import Census
 from tests.simulation.checker import Checker
 from tests.simulation.clients import Call
@@ -33,7 +33,7 @@ class Node:
         coordinator: SimulatedCoordinator,
         checker: Checker,
         census: Census,
-        settings: Settings,
+        settings: ReplicationSettings,
         wanted_followers: int,
         rate: float,
         peers: dict[str, Node],
@@ -205,14 +205,14 @@ class Node:
                 to = self._peers.get(effect.to[0])
                 if to is not None:
                     self._world.send(self.number, to.number, to.receive, effect.to, self.me, effect.message)
-            elif isinstance(effect, Answer):
+            elif isinstance(effect, SendAnswer):
                 self._reply(effect.request, effect.result)
             elif isinstance(effect, Refuse):
                 self._reply(effect.request, effect.error)
             elif isinstance(effect, Swap):
                 told = self._when_alive(self._configured)
                 self._coordinator.swap(self.number, effect.expected, effect.wanted, told)
-            elif isinstance(effect, Store):
+            elif isinstance(effect, StoreOperation):
                 self._disk.write(effect.ticket, effect.operation)
         if doomed:
             for node in (self, *self.others):

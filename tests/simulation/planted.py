@@ -14,7 +14,7 @@ import msgspec
 
 from dataplane.replication import messages as m
 from dataplane.replication.configuration import Configuration
-from dataplane.replication.effects import Answer
+from dataplane.replication.effects import SendAnswer
 from dataplane.replication.follower import Follower
 from dataplane.replication.leader import Leader
 from dataplane.replication.lease import Lease, Promise
@@ -23,7 +23,7 @@ from dataplane.replication.reconfiguration import Reconfiguration
 from dataplane.replication.recruitment import Recruitment
 from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
-from dataplane.replication.settings import Settings
+from dataplane.replication.settings import ReplicationSettings
 from dataplane.replication.state import State
 from tests.simulation import run
 from tests.simulation.machine import StreamMachine
@@ -35,9 +35,9 @@ Plant = Callable[[Any, str, Any], None]
 def a_follower_acks_before_it_has_appended(plant: Plant) -> None:
     """What it acknowledges it appends when the next message comes, if one does."""
     append = Follower.append
-    waiting: dict[int, tuple[Any, m.Append]] = {}
+    waiting: dict[int, tuple[Any, m.AppendEntries]] = {}
 
-    def late(self: Any, message: m.Append, now: float) -> None:
+    def late(self: Any, message: m.AppendEntries, now: float) -> None:
         log = self._state.log
         _, before = waiting.pop(id(self), (self, None))
         if before is not None and log.has(before.previous, before.previous_epoch):
@@ -47,7 +47,7 @@ def a_follower_acks_before_it_has_appended(plant: Plant) -> None:
             waiting[id(self)] = self, message
             configuration = message.configuration
             match = message.previous + len(message.entries)
-            self._state.send(configuration.leader, m.Appended(configuration.epoch, message.sent_s, match))
+            self._state.send(configuration.leader, m.EntriesAppended(configuration.epoch, message.sent_s, match))
 
     plant(Follower, "append", late)
 
@@ -70,14 +70,14 @@ def a_lease_counts_from_the_answer(plant: Plant) -> None:
     """And not from when the message was sent."""
     appended = Leader.appended
 
-    def renewed_late(self: Any, sender: Any, message: m.Appended, now: float) -> None:
-        appended(self, sender, m.Appended(message.epoch, now, message.match), now)
+    def renewed_late(self: Any, sender: Any, message: m.EntriesAppended, now: float) -> None:
+        appended(self, sender, m.EntriesAppended(message.epoch, now, message.match), now)
 
     plant(Leader, "appended", renewed_late)
 
 
 def a_grace_that_forgets_drift(plant: Plant) -> None:
-    plant(run, "SETTINGS", Settings(**{**_settings(), "grace_s": 0.301, "drift": 0.0}))
+    plant(run, "SETTINGS", ReplicationSettings(**{**_settings(), "grace_s": 0.301, "drift": 0.0}))
 
 
 def _settings() -> dict[str, Any]:
@@ -202,7 +202,7 @@ def a_command_is_answered_before_it_is_committed(plant: Plant) -> None:
             del self._requests[state.log.last]
             machine = StreamMachine(_Deaf())
             machine.restore(state.machine.snapshot())
-            state.effects.append(Answer(number, machine.apply(state.log.command(state.log.last))))
+            state.effects.append(SendAnswer(number, machine.apply(state.log.command(state.log.last))))
 
     plant(Leader, "request", early)
 
@@ -222,7 +222,7 @@ def a_change_is_asked_for_once(plant: Plant) -> None:
 
 
 def a_lost_batch_is_not_sent_again(plant: Plant) -> None:
-    plant(run, "SETTINGS", Settings(**{**_settings(), "retry_s": 1e9}))
+    plant(run, "SETTINGS", ReplicationSettings(**{**_settings(), "retry_s": 1e9}))
 
 
 def a_death_ends_every_promise(plant: Plant) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from dataplane.replication.configuration import Configuration
-from dataplane.replication.settings import Settings
+from dataplane.replication.settings import ReplicationSettings
 from tests.simulation.census import Census
 from tests.simulation.checker import Checker, Violation
 from tests.simulation.clients import Call, Consumer, Producer
@@ -20,7 +20,9 @@ from tests.simulation.node import Node
 from tests.simulation.world import CLIENTS, World
 
 DRIFT = 0.05
-SETTINGS = Settings(lease_s=0.30, grace_s=0.36, drift=DRIFT, beat_s=0.08, retry_s=0.12, max_batch=8, snapshot_every=12)
+SETTINGS = ReplicationSettings(
+    lease_s=0.30, grace_s=0.36, drift=DRIFT, beat_s=0.08, retry_s=0.12, max_batch=8, snapshot_every=12
+)
 CALM_S = 8.0
 """With faults over, everything that waits goes on, and all is consumed, within so long: some twenty times `grace_s`."""
 

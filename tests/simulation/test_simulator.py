@@ -12,8 +12,8 @@ from random import Random
 import msgspec
 import pytest
 
-from dataplane.replication.messages import Entry
-from dataplane.replication.storage import Extend, Truncate
+from dataplane.replication.messages import LogEntry
+from dataplane.replication.storage import ExtendLog, TruncateLog
 from tests.simulation.disk import Disk
 from tests.simulation.faults import plan
 from tests.simulation.planted import FAULTS
@@ -59,10 +59,10 @@ def test_a_disk_keeps_what_was_synced_and_a_first_part_of_the_rest() -> None:
     lengths = set()
     for seed in range(60):
         disk = Disk()
-        disk.write(1, Extend(1, (Entry(1, b"a"), Entry(1, b"b"))))
+        disk.write(1, ExtendLog(1, (LogEntry(1, b"a"), LogEntry(1, b"b"))))
         assert disk.sync(1) == 1
-        disk.write(2, Extend(3, (Entry(1, b"c"), Entry(1, b"d"), Entry(1, b"e"))))
-        disk.write(3, Truncate(1))
+        disk.write(2, ExtendLog(3, (LogEntry(1, b"c"), LogEntry(1, b"d"), LogEntry(1, b"e"))))
+        disk.write(3, TruncateLog(1))
         disk.crash(Random(seed))
         commands = [entry.command for entry in disk.load().entries]
         assert commands == [b"a", b"b", b"c", b"d", b"e"][: len(commands)]

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from dataplane.web.access import Access
+from dataplane.web.access import PageAccess
 from dataplane.web.feed import Feed
-from dataplane.web.server import Server
+from dataplane.web.server import PageServer
 from tests import etcd, processes
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -77,7 +77,7 @@ def served(feed: Callable[[], Feed], token: str | None = None) -> Iterator[str]:
         made = feed()
         stop = asyncio.Event()
         loops.append((asyncio.get_running_loop(), stop))
-        async with Server(made, "127.0.0.1", 0, Access(token)) as server:
+        async with PageServer(made, "127.0.0.1", 0, PageAccess(token)) as server:
             looking = asyncio.ensure_future(made.run())
             started.append(server.url)
             ready.set()

@@ -33,7 +33,7 @@ from typing import Any, overload
 from dataplane.batch import object_codec, object_rows
 from dataplane.batch.batch import Column
 from dataplane.batch.concat import concat
-from dataplane.batch.object_rows import Row
+from dataplane.batch.object_rows import ObjectRow
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
 from dataplane.client.sync import Plane
@@ -49,7 +49,7 @@ _INPUTS = "mm_train_inputs"
 #: Items of an iteration that are decoded in one go, which takes half as long as one by one.
 _READ_TOGETHER = 16
 
-_EMPTY = Row(object_codec.encode_rows("", [None])[0])
+_EMPTY = ObjectRow(object_codec.encode_rows("", [None])[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class Inputs:
 class _Parts:
     """The parts of an item: its rows by column, the inputs that it has, and the objects whose lifetime it shares."""
 
-    rows: dict[str, Row] = field(default_factory=dict)
+    rows: dict[str, ObjectRow] = field(default_factory=dict)
     inputs: list[Any] = field(default_factory=list)
     owners: list[Any] = field(default_factory=list)
 

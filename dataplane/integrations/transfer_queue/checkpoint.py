@@ -21,9 +21,9 @@ import msgspec
 import numpy as np
 
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, CheckpointReader, CheckpointWriter
-from dataplane.client.table_rows import Rows
+from dataplane.client.table_rows import TableSlice
 from dataplane.errors import Misuse
-from dataplane.integrations.transfer_queue.partition import Index, Partition, new_keys
+from dataplane.integrations.transfer_queue.partition import Index, JobPartition, new_keys
 from dataplane.integrations.transfer_queue.session import Session, session
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class _Saved(msgspec.Struct, frozen=True):
     """By task, positions of rows."""
 
 
-def _save(own: Session, partition: Partition, file: CheckpointWriter) -> None:
+def _save(own: Session, partition: JobPartition, file: CheckpointWriter) -> None:
     """Write a partition; again if rows were cleared meanwhile: a load takes the last one written."""
     names = list(partition.table.schema())
     for _ in range(_TRIES):
@@ -105,7 +105,9 @@ def _save(own: Session, partition: Partition, file: CheckpointWriter) -> None:
     raise Misuse(f"rows of partition {partition.name!r} are cleared all the time: save when that is done")
 
 
-def _save_values(own: Session, partition: Partition, rows: Rows, names: Sequence[str], file: CheckpointWriter) -> None:
+def _save_values(
+    own: Session, partition: JobPartition, rows: TableSlice, names: Sequence[str], file: CheckpointWriter
+) -> None:
     """Write the values: a table for rows that have the same fields, several if they are large, each behind the
     positions of its rows."""
     kinds, which = np.unique(rows.have, axis=0, return_inverse=True) if len(names) else (np.empty((0, 0)), np.empty(0))

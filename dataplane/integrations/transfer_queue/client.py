@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataplane.client.table_rows import Flags, Rows
+from dataplane.client.table_rows import Flags, TableSlice
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import row_access, sampling
 from dataplane.integrations.transfer_queue.async_calls import twin
 from dataplane.integrations.transfer_queue.errors import NoKey, NotThere
-from dataplane.integrations.transfer_queue.partition import Partition, has_own_key
+from dataplane.integrations.transfer_queue.partition import JobPartition, has_own_key
 from dataplane.integrations.transfer_queue.row_access import Parser
 from dataplane.integrations.transfer_queue.session import Session, session
 
@@ -269,7 +269,7 @@ def named_keys(keys: Any) -> list[str]:
     return named
 
 
-def _new(partition: Partition, indexes: list[int], fields: Sequence[str]) -> BatchMeta:
+def _new(partition: JobPartition, indexes: list[int], fields: Sequence[str]) -> BatchMeta:
     """Metadata of rows that have no fields yet."""
     from transfer_queue.metadata import BatchMeta
 
@@ -277,7 +277,7 @@ def _new(partition: Partition, indexes: list[int], fields: Sequence[str]) -> Bat
     return BatchMeta(indexes, [partition.name] * len(indexes), dict.fromkeys(fields, known))
 
 
-def _every(partition: Partition, fields: Sequence[str]) -> BatchMeta:
+def _every(partition: JobPartition, fields: Sequence[str]) -> BatchMeta:
     rows = partition.all(fields)
     if rows is None:
         raise partition.missing()
@@ -287,7 +287,7 @@ def _every(partition: Partition, fields: Sequence[str]) -> BatchMeta:
 
 def _fetched(
     own: Session,
-    partition: Partition,
+    partition: JobPartition,
     fields: list[str],
     batch_size: int,
     task: str,
@@ -303,7 +303,7 @@ def _fetched(
     raise sampling.too_few(partition, fields, batch_size, task, wait_s)
 
 
-def _consumed(partition: Partition, task: str) -> tuple[Rows | None, Flags]:
+def _consumed(partition: JobPartition, task: str) -> tuple[TableSlice | None, Flags]:
     for _ in range(_TRIES):
         rows = partition.all(tags=False)
         if rows is None or not len(rows):
@@ -315,7 +315,7 @@ def _consumed(partition: Partition, task: str) -> tuple[Rows | None, Flags]:
     raise Misuse(f"rows of partition {partition.name!r} are cleared all the time: ask again when that is done")
 
 
-def _tensors(partition: Partition, rows: Rows, status: Any) -> tuple[Any, Any]:
+def _tensors(partition: JobPartition, rows: TableSlice, status: Any) -> tuple[Any, Any]:
     """The rows and their status as tensors; rows that do not exist yet come last."""
     import torch
 

@@ -30,11 +30,11 @@ import numpy as np
 from dataplane.batch import images, tensordicts, tensors
 from dataplane.batch.small_columns import Single, laid_out_row, single
 from dataplane.batch.values import Values
-from dataplane.client.table_rows import Rows
+from dataplane.client.table_rows import TableSlice
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.sharing import LEAST, TENSOR
 from dataplane.integrations.transfer_queue import sharing, values
-from dataplane.integrations.transfer_queue.partition import Partition
+from dataplane.integrations.transfer_queue.partition import JobPartition
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import KVBatchMeta
@@ -316,7 +316,7 @@ def columns_of(several: Sequence[Asked], names: Sequence[str]) -> dict[str, Valu
     return found
 
 
-def put_row(partition: Partition, one: Asked) -> tuple[Rows, list[str]] | None:
+def put_row(partition: JobPartition, one: Asked) -> tuple[TableSlice, list[str]] | None:
     """Put a single row by the direct path. Returns its metadata and the fields of the partition, or None, with
     nothing put, if the path does not apply. Raises SchemaMismatch, and as `Table.upsert_and_look`."""
     if one.kinds is None or len(one.keys) != 1:

@@ -24,7 +24,7 @@ from dataplane.integrations.transfer_queue import settings as job_settings
 if TYPE_CHECKING:
     from dataplane.integrations.transfer_queue.session import Session
 
-_serving: Server | None = None
+_serving: MetricsServer | None = None
 
 
 def get_metrics_endpoint() -> str | None:
@@ -44,7 +44,7 @@ def serve(own: Session, port: int) -> str:
     port is in use."""
     global _serving
     if _serving is None:
-        _serving = Server(_host(), port, own)
+        _serving = MetricsServer(_host(), port, own)
     return _serving.endpoint
 
 
@@ -56,7 +56,7 @@ def end() -> None:
         serving.close()
 
 
-class Server:
+class MetricsServer:
     """The HTTP server. `endpoint`: its address, HOST:PORT."""
 
     def __init__(self, host: str, port: int, own: Session) -> None:

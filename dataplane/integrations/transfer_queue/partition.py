@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.client.sync import Plane, Table
-from dataplane.client.table_rows import Rows
+from dataplane.client.table_rows import TableSlice
 from dataplane.errors import Misuse, OwnerDied
 from dataplane.integrations.transfer_queue.errors import NotThere
 from dataplane.integrations.transfer_queue.values import stored_schema
@@ -74,7 +74,7 @@ class _Watched:
         return watched if callable(found) else found
 
 
-class Partition:
+class JobPartition:
     """A partition of a job, by its name. It need not exist. `lost` is called if every replica of it was lost; its name
     then refers to a new, empty partition. `names`: the names of the partitions that exist."""
 
@@ -130,12 +130,12 @@ class Partition:
 
     # metadata
 
-    def all(self, columns: Sequence[str] = (), *, tags: bool = True, since: int = 0) -> Rows | None:
+    def all(self, columns: Sequence[str] = (), *, tags: bool = True, since: int = 0) -> TableSlice | None:
         """All rows in the order of arrival; None if the partition does not exist."""
         rows = self.table.look(columns=list(columns), tags=tags, since=since)
         return rows if rows.changes else None
 
-    def meta(self, rows: Rows, names: Sequence[str], ready: npt.ArrayLike) -> BatchMeta:
+    def meta(self, rows: TableSlice, names: Sequence[str], ready: npt.ArrayLike) -> BatchMeta:
         """These rows as a BatchMeta with these fields."""
         from transfer_queue.metadata import BatchMeta
 

@@ -20,11 +20,11 @@ from dataplane.batch import tensordicts, tensors
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values
-from dataplane.client.table_rows import Rows
+from dataplane.client.table_rows import TableSlice
 from dataplane.errors import DataplaneError, Freed, Misuse
 from dataplane.integrations.transfer_queue import sharing, values
 from dataplane.integrations.transfer_queue.errors import NotThere, StorageKeyNotFoundError
-from dataplane.integrations.transfer_queue.partition import Index, Partition, marks, new_keys
+from dataplane.integrations.transfer_queue.partition import Index, JobPartition, marks, new_keys
 from dataplane.integrations.transfer_queue.session import Session
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def _batched(name: str, entry: Any) -> Any:
 
 
 def by_key(
-    partition: Partition, keys: list[str], columns: Mapping[str, Values] | None, tags: Tags | None, *, grouped: bool
-) -> tuple[Rows, list[str]]:
+    partition: JobPartition, keys: list[str], columns: Mapping[str, Values] | None, tags: Tags | None, *, grouped: bool
+) -> tuple[TableSlice, list[str]]:
     """Put rows by key. Returns their metadata, with the fields that all of them have. `grouped`: tag each new row
     with the call that put it."""
     table = partition.table
@@ -102,25 +102,25 @@ def by_key(
     return rows, sorted(name for at, name in enumerate(names) if rows.have[:, at].all())
 
 
-def _bare(partition: Partition, numbers: Index) -> Index:
+def _bare(partition: JobPartition, numbers: Index) -> Index:
     """The rows among these that have no field and no tag."""
     found = partition.table.look(numbers, columns=list(partition.table.schema()))
     return numbers[~found.have.any(axis=1) & np.array([not tags for tags in found.tags], np.bool_)]
 
 
 def put(
-    partition: Partition,
+    partition: JobPartition,
     keys: list[str],
     columns: Mapping[str, Values] | None,
     tags: Tags | None,
     known_keys: sharing.Keys | None = None,
-) -> tuple[Rows, list[str]]:
+) -> tuple[TableSlice, list[str]]:
     """Put rows by key. Returns their metadata with all fields of the partition, and the names of these.
     `known_keys`: see `sharing.write`."""
     return sharing.write(partial(partition.table.upsert_and_look, keys, tags=tags), columns, known_keys)
 
 
-def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None) -> Index:
+def insert(partition: JobPartition, rows: int, columns: Mapping[str, Values] | None) -> Index:
     """Put rows without keys. Returns their numbers."""
     keys = new_keys(rows)
     if columns is None:
@@ -128,7 +128,7 @@ def insert(partition: Partition, rows: int, columns: Mapping[str, Values] | None
     return sharing.write(partial(partition.table.upsert, keys), columns)
 
 
-def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
+def by_meta(partition: JobPartition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
     """Put more fields, and the tags, of the rows of a BatchMeta. Raises StorageKeyNotFoundError if a row was
     cleared."""
     tags = meta.custom_meta if any(meta.custom_meta) else None
@@ -142,7 +142,7 @@ def by_meta(partition: Partition, meta: BatchMeta, columns: Mapping[str, Values]
         raise
 
 
-def gone(partition: Partition, indexes: Sequence[int], numbers: Index, error: Exception) -> None:
+def gone(partition: JobPartition, indexes: Sequence[int], numbers: Index, error: Exception) -> None:
     """Raises StorageKeyNotFoundError if any of the rows with these indexes and numbers is missing; returns
     otherwise."""
     rows = partition.all(tags=False)
@@ -157,7 +157,7 @@ def gone(partition: Partition, indexes: Sequence[int], numbers: Index, error: Ex
 log = logging.getLogger(__name__)
 
 
-def read_by_key(session: Session, partition: Partition, keys: list[str], fields: list[str] | None) -> Any:
+def read_by_key(session: Session, partition: JobPartition, keys: list[str], fields: list[str] | None) -> Any:
     """The rows with these keys: these fields, or all fields that all of them have. Raises NotThere,
     StorageKeyNotFoundError."""
     try:
@@ -167,7 +167,7 @@ def read_by_key(session: Session, partition: Partition, keys: list[str], fields:
     return _tensordict(session, ref, sorted(ref.columns))
 
 
-def _fields(partition: Partition, keys: list[str], fields: list[str] | None, error: Misuse) -> list[str]:
+def _fields(partition: JobPartition, keys: list[str], fields: list[str] | None, error: Misuse) -> list[str]:
     """The fields among these that all rows have. Raises NotThere if keys are missing, or every field is."""
     names = list(partition.table.schema()) if fields is None else list(dict.fromkeys(fields))
     numbers = partition.named(keys)
@@ -201,7 +201,7 @@ def read_by_meta(session: Session, meta: BatchMeta) -> Any:
     return _tensordict(session, ref, names)
 
 
-def _ref(partition: Partition, indexes: Sequence[int], names: list[str]) -> BatchRef:
+def _ref(partition: JobPartition, indexes: Sequence[int], names: list[str]) -> BatchRef:
     numbers = partition.numbers(indexes)
     try:
         return partition.table.read(numbers, names)

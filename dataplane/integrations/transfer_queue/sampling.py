@@ -23,7 +23,7 @@ import numpy as np
 from dataplane.clock import Deadline
 from dataplane.errors import NotReady
 from dataplane.integrations.transfer_queue.errors import NoSampleInTime
-from dataplane.integrations.transfer_queue.partition import Index, Partition
+from dataplane.integrations.transfer_queue.partition import Index, JobPartition
 
 if TYPE_CHECKING:
     from transfer_queue import BaseSampler
@@ -39,7 +39,7 @@ def timeout_s() -> float:
 
 
 def fetch(
-    partition: Partition,
+    partition: JobPartition,
     fields: Sequence[str],
     batch_size: int,
     task: str,
@@ -60,7 +60,7 @@ class _Choosing:
 
     def __init__(
         self,
-        partition: Partition,
+        partition: JobPartition,
         fields: list[str],
         batch_size: int,
         task: str,
@@ -147,7 +147,9 @@ class _Choosing:
         return part
 
 
-def too_few(partition: Partition, fields: Sequence[str], batch_size: int, task: str, wait_s: float) -> NoSampleInTime:
+def too_few(
+    partition: JobPartition, fields: Sequence[str], batch_size: int, task: str, wait_s: float
+) -> NoSampleInTime:
     """The error of a call that got no rows in time."""
     there = len(partition.table.ready(list(fields), task=task, least=0))
     return NoSampleInTime(

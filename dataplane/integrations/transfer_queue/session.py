@@ -21,8 +21,8 @@ from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.errors import NotStarted
 from dataplane.integrations.transfer_queue.job import Job
-from dataplane.integrations.transfer_queue.partition import Partition, blocks, prefix
-from dataplane.integrations.transfer_queue.settings import Settings, at
+from dataplane.integrations.transfer_queue.partition import JobPartition, blocks, prefix
+from dataplane.integrations.transfer_queue.settings import JobSettings, at
 
 if TYPE_CHECKING:
     from transfer_queue import BaseSampler
@@ -47,14 +47,16 @@ _pid = 0
 class Session:
     """The state that the calls of this process use. `first`: this process wrote the job's settings."""
 
-    def __init__(self, plane: Plane, job: Job, settings: Settings, sampler: BaseSampler | None, *, first: bool) -> None:
+    def __init__(
+        self, plane: Plane, job: Job, settings: JobSettings, sampler: BaseSampler | None, *, first: bool
+    ) -> None:
         self.plane = plane
         self.job = job
         self.settings = settings
         self.sampler = sampler or settings.made()
         self.first = first
         self._by_ray = process.by_ray()
-        self._partitions: dict[str, Partition] = {}
+        self._partitions: dict[str, JobPartition] = {}
 
     def check(self) -> None:
         """Raises NotStarted if its plane was that of a Ray job that has ended."""
@@ -64,14 +66,14 @@ class Session:
                 " after ray.init()"
             )
 
-    def partition(self, name: str) -> Partition:
+    def partition(self, name: str) -> JobPartition:
         """The partition with this name. Raises ValueError for an invalid name."""
         found = self._partitions.get(name)
         if found is None:
             if len(self._partitions) >= _KEPT:
                 self._partitions.clear()
             lost = partial(self._partitions.pop, name, None)
-            found = self._partitions[name] = Partition(self.plane, self.job.name, name, lost, self.partitions)
+            found = self._partitions[name] = JobPartition(self.plane, self.job.name, name, lost, self.partitions)
         return found
 
     def partitions(self) -> list[str]:
@@ -156,7 +158,7 @@ def session() -> Session:
                 raise NotStarted(f"{_NOT_STARTED} ({error})") from error
             if job is None:
                 raise NotStarted(_NO_JOB)
-            settings = job_settings.find(plane, job) or Settings(dense=module_patch.dense())
+            settings = job_settings.find(plane, job) or JobSettings(dense=module_patch.dense())
             sampler = _session.sampler if _session is not None else None  # the parent's, in a forked child
             _session, _pid = Session(plane, job, settings, sampler, first=False), os.getpid()
         return _session

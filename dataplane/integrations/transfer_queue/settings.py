@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.sync import Plane
-from dataplane.client.table_rows import Rows
+from dataplane.client.table_rows import TableSlice
 from dataplane.config import NodeConfig
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import job as jobs
@@ -45,7 +45,7 @@ _ARGUMENTS = ("n_samples_per_prompt", "dp_size", "group_by")
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class JobSettings:
     """sampler: the name of its class, one of `_SAMPLERS`. polling: whether `get_meta` returns without waiting. dense:
     whether tensors that were put dense are returned dense, rather than nested as by TransferQueue."""
 
@@ -69,7 +69,7 @@ class Settings:
         return made
 
 
-def read(conf: Any, *, dense: bool) -> tuple[Settings, BaseSampler | None]:
+def read(conf: Any, *, dense: bool) -> tuple[JobSettings, BaseSampler | None]:
     """The settings of a configuration, and the sampler object if it has one. Raises ValueError."""
     import transfer_queue
 
@@ -94,7 +94,7 @@ def read(conf: Any, *, dense: bool) -> tuple[Settings, BaseSampler | None]:
         raise ValueError(f"a sampler is a BaseSampler, its class, or a name; not {type(own).__name__}")
     given = at(conf, "backend.Dataplane.dense")
     polling = bool(at(conf, "controller.polling_mode") or False)
-    return Settings(name, arguments, polling, dense if given is None else bool(given)), own
+    return JobSettings(name, arguments, polling, dense if given is None else bool(given)), own
 
 
 def node_config(conf: Any) -> NodeConfig | None:
@@ -103,7 +103,7 @@ def node_config(conf: Any) -> NodeConfig | None:
     return None if given is None else NodeConfig(**{str(name): given[name] for name in given})
 
 
-def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
+def agree(plane: Plane, job: Job, own: JobSettings) -> tuple[JobSettings, bool]:
     """The job's settings, and whether they are these: true if there were none. Raises Misuse if the plane has
     another unnamed job."""
     table = plane.table(_table(job))
@@ -115,7 +115,7 @@ def agree(plane: Plane, job: Job, own: Settings) -> tuple[Settings, bool]:
     return _of(table.look([_ROW]), job, plane), False
 
 
-def find(plane: Plane, job: Job) -> Settings | None:
+def find(plane: Plane, job: Job) -> JobSettings | None:
     """The job's settings; None before the first `init()`. Raises as `agree`."""
     rows = plane.table(_table(job)).look(columns=["there"])
     return _of(rows, job, plane) if len(rows) and rows.have.all() else None
@@ -137,7 +137,7 @@ def endpoint(plane: Plane, job: Job) -> str | None:
     return rows.tags[0].get(_METRICS) if len(rows) else None
 
 
-def compare(conf: Any, own: Settings, job: Settings) -> None:
+def compare(conf: Any, own: JobSettings, job: JobSettings) -> None:
     """Raises Misuse if a configuration contradicts the settings of the job."""
     said = {
         "controller.sampler": ((own.sampler, own.arguments), (job.sampler, job.arguments)),
@@ -163,17 +163,17 @@ def _table(job: Job) -> str:
     return f"transfer_queue.settings/{job.name}"
 
 
-def _of(rows: Rows, job: Job, plane: Plane) -> Settings:
+def _of(rows: TableSlice, job: Job, plane: Plane) -> JobSettings:
     given = rows.tags[0].get(_TAG)
     if not isinstance(given, dict) or given.get("sampler") not in _SAMPLERS:
         raise Misuse("the settings of this job are of another version: use one version of dataplane in all processes")
     if job.token and rows.tags[0].get(_TOKEN) != job.token:
         raise jobs.refuse(job, plane.address)
     arguments = tuple((str(name), value) for name, value in given["arguments"])
-    return Settings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]))
+    return JobSettings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]))
 
 
-def merged(conf: Any, settings: Settings, job: Job, endpoint: str | None) -> Any:
+def merged(conf: Any, settings: JobSettings, job: Job, endpoint: str | None) -> Any:
     """The return value of `init`: the configuration with its defaults filled in, as one of OmegaConf."""
     from omegaconf import OmegaConf
 

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from dataplane.batch.concat import concat, described, of_rows
 from dataplane.batch.field import Field, check_field
-from dataplane.batch.frame import Cell, Shard
+from dataplane.batch.frame import Cell, ShardRef
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.shard_ids import shard_of
@@ -56,7 +56,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Field).decode
 
 
-class Stored(NamedTuple):
+class StoredCells(NamedTuple):
     """A stored column: how its rows are returned (`entries`), and the parts of a reference to it."""
 
     how: bytes
@@ -156,18 +156,18 @@ def given_back_as(cell: bytes, other: bytes) -> bytes:
     return cell[: _ROW.size] + way(other) + cell[_ROW.size + 1 :]
 
 
-def _stored(column: bytes) -> Stored:
+def _stored(column: bytes) -> StoredCells:
     (stored,) = _all_stored([column])
     return stored
 
 
-def _all_stored(columns: Sequence[bytes], numbered: Callable[[int], int] = int) -> list[Stored]:
+def _all_stored(columns: Sequence[bytes], numbered: Callable[[int], int] = int) -> list[StoredCells]:
     """The columns of these cells, without their rows; `numbered` maps the number of the shard or link in them."""
     try:
         fields = {each: _told_field(each) for each in {column[_COLUMN.size :] for column in columns}}
         unpack, end = _COLUMN.unpack_from, _COLUMN.size
         found = [
-            Stored(how, node, numbered(shard), rows, ordinal, nbytes, fields[column[end:]])
+            StoredCells(how, node, numbered(shard), rows, ordinal, nbytes, fields[column[end:]])
             for column in columns
             for how, node, shard, rows, ordinal, nbytes in (unpack(column),)
         ]
@@ -201,7 +201,7 @@ def find(fields: Mapping[str, Sequence[bytes | None]], *, reading: bool = False)
 
     Rows of one field that cannot be one column (text and dicts) are in several. Raises Corrupt.
     """
-    alike: defaultdict[object, list[tuple[str, list[Stored], _Pattern]]] = defaultdict(list)
+    alike: defaultdict[object, list[tuple[str, list[StoredCells], _Pattern]]] = defaultdict(list)
     singles: dict[str, _Singles] = {}
     for name, listed in fields.items():
         single = _singles(listed)
@@ -254,13 +254,13 @@ def _singles(listed: Sequence[bytes | None]) -> _Singles | None:
 def _beside(singles: Mapping[str, _Singles], numbered: Callable[[int], int]) -> ReadableRows:
     """The rows of these fields. `numbered` as in `_all_stored`."""
     columns: list[tuple[str, Iterable[Field], Sequence[Cell]]] = []
-    known: dict[bytes, list[Shard]] = {}
+    known: dict[bytes, list[ShardRef]] = {}
     for name, (_, field, table) in singles.items():
         nodes, numbers = table["node"], table["shard"]
         key = nodes.tobytes() + numbers.tobytes()
         if key not in known:
             shards = zip(nodes.tolist(), map(numbered, numbers.tolist()), strict=True)
-            known[key] = [Shard(node, number, 1) for node, number in shards]
+            known[key] = [ShardRef(node, number, 1) for node, number in shards]
         cells = map(Cell, known[key], table["ordinal"].tolist(), table["nbytes"].tolist())
         columns.append((name, (field,), list(cells)))
     rows = len(columns[0][2])
@@ -278,7 +278,7 @@ class _Pattern(NamedTuple):
     single: bool
 
 
-def _classes(listed: Sequence[bytes | None], reading: bool) -> Iterable[tuple[list[Stored], _Pattern]]:
+def _classes(listed: Sequence[bytes | None], reading: bool) -> Iterable[tuple[list[StoredCells], _Pattern]]:
     """The rows of one field, divided into those that can be one column."""
     places = [place for place, cell in enumerate(listed) if cell is not None]
     present = [cell for cell in listed if cell is not None]
@@ -335,7 +335,7 @@ def _kind(field: Field) -> object:
     return field.kind, field.dtype, len(field.shape), tuple((name, _kind(child)) for name, child in field.children)
 
 
-def _joined(columns: Sequence[tuple[str, list[Stored]]], pattern: _Pattern) -> BatchRef:
+def _joined(columns: Sequence[tuple[str, list[StoredCells]]], pattern: _Pattern) -> BatchRef:
     """The columns, which have the same pattern, as one reference."""
     if pattern.single:
         fields = [{id(each.field): each.field for each in stored}.values() for _, stored in columns]
@@ -352,8 +352,8 @@ def _joined(columns: Sequence[tuple[str, list[Stored]]], pattern: _Pattern) -> B
     return ref if pattern.order is None else ref[pattern.order]
 
 
-def _cell(stored: Stored) -> Cell:
-    return Cell(Shard(stored.node, stored.shard, stored.rows), stored.ordinal, stored.nbytes)
+def _cell(stored: StoredCells) -> Cell:
+    return Cell(ShardRef(stored.node, stored.shard, stored.rows), stored.ordinal, stored.nbytes)
 
 
 def _is_whole(rows: npt.NDArray[np.int64], of: int) -> bool:

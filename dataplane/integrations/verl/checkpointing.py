@@ -62,7 +62,7 @@ class DataplaneCheckpointEngine(engines.DataplaneCheckpointEngine, theirs.Checkp
         self.expect(version, publishes=rank == 0)
 
 
-class Replica:
+class ReplicaLoader:
     """Loads the newest version into one replica of verl's, in a thread of its own, until it is closed."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
@@ -132,16 +132,16 @@ class _Replicas:
     """The replicas of one manager, by identity: verl adds and removes them."""
 
     def __init__(self) -> None:
-        self._all: dict[int, tuple[Any, Replica]] = {}
+        self._all: dict[int, tuple[Any, ReplicaLoader]] = {}
 
-    def of(self, replicas: Sequence[Any]) -> list[Replica]:
-        """A `Replica` for each, created for new ones; those that verl removed are closed."""
+    def of(self, replicas: Sequence[Any]) -> list[ReplicaLoader]:
+        """A `ReplicaLoader` for each, created for new ones; those that verl removed are closed."""
         here = {id(replica) for replica in replicas}
         for gone in self._all.keys() - here:
             self._all.pop(gone)[1].close()
         for replica in replicas:
             if id(replica) not in self._all:
-                self._all[id(replica)] = replica, Replica(replica.workers)
+                self._all[id(replica)] = replica, ReplicaLoader(replica.workers)
         return [self._all[id(replica)][1] for replica in replicas]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""`Columns`: the content of a DataProto without its meta_info, as a reference with the kind of each column.
+"""`ProtoColumns`: the content of a DataProto without its meta_info, as a reference with the kind of each column.
 
 Immutable and small. All operations of verl on the rows and columns of a DataProto are applied to the reference, in
 the same order and with the same result; no bytes are moved and no node is asked. A tensor column and another column
@@ -43,7 +43,7 @@ Kind = Literal["tensor", "array", "text", "rows", "objects", "table", "stack"]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ProtoColumns:
     """`rows` rows. `ref` is None if there is no column. `tensors`: whether there is a batch of tensors, which may be
     empty."""
 
@@ -58,26 +58,26 @@ class Columns:
 
     # rows
 
-    def take(self, rows: Selector) -> Columns:
+    def take(self, rows: Selector) -> ProtoColumns:
         """The rows selected by a slice, or by a list, array or tensor of positions or flags."""
         if self.ref is None:
             return replace(self, rows=len(np.arange(self.rows)[_plain(rows)]))
         ref = self.ref[rows]
         return replace(self, ref=ref, rows=len(ref))
 
-    def repeat(self, times: int) -> Columns:
+    def repeat(self, times: int) -> ProtoColumns:
         """Each row `times` times in succession."""
         ref = None if self.ref is None else self.ref.repeat(times)
         return replace(self, ref=ref, rows=self.rows * times)
 
-    def split(self, sizes: Sequence[int]) -> list[Columns]:
+    def split(self, sizes: Sequence[int]) -> list[ProtoColumns]:
         """Consecutive parts of these sizes."""
         refs = [None for _ in sizes] if self.ref is None else self.ref.split(sizes)
         return [replace(self, ref=ref, rows=size) for ref, size in zip(refs, sizes, strict=True)]
 
     # columns
 
-    def select(self, names: Sequence[str]) -> Columns:
+    def select(self, names: Sequence[str]) -> ProtoColumns:
         """These columns, in this order."""
         if self.ref is None or not names:
             if names:
@@ -85,18 +85,18 @@ class Columns:
             return replace(self, ref=None, kinds={})
         return replace(self, ref=self.ref.select(*names), kinds={name: self.kinds[name] for name in names})
 
-    def drop(self, names: Sequence[str]) -> Columns:
+    def drop(self, names: Sequence[str]) -> ProtoColumns:
         """All columns but these."""
         return self.select([name for name in self.kinds if name not in names])
 
-    def rename(self, names: Mapping[str, str]) -> Columns:
+    def rename(self, names: Mapping[str, str]) -> ProtoColumns:
         """The columns, renamed by this mapping of old to new names."""
         if self.ref is None:
             return self.select(list(names))
         kinds = {names.get(name, name): kind for name, kind in self.kinds.items()}
         return replace(self, ref=self.ref.rename(names), kinds=kinds)
 
-    def beside(self, other: Columns) -> Columns:
+    def beside(self, other: ProtoColumns) -> ProtoColumns:
         """The columns of both, side by side; for a name in both, the other's column."""
         if other.ref is None:
             return replace(self, tensors=self.tensors or other.tensors)
@@ -105,10 +105,10 @@ class Columns:
             what = f"columns of {other.rows} rows do not fit beside {mine.rows} rows"
             raise SchemaMismatch(what, column=next(iter(other.kinds)), expected=f"{mine.rows} rows")
         ref = other.ref if mine.ref is None else mine.ref.union(other.ref)
-        return Columns(ref, {**mine.kinds, **other.kinds}, other.rows, self.tensors or other.tensors)
+        return ProtoColumns(ref, {**mine.kinds, **other.kinds}, other.rows, self.tensors or other.tensors)
 
 
-def concatenated(several: Sequence[Columns]) -> Columns:
+def concatenated(several: Sequence[ProtoColumns]) -> ProtoColumns:
     """The rows of each after those of the one before, in the columns of the first. All have the same columns.
 
     Raises SchemaMismatch if they do not, or if a column has different kinds.
@@ -166,7 +166,7 @@ def store(
     dedupe: Collection[str] = (),
     scope: str | None = None,
     timeout: float = 60.0,
-) -> Columns:
+) -> ProtoColumns:
     """Put the columns of a DataProto; of those named in `dedupe`, equal rows are stored once.
 
     Raises SchemaMismatch for an unsupported column, and as `Plane.put`.
@@ -189,11 +189,11 @@ def store(
     for name, values in handles.items():
         more = _of_handles(plane, name, values, scope, timeout)
         ref = more if ref is None else ref.union(more)
-    return Columns(None if ref is None else ref.select(*kinds), kinds, rows, tensors is not None)
+    return ProtoColumns(None if ref is None else ref.select(*kinds), kinds, rows, tensors is not None)
 
 
 def load(
-    plane: Plane, columns: Columns, lazy: Collection[str] = (), *, timeout: float = 60.0, device: Any = None
+    plane: Plane, columns: ProtoColumns, lazy: Collection[str] = (), *, timeout: float = 60.0, device: Any = None
 ) -> tuple[Any, dict[str, npt.NDArray[Any]]]:
     """The `batch` and the `non_tensor_batch` of these columns; for those in `lazy`, handles of the rows. `device`: the
     device of the tensors, if not the host.

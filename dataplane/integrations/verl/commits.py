@@ -25,7 +25,7 @@ import torch
 from dataplane.errors import Closed, OutcomeUnknown
 from dataplane.integrations.verl import cells, sharing
 from dataplane.integrations.verl.controller import Controller
-from dataplane.integrations.verl.entries import Objects
+from dataplane.integrations.verl.entries import ObjectEntries
 
 _SMALL = 1 << 20  # bytes, up to which a put goes with others
 _TOGETHER = 512  # puts
@@ -38,7 +38,7 @@ _CLOSED = "the storage manager was closed"
 _WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
 
 
-class Put:
+class PendingPut:
     """One put's rows. `done` ends when the controller knows them."""
 
     def __init__(
@@ -93,15 +93,15 @@ class Put:
 class _Lane:
     """Puts that wait while others are on their way, and the thread that takes them."""
 
-    def __init__(self, name: str, most: int, commit: Callable[[list[Put]], None]) -> None:
+    def __init__(self, name: str, most: int, commit: Callable[[list[PendingPut]], None]) -> None:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._most = most
         self._commit = commit
-        self._waiting: deque[Put] = deque()
+        self._waiting: deque[PendingPut] = deque()
         self._lock = threading.Lock()
         self._running = False
 
-    def begin(self, put: Put) -> None:
+    def begin(self, put: PendingPut) -> None:
         """Take it, at once or with the next. Closed, it fails."""
         with self._lock:
             self._waiting.append(put)
@@ -146,10 +146,10 @@ class Committer:
         self._small = _Lane("dataplane-small-puts", _TOGETHER, self._commit_small)
         self._rows = _Lane("dataplane-row-puts", _ROWS, self._commit_rows)
         self._timeout = timeout
-        self._last: dict[tuple[str, int], Put] = {}  # of the puts that are not done, the last of each row
+        self._last: dict[tuple[str, int], PendingPut] = {}  # of the puts that are not done, the last of each row
         self._lock = threading.Lock()
 
-    def submit(self, put: Put) -> None:
+    def submit(self, put: PendingPut) -> None:
         """Store it and tell the controller, after earlier puts of the same rows; then completes `put.done`."""
         with self._lock:
             before = {self._last[place] for place in put.places if place in self._last}
@@ -160,7 +160,7 @@ class Committer:
         else:
             self._begin(put)
 
-    def _after(self, before: set[Put], put: Put) -> None:
+    def _after(self, before: set[PendingPut], put: PendingPut) -> None:
         """Begin it when these are done."""
         left = len(before)
 
@@ -175,13 +175,13 @@ class Committer:
         for each in before:
             each.done.add_done_callback(one_less)
 
-    def _forget(self, put: Put) -> None:
+    def _forget(self, put: PendingPut) -> None:
         with self._lock:
             for place in put.places:
                 if self._last.get(place) is put:
                     del self._last[place]
 
-    def _begin(self, put: Put) -> None:
+    def _begin(self, put: PendingPut) -> None:
         nbytes = _nbytes(put.columns)
         put.small = nbytes <= _SMALL
         if put.small:
@@ -191,7 +191,7 @@ class Committer:
         else:
             self._begin_alone(put)
 
-    def _begin_alone(self, put: Put) -> None:
+    def _begin_alone(self, put: PendingPut) -> None:
         try:
             self._pool.submit(self._alone, put)
         except RuntimeError:  # the pool has ended
@@ -203,15 +203,15 @@ class Committer:
         self._small.close()
         self._rows.close()
 
-    def _commit_small(self, taken: list[Put]) -> None:
-        for puts in _together(taken, Put.likeness):
+    def _commit_small(self, taken: list[PendingPut]) -> None:
+        for puts in _together(taken, PendingPut.likeness):
             self._commit(puts)
 
-    def _commit_rows(self, taken: list[Put]) -> None:
-        for puts in _together(taken, Put.row_likeness):
+    def _commit_rows(self, taken: list[PendingPut]) -> None:
+        for puts in _together(taken, PendingPut.row_likeness):
             self._commit(puts)
 
-    def _commit(self, puts: list[Put]) -> None:
+    def _commit(self, puts: list[PendingPut]) -> None:
         """Commit puts together if there is room now; else each by itself."""
         try:
             self._store(puts, timeout=0.0)
@@ -226,7 +226,7 @@ class Committer:
         for put in puts:
             put.done.set_result(None)
 
-    def _alone(self, put: Put) -> None:
+    def _alone(self, put: PendingPut) -> None:
         try:
             self._store([put], timeout=self._timeout)
         except BaseException as error:
@@ -234,7 +234,7 @@ class Committer:
         else:
             put.done.set_result(None)
 
-    def _store(self, puts: Sequence[Put], timeout: float) -> None:
+    def _store(self, puts: Sequence[PendingPut], timeout: float) -> None:
         """Store puts, and tell the controller. Raises the errors of both; then nothing is stored, except after
         OutcomeUnknown."""
         made = _made(puts, timeout)
@@ -246,9 +246,9 @@ class Committer:
             cells.drop(made)
             raise
 
-    def _tell(self, puts: Sequence[Put], made: sharing.Cells) -> None:
+    def _tell(self, puts: Sequence[PendingPut], made: sharing.Cells) -> None:
         start = 0
-        told: list[Put] = []
+        told: list[PendingPut] = []
         index: dict[int, dict[str, bytes]] = {}
         for put in puts:
             own = range(start, start + len(put.rows))
@@ -282,7 +282,7 @@ class Committer:
             raise unknown
 
 
-def _made(puts: Sequence[Put], timeout: float) -> sharing.Cells:
+def _made(puts: Sequence[PendingPut], timeout: float) -> sharing.Cells:
     """The cells of puts that go together: those that are small as one, others each by itself."""
     columns, how = [put.columns for put in puts], puts[0].how
     if len(puts) == 1:
@@ -292,10 +292,10 @@ def _made(puts: Sequence[Put], timeout: float) -> sharing.Cells:
     return sharing.put_rows(columns, how, timeout)
 
 
-def _together(puts: Sequence[Put], likeness_of: Callable[[Put], object]) -> list[list[Put]]:
+def _together(puts: Sequence[PendingPut], likeness_of: Callable[[PendingPut], object]) -> list[list[PendingPut]]:
     """Partition the puts into lists that can each be sent as one."""
-    lists: list[list[Put]] = []
-    alike: dict[object, list[Put]] = {}
+    lists: list[list[PendingPut]] = []
+    alike: dict[object, list[PendingPut]] = {}
     for put in puts:
         likeness = likeness_of(put)
         if likeness is not None and likeness in alike:
@@ -342,8 +342,8 @@ def _likeness(values: Any, how: bytes) -> object:
     if isinstance(values, torch.Tensor):
         plain = values.layout == torch.strided and not values.is_nested and values.ndim == 1
         return (how, "tensor", values.dtype) if plain else None
-    if type(values) is Objects:
-        return how, Objects
+    if type(values) is ObjectEntries:
+        return how, ObjectEntries
     if not isinstance(values, list):
         return None
     kinds = {(type(value), value.dtype, value.ndim) if type(value) is torch.Tensor else type(value) for value in values}

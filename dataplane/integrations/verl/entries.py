@@ -29,7 +29,7 @@ from dataplane.errors import SchemaMismatch
 from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
 
 
-class Objects(list[Any]):
+class ObjectEntries(list[Any]):
     """Rows to be stored as objects, of any type."""
 
 
@@ -108,12 +108,12 @@ def _once(rows: list[Any], seen: dict[tuple[int, ...], tuple[Any, bytes]]) -> tu
 
 def _others(rows: list[Any]) -> tuple[Any, bytes]:
     if set(map(type, rows)) <= _OBJECTS:
-        return Objects(rows), ROWS
+        return ObjectEntries(rows), ROWS
     if tensors.alike(rows):
         return rows, TENSOR
     if _is_column(rows):
         return rows, ROWS
-    return Objects(rows), ROWS
+    return ObjectEntries(rows), ROWS
 
 
 def _ragged(tensor: torch.Tensor) -> torch.Tensor:

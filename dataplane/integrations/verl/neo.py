@@ -41,7 +41,7 @@ from dataplane.client.scopes import ending_scope
 from dataplane.errors import Misuse
 from dataplane.integrations.freeing import Watch
 from dataplane.integrations.process import plane as plane_of_process
-from dataplane.integrations.verl.columns import Columns, Kind, concatenated, load, store
+from dataplane.integrations.verl.columns import Kind, ProtoColumns, concatenated, load, store
 
 BACKEND = "dataplane"
 
@@ -255,22 +255,22 @@ def _read(plans: Sequence[_Plan]) -> list[Any]:
     return values
 
 
-def _one_below(several: Sequence[Columns]) -> list[Any]:
+def _one_below(several: Sequence[ProtoColumns]) -> list[Any]:
     """The one row of each, read as rows of one column."""
     value = _load(concatenated([each.rename(dict.fromkeys(each.kinds, "value")) for each in several]))["value"]
     return [value[row : row + 1] for row in range(len(several))]
 
 
-def _beside(several: Sequence[Columns]) -> list[Any]:
+def _beside(several: Sequence[ProtoColumns]) -> list[Any]:
     """The one column of each, read as columns of one batch."""
-    beside = Columns(rows=several[0].rows, tensors=several[0].tensors)
+    beside = ProtoColumns(rows=several[0].rows, tensors=several[0].tensors)
     for number, each in enumerate(several):
         beside = beside.beside(each.rename({name: str(number) for name in each.kinds}))
     found = _load(beside)
     return [found[str(number)] for number in range(len(several))]
 
 
-def _load(columns: Columns) -> dict[str, Any]:
+def _load(columns: ProtoColumns) -> dict[str, Any]:
     tensors, others = load(plane_of_process(), columns, timeout=_TIMEOUT_S)
     return {**({} if tensors is None else dict(tensors.items())), **others}
 
@@ -364,10 +364,10 @@ class Handle:
         self._watch: Watch | None = None
 
     @property
-    def columns(self) -> Columns:
+    def columns(self) -> ProtoColumns:
         """The stored columns, as `columns.load` takes them."""
         kind = self.form.kind
-        return Columns(self.ref, {self.form.name: kind}, len(self.ref), kind == "tensor")
+        return ProtoColumns(self.ref, {self.form.name: kind}, len(self.ref), kind == "tensor")
 
     @property
     def owned(self) -> bool:

@@ -29,7 +29,7 @@ from dataplane.errors import Rejected
 from dataplane.integrations import pickles, process
 from dataplane.integrations.transfer_queue.module_patch import VARIABLE
 from dataplane.integrations.verl import hooks
-from dataplane.integrations.verl.settings import NAME, Settings
+from dataplane.integrations.verl.settings import NAME, StorageSettings
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ def _start(conf: Any) -> dict[str, Any]:
         given = {}
         with open_dict(conf.backend):
             conf.backend[NAME] = given
-    settings = Settings.of(OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given)
+    settings = StorageSettings.of(OmegaConf.to_container(given, resolve=True) if OmegaConf.is_config(given) else given)
     config = settings.config()
     if _why:
         if settings.fallback:

@@ -28,8 +28,8 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.integrations.process import plane as plane_of_process
-from dataplane.integrations.verl.columns import SHARED, Columns, Kind, concatenated, sizes_of_chunks, store
-from dataplane.integrations.verl.reading import Reading
+from dataplane.integrations.verl.columns import SHARED, Kind, ProtoColumns, concatenated, sizes_of_chunks, store
+from dataplane.integrations.verl.reading import StoredProto
 
 
 def put(
@@ -54,7 +54,7 @@ def put(
     return RemoteProto(columns, proto.meta_info, scope)
 
 
-class RemoteProto(Reading):
+class RemoteProto(StoredProto):
     """See the module. `len(proto)` rows."""
 
     def __eq__(self, other: object) -> bool:
@@ -160,7 +160,7 @@ class RemoteProto(Reading):
         chosen = self._columns.select(names)
         self._columns = self._columns.drop(names)
         meta_info = {key: self.meta_info.pop(key) for key in meta_info_keys or ()}
-        columns = Columns(chosen.ref, chosen.kinds, chosen.rows if names else 0, bool(batch_keys))
+        columns = ProtoColumns(chosen.ref, chosen.kinds, chosen.rows if names else 0, bool(batch_keys))
         return RemoteProto(columns, meta_info, self._scope)
 
     def rename(self, old_keys: Any = None, new_keys: Any = None) -> RemoteProto:
@@ -190,7 +190,7 @@ class RemoteProto(Reading):
 
     # inside
 
-    def _with(self, columns: Columns) -> RemoteProto:
+    def _with(self, columns: ProtoColumns) -> RemoteProto:
         return RemoteProto(columns, self.meta_info, self._scope)
 
     def _require(self, names: Collection[str], *, tensors: bool) -> None:
@@ -222,7 +222,7 @@ def _made(
     encoded: bytes | None, kinds: dict[str, Kind], rows: int, tensors: bool, meta: dict[str, Any], scope: str | None
 ) -> RemoteProto:
     ref = None if encoded is None else BatchRef.decode(zlib.decompress(encoded))
-    return RemoteProto(Columns(ref, kinds, rows, tensors), meta, scope)
+    return RemoteProto(ProtoColumns(ref, kinds, rows, tensors), meta, scope)
 
 
 _concat_of_verl = DataProto.concat

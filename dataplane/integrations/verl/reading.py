@@ -1,4 +1,4 @@
-"""`Reading`: the part of a RemoteProto that needs bytes: reads columns, and puts those that are assigned.
+"""`StoredProto`: the part of a RemoteProto that needs bytes: reads columns, and puts those that are assigned.
 
 This is the base class of RemoteProto. An operation of a DataProto that needs its bytes reads all of the DataProto, and
 then calls verl's own operation. `batch` and `non_tensor_batch` are mappings by name over stored columns (`View`): a
@@ -20,15 +20,15 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.process import plane as plane_of_process
-from dataplane.integrations.verl.columns import SHARED, Columns, load, store
+from dataplane.integrations.verl.columns import SHARED, ProtoColumns, load, store
 
 log = logging.getLogger(__name__)
 
 
-class Reading(DataProto):  # type: ignore[misc]  # verl has no types
+class StoredProto(DataProto):  # type: ignore[misc]  # verl has no types
     """A DataProto whose columns are stored in the plane. Its length and its schema are known without a read."""
 
-    def __init__(self, columns: Columns, meta_info: dict[str, Any], scope: str | None = None) -> None:
+    def __init__(self, columns: ProtoColumns, meta_info: dict[str, Any], scope: str | None = None) -> None:
         """Not for callers: `put` creates them."""
         self._columns = columns
         self._scope = scope
@@ -146,7 +146,9 @@ Drop = Callable[[str], None]
 class View(MutableMapping[str, Any]):
     """The tensors of a proto, or all its other columns. `columns` returns the current ones."""
 
-    def __init__(self, tensors: bool, columns: Callable[[], Columns], read: Read, write: Write, drop: Drop) -> None:
+    def __init__(
+        self, tensors: bool, columns: Callable[[], ProtoColumns], read: Read, write: Write, drop: Drop
+    ) -> None:
         self._tensors = tensors
         self._columns = columns
         self._read = read

@@ -74,7 +74,7 @@ def save(controller: Controller, directory: Path, timeout: float) -> None:
         file.commit()
 
 
-def load(directory: Path, timeout: float) -> Restored:
+def load(directory: Path, timeout: float) -> RestoredRows:
     """Put the rows of a checkpoint into the plane. The controller does not know them yet.
 
     Raises Misuse if the checkpoint has no rows of the backend, Corrupt if it was changed, and as `read`;
@@ -87,7 +87,7 @@ def load(directory: Path, timeout: float) -> Restored:
             " with this one"
         )
     ids = _listed(own / _FILES, directory / _STATE)
-    restored = Restored()
+    restored = RestoredRows()
     outcomes = each_host([(None, read, (own / name, file_id, timeout)) for name, file_id in ids.items()])
     for outcome in outcomes:
         if not isinstance(outcome, Exception):
@@ -130,7 +130,7 @@ def indexes(controller: Controller) -> Indexes:
     return {partition: controller.cells(partition) for partition in controller.partitions()}
 
 
-def settle(controller: Controller, before: Indexes, restored: Restored | None) -> None:
+def settle(controller: Controller, before: Indexes, restored: RestoredRows | None) -> None:
     """Replace the old cells of a loaded state by the new ones. `before`: the controller's cells before the load."""
     after = indexes(controller)
     if restored is None:  # it was saved without its rows
@@ -357,7 +357,7 @@ class _Writing:
         self.tables += 1
 
 
-class Restored:
+class RestoredRows:
     """Rows that were read into the plane: the new cell of each old one."""
 
     def __init__(self) -> None:
@@ -374,7 +374,7 @@ def read(path: Path, file_id: bytes, timeout: float) -> dict[bytes, bytes]:
     timeout: seconds to wait for room for a page. Raises Corrupt, Backpressure, LimitExceeded,
     PeerUnavailable; then nothing of it stays.
     """
-    made = Restored()
+    made = RestoredRows()
     try:
         with CheckpointReader(path) as file:
             if file.id != file_id:

@@ -25,7 +25,7 @@ _NODE = tuple(field.name for field in fields(NodeConfig))
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class StorageSettings:
     """The settings of one job.
 
     node: the settings of `NodeConfig` that the section has, by name.
@@ -46,7 +46,7 @@ class Settings:
     fallback: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, Any] | None) -> Settings:
+    def of(cls, given: Mapping[str, Any] | None) -> StorageSettings:
         """The settings of the section. Raises Misuse for an unknown one."""
         rest = {str(name): value for name, value in (given or {}).items() if value is not None}
         node = {name: rest.pop(name) for name in _NODE if name in rest}

@@ -21,7 +21,7 @@ from dataplane.errors import Freed, LimitExceeded, OwnerDied, PeerUnavailable
 from dataplane.integrations.process import with_plane
 from dataplane.integrations.sharing import FEW, LocationCache, keys_of, keys_of_columns
 from dataplane.integrations.verl import cells
-from dataplane.integrations.verl.entries import Objects
+from dataplane.integrations.verl.entries import ObjectEntries
 
 Cells = cells.Made
 _Store = Callable[[Mapping[str, Values], Mapping[str, bytes], float], Cells]
@@ -81,7 +81,11 @@ def _split(columns: Mapping[str, Any]) -> tuple[SmallColumns | None, dict[str, A
     small: list[tuple[str, Single]] = []
     large: dict[str, Any] = {}
     for name, each in columns.items():
-        found = single(name, each, as_object=type(each) is Objects) if id(each) not in map(id, large.values()) else None
+        found = (
+            single(name, each, as_object=type(each) is ObjectEntries)
+            if id(each) not in map(id, large.values())
+            else None
+        )
         if found is None:
             large[name] = each
         else:
@@ -109,7 +113,7 @@ def _values(columns: Mapping[str, Any]) -> dict[str, Values]:
     values = {}
     for name, each in columns.items():
         if id(each) not in seen:
-            seen[id(each)] = (object_codec.values_of if type(each) is Objects else values_of)(name, each)
+            seen[id(each)] = (object_codec.values_of if type(each) is ObjectEntries else values_of)(name, each)
         values[name] = seen[id(each)]
     return values
 

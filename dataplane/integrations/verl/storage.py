@@ -27,10 +27,10 @@ from dataplane.batch.object_codec import Copies
 from dataplane.errors import Freed, Lost, Misuse, OwnerDied
 from dataplane.integrations.process import with_plane
 from dataplane.integrations.verl import cells, entries, hooks, resume
-from dataplane.integrations.verl.commits import Committer, Put
+from dataplane.integrations.verl.commits import Committer, PendingPut
 from dataplane.integrations.verl.controller import Controller, Index
-from dataplane.integrations.verl.resume import Restored
-from dataplane.integrations.verl.settings import Settings
+from dataplane.integrations.verl.resume import RestoredRows
+from dataplane.integrations.verl.settings import StorageSettings
 
 T = TypeVar("T")
 
@@ -44,12 +44,12 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
 
     def __init__(self, controller_info: Any, config: Any, zmq_context: Any = None) -> None:
         """`config`: the section `backend.Dataplane`. The client's ZeroMQ context is not used."""
-        self._settings = Settings.of(config)
+        self._settings = StorageSettings.of(config)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-transferqueue")
         super().__init__(controller_info, config)
         self._controller = Controller(controller_info, self.storage_manager_id)
         self._commits = Committer(self._controller, self._settings.timeout)
-        self._restored: Restored | None = None
+        self._restored: RestoredRows | None = None
         self._forgets_first = not hooks.has_checkpoints()
 
     # Called by TransferQueue
@@ -86,7 +86,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         partition, rows = metadata.partition_ids[0], metadata.global_indexes
         replaced = await self._held(metadata, columns)
         schema = entries.schema_of(data)
-        put = Put(partition, rows, columns, how, schema, tags)
+        put = PendingPut(partition, rows, columns, how, schema, tags)
         self._commits.submit(put)
         await self._known(put)
         for row in metadata._custom_backend_meta:
@@ -95,7 +95,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         await self._free(replaced)
         return schema
 
-    async def _known(self, put: Put) -> None:
+    async def _known(self, put: PendingPut) -> None:
         """Wait until the controller has recorded the put. A cancelled put leaves nothing, or, if it is too late, is
         complete."""
         waiting = asyncio.wrap_future(put.done)

@@ -10,7 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from dataplane.errors import DataplaneError, OutcomeUnknown
-from dataplane.node.clustered.open_streams import Partition
+from dataplane.node.clustered.open_streams import OpenPartition
 from dataplane.node.sessions.interface import ASK_S, Outcome
 from dataplane.stream import requests as r
 
@@ -29,7 +29,7 @@ class Acks:
         self.session = session
         self._unknown: dict[_Key, asyncio.Future[Outcome]] = {}
 
-    async def ack(self, partition: Partition, grant: int, replica: int | None = None) -> None:
+    async def ack(self, partition: OpenPartition, grant: int, replica: int | None = None) -> None:
         """Acknowledge the rows of a grant. Raises LeaseExpired, Lost; OutcomeUnknown, after which the ack may be
         repeated."""
         key = partition.key, grant, replica
@@ -46,7 +46,7 @@ class Acks:
         if len(self._unknown) > _REMEMBERED:
             del self._unknown[next(iter(self._unknown))]
         try:
-            await self.session.ask(partition, r.Ack(grant=grant, replica=replica), r.Done, settled=settled)
+            await self.session.ask(partition, r.Ack(grant=grant, replica=replica), r.Succeeded, settled=settled)
         finally:
             if outcome.done():
                 self._unknown.pop(key, None)

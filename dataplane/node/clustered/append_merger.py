@@ -60,14 +60,14 @@ class AppendMerger:
         self._background = background
         self._queues: dict[str, _Queue] = {}
 
-    def takes(self, asked: r.Request) -> bool:
+    def takes(self, asked: r.StreamRequest) -> bool:
         """Whether this append may be merged: a few rows without keys, stored in one shard of this node."""
         if type(asked) is not r.Append or asked.keys or asked.begin is not None or asked.ticket or asked.nodes:
             return False
         shards = asked.ref.shards()
         return len(shards) == 1 and shards[0][0] == self._me and len(asked.ref) <= _ROWS
 
-    async def append(self, partition: str, client: str, sequence: int, asked: r.Append) -> r.Appended | None:
+    async def append(self, partition: str, client: str, sequence: int, asked: r.Append) -> r.AppendResult | None:
         """Append together with others. Returns None if the append has to be sent alone. Raises PeerUnavailable,
         OutcomeUnknown."""
         queue = self._queues.setdefault(partition, _Queue())
@@ -75,7 +75,7 @@ class AppendMerger:
         queue.waiting.append(waiting)
         self._schedule(partition, queue)
         first = await waiting.future
-        return None if first is None else r.Appended(first, len(asked.ref), True)
+        return None if first is None else r.AppendResult(first, len(asked.ref), True)
 
     def _schedule(self, partition: str, queue: _Queue) -> None:
         if not queue.busy:
@@ -125,7 +125,7 @@ class AppendMerger:
         try:
             body = r.encode_request(_joined(some))
             found = r.decode_result(await self._router.ask(partition, body, Deadline.after(_ASK_S), patient=False))
-            return found.first if isinstance(found, r.Appended) else None
+            return found.first if isinstance(found, r.AppendResult) else None
         except (OutcomeUnknown, PeerUnavailable):
             raise
         except DataplaneError:

@@ -175,7 +175,7 @@ class DurableColumns:
         refs: list[bytes] = []
         last, after = None, -1
         while True:
-            asked = r.encode_request(r.Holding(node=self._me, after=after))
+            asked = r.encode_request(r.ListHeldColumns(node=self._me, after=after))
             found = r.decode_result(await self.partitions.router.ask(partition, asked, Deadline.after(_ASK_S)))
             assert isinstance(found, r.HeldRows), f"{type(found)} is no answer to this"
             refs += found.refs

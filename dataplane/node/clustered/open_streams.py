@@ -20,7 +20,7 @@ from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.record import Record, name_of
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 MAX_STREAMS = 4096
 """The most streams that are open on a node at a time."""
@@ -30,10 +30,10 @@ TOKEN_BYTES = 8
 _ROWS = 1 << 40  # the number of row numbers that are reserved for one partition
 
 encode_settings = msgspec.msgpack.Encoder().encode
-_settings = msgspec.msgpack.Decoder(Settings)
+_settings = msgspec.msgpack.Decoder(StreamSettings)
 
 
-def decode_settings(settings: bytes) -> Settings:
+def decode_settings(settings: bytes) -> StreamSettings:
     """The settings of a stream. Raises Corrupt if the bytes are not encoded settings."""
     try:
         return _settings.decode(settings)
@@ -59,14 +59,14 @@ def token_of(name: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Partition:
+class OpenPartition:
     """A partition of a stream or a table."""
 
     key: str
     token: bytes
 
     @classmethod
-    def of(cls, record: Record) -> Partition:
+    def of(cls, record: Record) -> OpenPartition:
         """The partition of a record, which must have one."""
         key = record.key or ""
         return cls(key, token_of(key))
@@ -81,7 +81,7 @@ class ClusteredStream:
         self.token = token_of(f"{record.name}/{record.generation}")
         self.settings = decode_settings(record.settings)
         self._directory = directory
-        self._partition: Partition | None = None
+        self._partition: OpenPartition | None = None
 
     @property
     def dropped(self) -> bool:
@@ -98,13 +98,13 @@ class ClusteredStream:
         return record
 
     @property
-    def partition(self) -> Partition | None:
+    def partition(self) -> OpenPartition | None:
         """The partition of the stream; None if it was lost and no other was created yet. Raises Closed."""
         record = self.record
         if record.key is None:
             return None
         if self._partition is None or self._partition.key != record.key:
-            self._partition = Partition.of(record)
+            self._partition = OpenPartition.of(record)
         return self._partition
 
 
@@ -119,7 +119,7 @@ class OpenStreams:
     def __iter__(self) -> Iterator[ClusteredStream]:
         return iter([*self._by_name.values()])
 
-    async def open(self, name: str, settings: Settings | None) -> ClusteredStream:
+    async def open(self, name: str, settings: StreamSettings | None) -> ClusteredStream:
         """The stream with this name; created if there is none and settings are given. Raises Misuse if there is
         none, or one with other settings; LimitExceeded, Unavailable, OutcomeUnknown."""
         stream = self._by_name.get(name)
@@ -131,7 +131,7 @@ class OpenStreams:
             stream.settings.check_same(name, settings)
         return stream
 
-    async def _opened(self, name: str, settings: Settings | None) -> Record:
+    async def _opened(self, name: str, settings: StreamSettings | None) -> Record:
         record = await self._directory.records.read(name)
         if record is not None or settings is None:
             return record or await self._directory.open(name, None)

@@ -34,7 +34,7 @@ from dataplane.errors import (
 )
 from dataplane.node.clustered.acks import Acks
 from dataplane.node.clustered.append_merger import AppendMerger
-from dataplane.node.clustered.open_streams import Partition
+from dataplane.node.clustered.open_streams import OpenPartition
 from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.partitions import Partitions
@@ -55,21 +55,21 @@ _RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
 
 
 @dataclass(frozen=True, slots=True)
-class Calls:
+class PartitionProtocol:
     """The protocol of one kind of partitions. `numbered`: the requests that change rows. `reads`: the requests that
     change nothing. `leave(client, ended)`: the request that releases a client that has ended; None if none is sent."""
 
     numbered: frozenset[type]
     reads: frozenset[type]
     decode: Callable[[bytes], Any]
-    leave: Callable[[str, bool], r.Request | None]
+    leave: Callable[[str, bool], r.StreamRequest | None]
 
 
-STREAMS = Calls(
+STREAMS = PartitionProtocol(
     frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
-    frozenset((r.Look, r.Find, r.DeadLetters, r.Measure, r.ReadSnapshot, r.ListUnfinished)),
+    frozenset((r.Look, r.Find, r.ListDeadLetters, r.Measure, r.ReadSnapshot, r.ListUnfinished)),
     r.decode_result,
-    lambda client, ended: r.Leave(client=client, ended=ended),
+    lambda client, ended: r.EndClient(client=client, ended=ended),
 )
 
 
@@ -121,7 +121,7 @@ class PartitionSession:
         client: str,
         partitions: Partitions,
         background: BackgroundTasks,
-        calls: Calls = STREAMS,
+        calls: PartitionProtocol = STREAMS,
         together: AppendMerger | None = None,
     ) -> None:
         """`together` merges appends with those of other clients of this node."""
@@ -135,8 +135,8 @@ class PartitionSession:
 
     async def ask(
         self,
-        partition: Partition,
-        request: r.Request,
+        partition: OpenPartition,
+        request: r.StreamRequest,
         kind: type[R],
         deadline: Deadline | None = None,
         *,
@@ -163,7 +163,7 @@ class PartitionSession:
             raise ProtocolMismatch(f"a partition answers a {what} by a {found}")
         return outcome
 
-    async def ack(self, partition: Partition, grant: int, replica: int | None) -> None:
+    async def ack(self, partition: OpenPartition, grant: int, replica: int | None) -> None:
         """See `acks`."""
         await self._acks.ack(partition, grant, replica)
 
@@ -211,7 +211,7 @@ class PartitionSession:
 
         return call.outcome(await self._ask(call, body, came))
 
-    def _sequences(self, partition: Partition) -> _Sequences:
+    def _sequences(self, partition: OpenPartition) -> _Sequences:
         found = self._asked.get(partition.key)
         if found is None:
             named = self._partitions.router.named
@@ -256,10 +256,10 @@ class PartitionSession:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_S[1])
 
-    def soon(self, partition: Partition, request: r.Request) -> asyncio.Task[Any]:
+    def soon(self, partition: OpenPartition, request: r.StreamRequest) -> asyncio.Task[Any]:
         """Send a request without waiting for its answer. It is repeated until there is an answer."""
         if type(request) in self._calls.numbered:
-            return self.run_soon(lambda: self.ask(partition, request, r.Result))  # `ask` repeats it
+            return self.run_soon(lambda: self.ask(partition, request, r.StreamResult))  # `ask` repeats it
         body = r.encode_request(msgspec.structs.replace(request, client=self.client))
         return self._background.spawn(self._settled(partition.key, body))
 
@@ -267,7 +267,7 @@ class PartitionSession:
         """Run `work` in the background. Its errors are ignored."""
         return self._background.spawn(_quietly(work))
 
-    def give_back_soon(self, partition: Partition, grant: int) -> None:
+    def give_back_soon(self, partition: OpenPartition, grant: int) -> None:
         """Give back rows of a grant that the client never saw. The request has no sequence number, since repeating it
         has no effect, and a client that has ended takes no more sequence numbers."""
         request = r.Nack(client=self.client, grant=grant, seen=False)
@@ -295,8 +295,8 @@ class PartitionSession:
 class _Call:
     """A request in flight; see `PartitionSession.ask`."""
 
-    partition: Partition
-    request: r.Request
+    partition: OpenPartition
+    request: r.StreamRequest
     deadline: Deadline | None
     waits: str
     settled: Callable[[Outcome], None] | None
@@ -310,13 +310,13 @@ class _Call:
             self.settled(outcome)
 
 
-def _outcome(result: bytes, request: r.Request | None, decode: Callable[[bytes], Any]) -> Outcome:
+def _outcome(result: bytes, request: r.StreamRequest | None, decode: Callable[[bytes], Any]) -> Outcome:
     """The answer of a partition, or the error with which it refused."""
     if result == NOTHING:
         full = request is None or isinstance(request, _ADMITS)
         return Backpressure("the stream is full") if full else NotReady("no rows became ready")
-    found: r.Result = decode(result)
-    return found.error if isinstance(found, r.Refused) else found
+    found: r.StreamResult = decode(result)
+    return found.error if isinstance(found, r.CommandRefused) else found
 
 
 async def _quietly(work: Callable[[], Coroutine[Any, Any, object]]) -> None:

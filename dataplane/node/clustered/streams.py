@@ -21,8 +21,8 @@ from dataplane.node.clustered.column_holders import ColumnHolders, Keep, Retaine
 from dataplane.node.clustered.open_streams import (
     MAX_STREAMS,
     ClusteredStream,
+    OpenPartition,
     OpenStreams,
-    Partition,
     encode_settings,
     token_of,
 )
@@ -30,14 +30,14 @@ from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.retries import all_of, patiently
 from dataplane.node.clustered.session import PartitionSession
 from dataplane.node.partitions.background import BackgroundTasks
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import EPOCHS, Record
 from dataplane.node.sessions.interface import ASK_S
 from dataplane.stream import requests as r
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import Waiting
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
@@ -58,7 +58,7 @@ class Restoring:
         self.record = record
         self.generation = record.generation
         self.token = token_of(f"{record.name}/{record.generation}")
-        self.partition = Partition.of(record)
+        self.partition = OpenPartition.of(record)
 
 
 class ClusteredStreams:
@@ -105,7 +105,7 @@ class ClusteredStreams:
 
     async def claim(
         self,
-        partition: Partition,
+        partition: OpenPartition,
         ref: BatchRef,
         copies: Iterable[bytes] = (),
         until: Deadline | None = None,
@@ -117,7 +117,7 @@ class ClusteredStreams:
 
     # whole streams
 
-    async def open(self, name: str, settings: Settings | None) -> ClusteredStream:
+    async def open(self, name: str, settings: StreamSettings | None) -> ClusteredStream:
         """See `interface.StreamService`."""
         return await patiently(lambda: self.streams.open(name, settings))
 
@@ -129,7 +129,7 @@ class ClusteredStreams:
         """See `interface.StreamService`."""
         return self.streams.named(token)
 
-    async def prepare(self, name: str, settings: Settings, mark: str) -> Restoring:
+    async def prepare(self, name: str, settings: StreamSettings, mark: str) -> Restoring:
         """See `interface.StreamService`."""
         followers, encoded = max(1, settings.replicas - 1), encode_settings(settings)
         try:
@@ -149,7 +149,7 @@ class ClusteredStreams:
         await patiently(lambda: self.partitions.directory.discard(restored.record))
         self._retained.drop(restored.partition.key)
 
-    async def on(self, stream: ClusteredStream, work: Callable[[Partition], Awaitable[T]]) -> T:
+    async def on(self, stream: ClusteredStream, work: Callable[[OpenPartition], Awaitable[T]]) -> T:
         """Do `work` with the partition of the stream. If every replica of it has died, create another and use that.
         Raises Closed once the stream is dropped, PeerUnavailable, and the errors of `work`."""
         directory, until = self.partitions.directory, Deadline.after(ASK_S)
@@ -192,17 +192,19 @@ class ClusteredStreams:
         self._retained.drop(partition)
         self.partitions.columns.forget(partition)
 
-    async def take_lost(self, request: rm.TakeLost, stream: ClusteredStream, session: PartitionSession) -> rm.LostRows:
+    async def take_lost(
+        self, request: rm.TakeLostRows, stream: ClusteredStream, session: PartitionSession
+    ) -> rm.LostRowsTaken:
         """Lost rows, each reported once. If every replica of a partition has died, only the number of its rows is
         known, by the node of their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
-        found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRows))
+        found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRowsResult))
         rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
         unnamed: dict[str, int] = {}
         if stream.record.lost:
             for lost in await patiently(lambda: self.partitions.directory.take_lost(stream.name)):
                 for node, count in lost.rows:
                     unnamed[node] = unnamed.get(node, 0) + count
-        return rm.LostRows(request.id, rows, unnamed)
+        return rm.LostRowsTaken(request.id, rows, unnamed)
 
     # figures
 
@@ -274,9 +276,9 @@ class ClusteredStreams:
         await self._background.aclose()
 
 
-def _measured(hosted: Hosted) -> dict[str, Any] | None:
+def _measured(hosted: HostedReplica) -> dict[str, Any] | None:
     """The statistics of a partition led here; None if it has no leader now."""
     answers: list[bytes | DataplaneError] = []
     hosted.request(r.encode_request(r.Measure()), answers.append)
     result = r.decode_result(answers[0]) if answers and isinstance(answers[0], bytes) else None
-    return result.values if isinstance(result, r.Figures) else None
+    return result.values if isinstance(result, r.PartitionFigures) else None

@@ -23,7 +23,7 @@ from dataplane.errors import Corrupt, Lost, Misuse
 from dataplane.node.clustered.open_streams import token_of
 from dataplane.node.partitions import record as records
 from dataplane.node.partitions.directory import CARE_S, Directory
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import Record, name_of
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.node.partitions.router import Router
@@ -68,7 +68,7 @@ def machine(partition: str) -> TableMachine:
 
 def opening(record: Record) -> bytes:
     """The first request to the partition of a table."""
-    return r.encode_request(r.Open(first=past(record).next, changes=secrets.randbits(_CHANGES)))
+    return r.encode_request(r.OpenTable(first=past(record).next, changes=secrets.randbits(_CHANGES)))
 
 
 class TableDirectory(Directory):
@@ -187,6 +187,6 @@ class TableDirectory(Directory):
                 await self._take_away(record)
 
 
-def _is_idle(hosted: Hosted, now: float) -> bool:
+def _is_idle(hosted: HostedReplica, now: float) -> bool:
     machine = hosted.machine
     return isinstance(machine, TableMachine) and machine.idle and not len(hosted.waiters) and hosted.replica.serves(now)

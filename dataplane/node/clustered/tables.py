@@ -24,9 +24,9 @@ from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
 from dataplane.node.clustered.column_holders import ColumnHolders
-from dataplane.node.clustered.open_streams import Partition
+from dataplane.node.clustered.open_streams import OpenPartition
 from dataplane.node.clustered.retries import patiently
-from dataplane.node.clustered.session import Calls, PartitionSession
+from dataplane.node.clustered.session import PartitionProtocol, PartitionSession
 from dataplane.node.clustered.table_directory import TableDirectory, past
 from dataplane.node.local.tables import TABLES, TableRequest, checked, figures_of, not_ready
 from dataplane.node.partitions import record as kinds
@@ -35,7 +35,7 @@ from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
 from dataplane.node.sessions.interface import ASK_S, Waiting, happened
 from dataplane.node.sessions.staged_columns import StagedColumns
-from dataplane.stream.requests import Done, Result
+from dataplane.stream.requests import StreamResult, Succeeded
 from dataplane.table import answers
 from dataplane.table import requests as r
 from dataplane.table.machine import TableMachine
@@ -52,11 +52,11 @@ _PAUSE_S = 0.02  # the pause between reads of a table's record while it changes
 _LIST_S = 5.0
 _UNKNOWN_S = 120.0  # the time after which a partition without a record counts as removed
 
-CALLS = Calls(
-    frozenset((r.Upsert, r.Clear, r.Claim, r.Release, r.Drop)),
+CALLS = PartitionProtocol(
+    frozenset((r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)),
     frozenset(get_args(r.Question)),
     r.decode_result,
-    lambda client, ended: r.End(clients=[client]) if ended else None,
+    lambda client, ended: r.ForgetClients(clients=[client]) if ended else None,
 )
 
 
@@ -122,7 +122,7 @@ class ClusteredTables:
         """The answer to another node that asks for the tables led here."""
         return m.Figures(request.id, self.figures(request.after, TABLES))
 
-    async def listed(self, request: rm.Tables) -> m.Reply:
+    async def listed(self, request: rm.ListTables) -> m.Reply:
         """Statistics of the first `TABLES` tables, by name, of all nodes that answer."""
         found = self.figures(request.after, TABLES)
         members = self.partitions.members
@@ -175,7 +175,7 @@ class TableClient:
 
     def answer(self, request: TableRequest, deadline: Deadline) -> Waiting:
         """A function to call and await for the reply."""
-        if isinstance(request, rm.Tables):
+        if isinstance(request, rm.ListTables):
             return partial(self._tables.listed, request)
         return partial(self._answer, request, checked(request), deadline)
 
@@ -195,7 +195,7 @@ class TableClient:
             table = await self._table(request, what, deadline)
             if table is None:
                 return rm.TableAnswer(request.id, request.home, _of_none(request.table, what))
-            there = Partition.of(table)
+            there = OpenPartition.of(table)
             try:
                 result = await self._ask(there, request, what, ref, deadline)
                 return rm.TableAnswer(request.id, there.token, result)
@@ -210,7 +210,7 @@ class TableClient:
         none. Raises OwnerDied if the client's table was lost, Misuse if the table has to be durable and is not."""
         durable = request.durable
         makes = isinstance(what, r.Upsert) and bool(what.keys)
-        makes = makes or (isinstance(what, r.Ready) and what.least > 0 and deadline.remaining_s > 0)
+        makes = makes or (isinstance(what, r.FindReady) and what.least > 0 and deadline.remaining_s > 0)
         directory = self._tables.directory
         known = await patiently(lambda: directory.record(request.table))
         if request.home and request.home in past(known).lost:
@@ -220,28 +220,30 @@ class TableClient:
             return known
         return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
 
-    async def _missing(self, request: rm.AskTable, there: Partition) -> None:
+    async def _missing(self, request: rm.AskTable, there: OpenPartition) -> None:
         """Handle a partition that is not found or ended. Raises OwnerDied if the client's table was lost."""
         lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there.key))
         if lost and request.home == there.token:
             raise _died(request.table, kinds.maker_of(there.key))
 
     async def _ask(
-        self, there: Partition, request: rm.AskTable, what: r.FromClient, ref: BatchRef | None, deadline: Deadline
+        self, there: OpenPartition, request: rm.AskTable, what: r.FromClient, ref: BatchRef | None, deadline: Deadline
     ) -> Any:
-        if isinstance(what, r.Ready):
+        if isinstance(what, r.FindReady):
             return await self._ready(there, request, what, deadline)
         if ref is None:
-            return await self._session.ask(there, what, Result)
+            return await self._session.ask(there, what, StreamResult)
         claim = await self._tables.holders.claim(there.key, [ref])
-        result = await self._session.ask(there, what, Result, settled=partial(happened, (claim,)))
+        result = await self._session.ask(there, what, StreamResult, settled=partial(happened, (claim,)))
         self._staged.kept(request.staged, ref)
         return result
 
-    async def _ready(self, there: Partition, request: rm.AskTable, what: r.Ready, deadline: Deadline) -> r.Numbered:
+    async def _ready(
+        self, there: OpenPartition, request: rm.AskTable, what: r.FindReady, deadline: Deadline
+    ) -> r.RowNumbers:
         waits = partial(_queue, what) if deadline.remaining_s > 0 else None
         try:
-            return await self._session.ask(there, what, r.Numbered, deadline if waits else None, waits=waits)
+            return await self._session.ask(there, what, r.RowNumbers, deadline if waits else None, waits=waits)
         except NotReady:
             raise not_ready(request.table, what, deadline) from None
 
@@ -253,12 +255,12 @@ def _of_none(name: str, what: r.FromClient) -> Any:
             answers.there(name, None)
         case r.Claim():
             return answers.given(None)
-        case r.Ready():
+        case r.FindReady():
             raise NotReady(f"there is no table {name!r} yet", stream=name, task=what.task)
-    return Done() if not isinstance(what, r.Question) else answers.answer(name, None, what) or Done()
+    return Succeeded() if not isinstance(what, r.Question) else answers.answer(name, None, what) or Succeeded()
 
 
-def _queue(what: r.Ready) -> str:
+def _queue(what: r.FindReady) -> str:
     """The queue of a waiting request: equal requests share one."""
     return hashlib.blake2b(r.encode_request(what), digest_size=8).hexdigest()
 

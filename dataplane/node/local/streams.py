@@ -25,10 +25,10 @@ from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
 from dataplane.node.sessions.interface import NOT_ASKED, ColumnClaim, Outcome, R, at_once
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.stream import requests as r
-from dataplane.stream.admission import Entry
+from dataplane.stream.admission import AppendSize
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.leased_rows import LeasedRows
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import Waiting as WaitingFor
 from dataplane.stream.statistics import figures
 from dataplane.wire import row_messages as rm
@@ -46,7 +46,9 @@ class LocalStream:
     """A stream with its name and clock. `token` identifies it to clients and in references; `generation` is the
     prefix of generated keys."""
 
-    def __init__(self, name: str, settings: Settings, generation: str, needed: NeededShards, clock: Clock) -> None:
+    def __init__(
+        self, name: str, settings: StreamSettings, generation: str, needed: NeededShards, clock: Clock
+    ) -> None:
         self.name = name
         self.owner = f"stream {name}"
         """The owner of its shards in `Store.holders`."""
@@ -121,7 +123,7 @@ class LocalStream:
 
     def fits(self, rows: int, nbytes: int, version: int) -> bool:
         """Whether so many rows and bytes may be appended now."""
-        return self._alone.fits(Entry("", rows, nbytes, version))
+        return self._alone.fits(AppendSize("", rows, nbytes, version))
 
     def why_full(self, asked: r.Admit) -> str:
         """The limit that the append would exceed."""
@@ -179,7 +181,7 @@ class LocalSession:
     async def ask(
         self,
         partition: LocalStream,
-        request: r.Request,
+        request: r.StreamRequest,
         kind: type[R],
         deadline: Deadline | None = None,
         *,
@@ -221,7 +223,7 @@ class LocalSession:
         def done(result: Any) -> None:
             if not future.cancelled():
                 future.set_result(result)
-            elif late is not None and isinstance(result, r.Result):
+            elif late is not None and isinstance(result, r.StreamResult):
                 loop.call_soon(late, result)
 
         admits = isinstance(asked, r.Admit)
@@ -232,7 +234,12 @@ class LocalSession:
         try:
             result = await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled() and late is not None and isinstance(future.result(), r.Result):
+            if (
+                future.done()
+                and not future.cancelled()
+                and late is not None
+                and isinstance(future.result(), r.StreamResult)
+            ):
                 late(future.result())
             stream.withdraw(waiting)
             raise
@@ -248,7 +255,7 @@ class LocalSession:
         """See `interface.StreamSession.ack`."""
         partition.run(r.Ack(client=self.client, grant=grant, replica=replica))
 
-    def soon(self, partition: LocalStream, request: r.Request) -> None:
+    def soon(self, partition: LocalStream, request: r.StreamRequest) -> None:
         """See `interface.StreamSession.soon`. Runs at once."""
         with suppress(DataplaneError):
             partition.run(msgspec.structs.replace(request, client=self.client))
@@ -265,7 +272,7 @@ class LocalSession:
     def leave(self) -> None:
         """See `interface.StreamSession.leave`."""
         for stream in self._streams():
-            self.soon(stream, r.Leave(ended=True))
+            self.soon(stream, r.EndClient(ended=True))
 
 
 class _KeptColumns:
@@ -323,7 +330,7 @@ class LocalStreams:
         """See `interface.StreamService`."""
         self._owners.pop(client, None)
 
-    async def open(self, name: str, settings: Settings | None) -> LocalStream:
+    async def open(self, name: str, settings: StreamSettings | None) -> LocalStream:
         """See `interface.StreamService`."""
         stream = self._by_name.get(name)
         if stream is None:
@@ -339,7 +346,7 @@ class LocalStreams:
             stream.settings.check_same(name, settings)
         return stream
 
-    def _made(self, name: str, settings: Settings, mark: str) -> LocalStream:
+    def _made(self, name: str, settings: StreamSettings, mark: str) -> LocalStream:
         """A new stream that cannot be found by name yet. Raises LimitExceeded."""
         if len(self._by_token) >= MAX_STREAMS:
             raise LimitExceeded("so many streams", what="streams", asked=MAX_STREAMS + 1, limit=MAX_STREAMS)
@@ -378,10 +385,12 @@ class LocalStreams:
         """See `interface.StreamService`."""
         return stream.dropped
 
-    async def take_lost(self, request: rm.TakeLost, stream: LocalStream, session: LocalSession) -> rm.LostRows:
+    async def take_lost(self, request: rm.TakeLostRows, stream: LocalStream, session: LocalSession) -> rm.LostRowsTaken:
         """See `interface.StreamService`."""
-        found = await session.ask(stream, r.TakeLost(most=_LOST), r.LostRows)
-        return rm.LostRows(request.id, [(key, group, version, acked) for _, key, group, version, acked in found.rows])
+        found = await session.ask(stream, r.TakeLost(most=_LOST), r.LostRowsResult)
+        return rm.LostRowsTaken(
+            request.id, [(key, group, version, acked) for _, key, group, version, acked in found.rows]
+        )
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
         """See `interface.StreamService`."""
@@ -401,13 +410,13 @@ class LocalStreams:
         self._needed.keep(ref, partition.owner)
         return _KeptColumns(self._needed, ref)
 
-    def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.Appended:
+    def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.AppendResult:
         """Append rows whose columns are all of `shard`, which has `nbytes` bytes and was just stored. Raises the error
         with which the stream refuses them. If the rows are refused or not new, no need of the shard is added."""
         self._needed.keep_stored(shard, nbytes, stream.owner)
         new = False
         try:
-            found: r.Appended = stream.run(asked)
+            found: r.AppendResult = stream.run(asked)
             new = found.new
         finally:
             if not new:
@@ -416,7 +425,7 @@ class LocalStreams:
 
     # restoring
 
-    async def prepare(self, name: str, settings: Settings, mark: str) -> LocalStream:
+    async def prepare(self, name: str, settings: StreamSettings, mark: str) -> LocalStream:
         """See `interface.StreamService`."""
         self._check_free(name)
         return self._made(name, settings, mark)

@@ -26,15 +26,15 @@ from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import Waiting
 from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.stream.requests import Done
+from dataplane.stream.requests import Succeeded
 from dataplane.table import answers
 from dataplane.table import requests as r
-from dataplane.table.table import Table
+from dataplane.table.table import TableRows
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 
-TableRequest: TypeAlias = rm.AskTable | rm.Tables
+TableRequest: TypeAlias = rm.AskTable | rm.ListTables
 
 MAX_TABLES = 4096
 
@@ -50,7 +50,7 @@ class LocalTables:
         self.node = node
         self.needed = needed
         self.thinned = needed.thinned
-        self._by_name: dict[str, Table] = {}
+        self._by_name: dict[str, TableRows] = {}
         self._change = partial(next, itertools.count(1))
         self._ended: OrderedDict[str, int] = OrderedDict()  # by name, the next number
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
@@ -58,11 +58,11 @@ class LocalTables:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def find(self, name: str) -> Table | None:
+    def find(self, name: str) -> TableRows | None:
         """The table with this name, or None."""
         return self._by_name.get(name)
 
-    def open(self, name: str) -> Table:
+    def open(self, name: str) -> TableRows:
         """The table with this name; created if it does not exist. Raises LimitExceeded."""
         table = self._by_name.get(name)
         if table is None:
@@ -71,7 +71,7 @@ class LocalTables:
                 raise LimitExceeded(
                     f"{MAX_TABLES} {what} are there; drop some", what=what, asked=MAX_TABLES + 1, limit=MAX_TABLES
                 )
-            table = self._by_name[name] = Table(name, self._change, self._ended.pop(name, 0))
+            table = self._by_name[name] = TableRows(name, self._change, self._ended.pop(name, 0))
         return table
 
     def drop(self, name: str) -> None:
@@ -115,7 +115,7 @@ class LocalTables:
             self.drop(name)
 
 
-def figures_of(table: Table) -> dict[str, Any]:
+def figures_of(table: TableRows) -> dict[str, Any]:
     """Statistics of a table."""
     return {
         "rows": len(table),
@@ -134,19 +134,19 @@ class LocalTableClient:
 
     def answer(self, request: TableRequest, deadline: Deadline) -> m.Reply | Waiting:
         """The reply, or a function to call and await for it."""
-        if isinstance(request, rm.Tables):
+        if isinstance(request, rm.ListTables):
             return m.Figures(request.id, self._tables.figures(request.after, TABLES))
         what = checked(request)
         if isinstance(what, r.Upsert):
             return self._write(request, what, BatchRef.decode(what.ref) if what.ref else None)
         _check_here(request)
         match what:
-            case r.Ready():
+            case r.FindReady():
                 return self._ready(request, what) or partial(self._ready_later, request, what, deadline)
-            case r.Drop():
+            case r.DropTable():
                 self._tables.drop(request.table)
-                return self._reply(request, Done())
-            case r.Clear() | r.Claim() | r.Release():
+                return self._reply(request, Succeeded())
+            case r.ClearRows() | r.Claim() | r.Release():
                 return self._act(request, what)
         found = answers.answer(request.table, self._tables.find(request.table), what)
         assert found is not None, "it is no question of what is ready"
@@ -158,10 +158,10 @@ class LocalTableClient:
     def _reply(self, request: rm.AskTable, result: Any) -> m.Reply:
         return rm.TableAnswer(request.id, self._tables.node, result)
 
-    def _act(self, request: rm.AskTable, what: r.Clear | r.Claim | r.Release) -> m.Reply:
+    def _act(self, request: rm.AskTable, what: r.ClearRows | r.Claim | r.Release) -> m.Reply:
         table = self._tables.find(request.table)
         if table is None:
-            return self._reply(request, answers.given(None) if isinstance(what, r.Claim) else Done())
+            return self._reply(request, answers.given(None) if isinstance(what, r.Claim) else Succeeded())
         result, over = answers.act(table, what)
         self._tables.thinned(over)
         if isinstance(what, r.Release) or (isinstance(what, r.Claim) and what.claim_id):
@@ -196,12 +196,12 @@ class LocalTableClient:
 
     # claiming
 
-    def _ready(self, request: rm.AskTable, what: r.Ready) -> m.Reply | None:
+    def _ready(self, request: rm.AskTable, what: r.FindReady) -> m.Reply | None:
         """The ready rows; None if they are too few."""
         found = answers.answer(request.table, self._tables.find(request.table), what)
         return None if found is None else self._reply(request, found)
 
-    async def _ready_later(self, request: rm.AskTable, what: r.Ready, deadline: Deadline) -> m.Reply:
+    async def _ready_later(self, request: rm.AskTable, what: r.FindReady, deadline: Deadline) -> m.Reply:
         try:
             async with asyncio.timeout(deadline.remaining_s):
                 while (reply := self._ready(request, what)) is None:
@@ -217,7 +217,7 @@ def checked(request: rm.AskTable) -> r.FromClient:
     _check_name(request.table)
     asked = request.asked
     match asked:
-        case r.Upsert() | r.Read() | r.Look():
+        case r.Upsert() | r.Read() | r.LookRows():
             checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys) or len(asked.rows))
         case r.Number():
             checks.bound("rows of a call", rm.MAX_ROWS, len(asked.keys))
@@ -245,7 +245,7 @@ def _check_here(request: rm.AskTable) -> None:
         )
 
 
-def not_ready(table: str, asked: r.Ready, deadline: Deadline) -> NotReady:
+def not_ready(table: str, asked: r.FindReady, deadline: Deadline) -> NotReady:
     """The error of a client that waited for rows until its deadline."""
     waited_s = deadline.waited_s
     unclaimed = f" and were not claimed by task {asked.task!r}" if asked.task else ""

@@ -12,12 +12,12 @@ from typing import Any
 from dataplane.errors import Backpressure, Closed, NotReady
 from dataplane.node.partitions.waiters import Waiters, WaitingRequest
 from dataplane.stream import requests as r
-from dataplane.stream.admission import LAG, Entry
+from dataplane.stream.admission import LAG, AppendSize
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.refusal import refusal
-from dataplane.stream.replicated import Columns
-from dataplane.stream.settings import Settings
+from dataplane.stream.replicated import ColumnStore
+from dataplane.stream.settings import StreamSettings
 
 _TICK = r.Tick()
 
@@ -25,7 +25,7 @@ _TICK = r.Tick()
 class UnreplicatedStream:
     """See the module. The owner of the stream calls `settle` at `due_s`."""
 
-    def __init__(self, name: str, settings: Settings, mark: str, columns: Columns, now: float) -> None:
+    def __init__(self, name: str, settings: StreamSettings, mark: str, columns: ColumnStore, now: float) -> None:
         """`mark`: the prefix of generated keys. `now`: the time of the clock that all methods use."""
         self.machine = StreamMachine(name, settings, mark)
         self.machine.alone(now, columns)
@@ -88,7 +88,7 @@ class UnreplicatedStream:
         self._no_room = self._no_room or full not in ("", LAG)  # no append passes one that waits for room
         return not full and not self._no_room
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: AppendSize) -> bool:
         """Whether an append now would be within the limits and would overtake no waiting request."""
         return not self.leased.admission.full(entry) and not (self.waiters and self._passes_others())
 

@@ -43,7 +43,7 @@ class _Question:
     late: Late | None
 
 
-class Channel:
+class PartitionChannel:
     """One node's end. `heard(node, item)` is called for every message that is not an answer."""
 
     def __init__(self, peers: Peers, members: Membership, life: int) -> None:
@@ -149,11 +149,13 @@ class Channel:
             self.say(node, m.Answered(number, outcome))
         else:
             name, text, fields = describe(outcome)
-            self.say(node, m.Refused(number, _NOT_LEADER if isinstance(outcome, NotLeader) else name, text, fields))
+            self.say(
+                node, m.PartitionRefused(number, _NOT_LEADER if isinstance(outcome, NotLeader) else name, text, fields)
+            )
 
     # Receiving
 
-    def receive(self, frame: m.Frame) -> None:
+    def receive(self, frame: m.PartitionFrame) -> None:
         """Handle the messages of a frame that has arrived."""
         if frame.to != self._me:
             return  # the frame is for an earlier process of this node
@@ -165,9 +167,9 @@ class Channel:
             match item:
                 case m.Answered(number, result):
                     self._settle(node, number, result)
-                case m.Hosted(number, incarnation):
+                case m.ReplicaHosted(number, incarnation):
                     self._settle(node, number, incarnation)
-                case m.Refused(number, name, text, fields):
+                case m.PartitionRefused(number, name, text, fields):
                     error = NotLeader(text, **fields) if name == _NOT_LEADER else revive(name, text, fields)
                     self._settle(node, number, error)
                 case m.Given(numbers):

@@ -16,7 +16,7 @@ from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError
 from dataplane.node.partitions.background import BackgroundTasks
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.replicas import Replicas
 
 log = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ class ClientDepartures:
                     self._leaving.add((hosted.partition, process))
                     self._background.spawn(self._leave(hosted, machine, process))
 
-    async def _leave(self, hosted: Hosted, machine: HasClients, process: str) -> None:
+    async def _leave(self, hosted: HostedReplica, machine: HasClients, process: str) -> None:
         try:
             await self._replicas.request(hosted.partition, machine.leaving(process), _ASK_S)
         except DataplaneError as error:

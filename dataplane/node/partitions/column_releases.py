@@ -21,8 +21,8 @@ from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError
 from dataplane.node.partitions.background import BackgroundTasks
-from dataplane.node.partitions.channel import Channel
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.channel import PartitionChannel
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.replication.lost_nodes import LostNodes
 from dataplane.wire import partition_messages as m
@@ -65,7 +65,7 @@ _kinds: dict[type, bool] = {}
 """Whether a type of state machine has columns. Cached: the check takes as long as deciding a command."""
 
 
-def _columns_of(hosted: Hosted) -> HasColumns | None:
+def _columns_of(hosted: HostedReplica) -> HasColumns | None:
     machine: Any = hosted.machine
     kind = type(machine)
     has = _kinds.get(kind)
@@ -81,7 +81,7 @@ class ColumnReleases:
     """See the module. `settled(partition, last, entries)` is called with the entries that a leader sends to this node.
     `last` is the number of the last entry; entries may be repeated."""
 
-    def __init__(self, members: Membership, replicas: Replicas, channel: Channel, settled: Settled) -> None:
+    def __init__(self, members: Membership, replicas: Replicas, channel: PartitionChannel, settled: Settled) -> None:
         self._me = members.me
         self._members = members
         self._replicas = replicas
@@ -114,7 +114,7 @@ class ColumnReleases:
         self._told.pop(partition, None)
         self._seen.pop(partition, None)
 
-    def _look_at(self, hosted: Hosted) -> None:
+    def _look_at(self, hosted: HostedReplica) -> None:
         machine = _columns_of(hosted)
         if machine is None or not hosted.replica.serves(monotonic()):
             return
@@ -132,7 +132,7 @@ class ColumnReleases:
                 self._telling.add((hosted.partition, node))
                 self._background.spawn(self._tell(hosted, machine, node))
 
-    def _performed(self, hosted: Hosted) -> None:
+    def _performed(self, hosted: HostedReplica) -> None:
         """After a command of a partition that is led here, send new entries to this node."""
         machine = _columns_of(hosted)
         if machine is None or not hosted.replica.serves(monotonic()):
@@ -144,14 +144,14 @@ class ColumnReleases:
             self._seen[hosted.partition] = epoch
             asyncio.get_running_loop().call_soon(self._look_at, hosted)
 
-    def _tell_here(self, hosted: Hosted, machine: HasColumns) -> None:
+    def _tell_here(self, hosted: HostedReplica, machine: HasColumns) -> None:
         entries, last = machine.outbox(self._me, _ENTRIES)
         before = self._told.get(hosted.partition, 0)
         if last > before or not before:
             self._told[hosted.partition] = last
             self._settled(hosted.partition, last, entries)
 
-    def _change(self, hosted: Hosted, node: str, request: bytes, what: str) -> None:
+    def _change(self, hosted: HostedReplica, node: str, request: bytes, what: str) -> None:
         def done(outcome: bytes | DataplaneError) -> None:
             self._changing.discard((hosted.partition, node))
             if isinstance(outcome, bytes):
@@ -162,7 +162,7 @@ class ColumnReleases:
         self._changing.add((hosted.partition, node))
         hosted.request(request, done)
 
-    async def _tell(self, hosted: Hosted, machine: HasColumns, node: str) -> None:
+    async def _tell(self, hosted: HostedReplica, machine: HasColumns, node: str) -> None:
         """Send a node its outbox, one message at a time."""
         try:
             while not hosted.closed and hosted.replica.leads:
@@ -174,7 +174,7 @@ class ColumnReleases:
                 elif not self._members.gone(node, durable=hosted.durable):
 
                     def settle(number: int, last: int = last, entries: tuple[bytes, ...] = entries) -> m.Item:
-                        return m.Settle(number, hosted.partition, last, entries)
+                        return m.SettleOutbox(number, hosted.partition, last, entries)
 
                     await self._channel.ask(node, settle, _ASK_S)
                 await self._replicas.request(hosted.partition, machine.telling(node, last), _ASK_S)
@@ -183,7 +183,7 @@ class ColumnReleases:
         finally:
             self._telling.discard((hosted.partition, node))
 
-    def _settle(self, node: str, told: m.Settle) -> None:
+    def _settle(self, node: str, told: m.SettleOutbox) -> None:
         """Release the columns of the entries that a leader sends to this node, and confirm the entries."""
         try:
             self._settled(told.partition, told.last, told.entries)

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable
 
 from dataplane.clock import Deadline, monotonic
 from dataplane.cluster.membership import Membership
-from dataplane.cluster.placement import Placement
+from dataplane.cluster.placement import Rendezvous
 from dataplane.coordinator.base import DELETED, Coordinator
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable
 from dataplane.node.partitions import record as records
 from dataplane.node.partitions.background import BackgroundTasks
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import LostPartition, Record, is_durable, kind_of, name_of
 from dataplane.node.partitions.records import Records
 from dataplane.node.partitions.replicas import Replicas, forget
@@ -154,7 +154,7 @@ class Directory:
     async def _make(self, record: Record) -> None:
         """Create the partition of a record. Raises PeerUnavailable, Unavailable, OutcomeUnknown."""
         there = [node.encode() for node in self._fit(record.durable)] or [self._me.encode()]
-        first = Placement(there).winner(self._what, record.name).decode()
+        first = Rendezvous(there).winner(self._what, record.name).decode()
         key = record.key or ""
         try:
             await self._make_at(first, key, record)
@@ -323,7 +323,7 @@ class Directory:
                 self._router.forget(key)
                 await self._replicas.delete(key)
 
-    def _orphan(self, hosted: Hosted) -> bool:
+    def _orphan(self, hosted: HostedReplica) -> bool:
         """Whether no record known here names the partition, and no member may still write such a record."""
         key = hosted.partition
         if kind_of(key) != self._kind or self.names(key):

@@ -22,7 +22,7 @@ from dataplane.coordinator.base import DELETED, Unavailable
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, NotReady, OutcomeUnknown
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
-from dataplane.replication.effects import Answer, Effect, Refuse, Send, Store, Swap
+from dataplane.replication.effects import Effect, Refuse, Send, SendAnswer, StoreOperation, Swap
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import Message
 from dataplane.replication.replica import Replica
@@ -54,7 +54,7 @@ class DurableLog(Protocol):
         """Delete the log."""
 
 
-class Hosted:
+class HostedReplica:
     """See the module. Its owner ticks it at `deadline`."""
 
     def __init__(
@@ -181,8 +181,8 @@ class Hosted:
         for effect in effects:
             match effect:
                 case Send(to, message):
-                    self._owner.send(to[0], m.Replicate(self.partition, self.me[1], to[1], message))
-                case Answer(request, result):
+                    self._owner.send(to[0], m.ToReplica(self.partition, self.me[1], to[1], message))
+                case SendAnswer(request, result):
                     self._requests.pop(request)(result)
                 case Refuse(request, error):
                     self._requests.pop(request)(error)
@@ -190,7 +190,7 @@ class Hosted:
                     if effect != self._asked:
                         self._asked = effect
                         self._owner.background.spawn(self._swap(effect))
-                case Store(ticket, operation):
+                case StoreOperation(ticket, operation):
                     self._writes.append(operation)
                     self._ticket = ticket
         if self._writes and not self._writing:

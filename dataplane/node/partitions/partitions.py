@@ -8,7 +8,7 @@ from dataplane.closing import close_each
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.node.partitions.background import BackgroundTasks
-from dataplane.node.partitions.channel import Channel
+from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.client_departures import ClientDepartures
 from dataplane.node.partitions.column_releases import ColumnReleases, Settled
 from dataplane.node.partitions.directory import Directory
@@ -16,8 +16,8 @@ from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
 from dataplane.node.partitions.router import Router
 from dataplane.replication.configuration import Configuration
-from dataplane.replication.settings import Settings
-from dataplane.wire.partition_messages import Frame
+from dataplane.replication.settings import ReplicationSettings
+from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer import Peers
 
 
@@ -35,13 +35,13 @@ class Partitions:
         opening: Callable[[Record], bytes],
         *,
         settled: Settled = lambda partition, last, entries: None,
-        settings: Settings = SETTINGS,
+        settings: ReplicationSettings = SETTINGS,
         logs: Logs = in_memory,
         alone: bool = False,
     ) -> None:
         me = members.me
         self.members = members
-        self.channel = Channel(peers, members, members.current[me].life)
+        self.channel = PartitionChannel(peers, members, members.current[me].life)
         self.replicas = Replicas(
             me,
             members,
@@ -58,7 +58,7 @@ class Partitions:
         self.departed = ClientDepartures(members, self.replicas)
         self._background = BackgroundTasks()
 
-    def receive(self, frame: Frame) -> None:
+    def receive(self, frame: PartitionFrame) -> None:
         """Handle a frame of another node."""
         self.channel.receive(frame)
 

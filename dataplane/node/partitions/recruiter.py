@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.errors import Corrupt, PeerUnavailable, Rejected
-from dataplane.node.partitions.channel import Channel
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.channel import PartitionChannel
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import is_durable
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.recruitment import choose
@@ -30,7 +30,7 @@ _FORGET_S = 60.0  # the time after which a replica that is in no configuration, 
 class Recruiter:
     """The recruits of all partitions that are led here."""
 
-    def __init__(self, replicas: Replicas, members: Membership, channel: Channel) -> None:
+    def __init__(self, replicas: Replicas, members: Membership, channel: PartitionChannel) -> None:
         self.wanted: Callable[[str], int] = lambda partition: 1
         """Returns the wanted number of followers of a partition."""
         self._replicas = replicas
@@ -47,13 +47,13 @@ class Recruiter:
             elif self._unneeded(hosted) and now - hosted.heard_s > _FORGET_S:
                 self._replicas.end(hosted, forget=True)
 
-    def _unneeded(self, hosted: Hosted) -> bool:
+    def _unneeded(self, hosted: HostedReplica) -> bool:
         """Whether no configuration names the replica. A durable replica counts as unneeded only if such a configuration
         was seen."""
         configuration = hosted.configuration
         return not configuration.holds(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
 
-    def _candidates(self, hosted: Hosted, now: float) -> list[str]:
+    def _candidates(self, hosted: HostedReplica, now: float) -> list[str]:
         """The nodes to ask for a replica, on other hosts if there are any. None that was asked recently."""
         configuration, members = hosted.configuration, self._members.current
         wanted = self.wanted(hosted.partition)
@@ -87,7 +87,7 @@ class Recruiter:
     async def ask(self, node: str, partition: str) -> int:
         """Make another node create a replica, if it has none. Returns its incarnation. Raises PeerUnavailable,
         Corrupt."""
-        incarnation: int = await self._channel.ask(node, lambda number: m.Host(number, partition), _ASK_S)
+        incarnation: int = await self._channel.ask(node, lambda number: m.HostReplica(number, partition), _ASK_S)
         return incarnation
 
     async def nowhere(self, partition: str) -> bool:
@@ -100,7 +100,7 @@ class Recruiter:
         found = await asyncio.gather(*asks, return_exceptions=True)
         return not any(found)  # an error counts as a replica
 
-    async def _recruit(self, hosted: Hosted, node: str) -> None:
+    async def _recruit(self, hosted: HostedReplica, node: str) -> None:
         try:
             incarnation = await self.ask(node, hosted.partition)
         except (PeerUnavailable, Corrupt, Rejected) as error:

@@ -19,8 +19,8 @@ from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable, Rejected
 from dataplane.node.partitions.background import BackgroundTasks
-from dataplane.node.partitions.channel import Channel, Late
-from dataplane.node.partitions.hosted import EARLY_S, Hosted
+from dataplane.node.partitions.channel import Late, PartitionChannel
+from dataplane.node.partitions.hosted import EARLY_S, HostedReplica
 from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.recruiter import Recruiter
 from dataplane.node.partitions.unconfirmed_grants import UnconfirmedGrants
@@ -28,13 +28,13 @@ from dataplane.node.partitions.waiters import NOTHING, Done, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.settings import Settings
+from dataplane.replication.settings import ReplicationSettings
 from dataplane.replication.storage import MemoryStorage, Storage
 from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
 
-SETTINGS = Settings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.0)
+SETTINGS = ReplicationSettings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.0)
 """A silent leader is replaced within 5 s: `grace_s`, a heartbeat, and the answer of the coordinator. These times are
 long enough for a node that gets a ninth of a core, which still sends a heartbeat every second. A leader whose process
 is known to have ended is replaced at once."""
@@ -64,11 +64,11 @@ class Replicas:
         self,
         me: str,
         members: Membership,
-        channel: Channel,
+        channel: PartitionChannel,
         coordinator: Coordinator,
         machines: Machines,
         *,
-        settings: Settings = SETTINGS,
+        settings: ReplicationSettings = SETTINGS,
         logs: Logs = in_memory,
         prefix: str = "partitions/",
         alone: bool = False,
@@ -78,9 +78,9 @@ class Replicas:
         self.alone = alone
         self.coordinator = coordinator
         self.background = BackgroundTasks()
-        self.settle: Callable[[str, m.Settle], None] = lambda node, told: None
+        self.settle: Callable[[str, m.SettleOutbox], None] = lambda node, told: None
         """Called with the outbox entries that a leader sends to this node."""
-        self.performed: Callable[[Hosted], None] = lambda hosted: None
+        self.performed: Callable[[HostedReplica], None] = lambda hosted: None
         """Called when a replica here may have applied commands."""
         self.retained: Callable[[str], int] = lambda partition: 0
         """Returns the number of rows of a partition that producers here appended and whose columns are retained."""
@@ -91,8 +91,8 @@ class Replicas:
         self._machines = machines
         self._logs = logs
         self._prefix = prefix
-        self._hosted: dict[str, Hosted] = {}
-        self._asked: dict[tuple[str, int], tuple[Hosted, WaitingRequest]] = {}  # waiting requests of other nodes
+        self._hosted: dict[str, HostedReplica] = {}
+        self._asked: dict[tuple[str, int], tuple[HostedReplica, WaitingRequest]] = {}  # waiting requests of other nodes
         self._unconfirmed = UnconfirmedGrants(channel)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
@@ -105,10 +105,10 @@ class Replicas:
         """The key of the configuration of the partition at the coordinator."""
         return self._prefix + partition
 
-    def __iter__(self) -> Iterator[Hosted]:
+    def __iter__(self) -> Iterator[HostedReplica]:
         return iter([*self._hosted.values()])
 
-    def find(self, partition: str) -> Hosted | None:
+    def find(self, partition: str) -> HostedReplica | None:
         return self._hosted.get(partition)
 
     # The replicas
@@ -118,13 +118,13 @@ class Replicas:
         hosted = self._hosted.get(partition)
         return 0 if hosted is None or (hosted.replica.mute and not hosted.durable) else hosted.me[1]
 
-    def host(self, partition: str) -> Hosted:
+    def host(self, partition: str) -> HostedReplica:
         """The replica of a partition on this node, which is created empty if there is none. Raises Corrupt."""
         hosted = self._hosted.get(partition)
         if hosted is None:
             new = (self.me, secrets.randbits(_INCARNATIONS))
             storage = self._logs(partition, new)
-            hosted = self._hosted[partition] = Hosted(self, partition, storage, self._machines(partition), new)
+            hosted = self._hosted[partition] = HostedReplica(self, partition, storage, self._machines(partition), new)
             self.background.spawn(self._watch(hosted))
             self.hosting(partition)
         return hosted
@@ -160,7 +160,7 @@ class Replicas:
             await self.coordinator.swap(key, value, DELETED)
         self.background.spawn(forget(self.coordinator, key))
 
-    def end(self, hosted: Hosted, *, forget: bool = False) -> None:
+    def end(self, hosted: HostedReplica, *, forget: bool = False) -> None:
         """End this replica. `forget`: delete its log. If this node gets a replica of the partition again, it is the
         same one if the durable log was not deleted, else a new one."""
         if self._hosted.get(hosted.partition) is hosted:
@@ -170,7 +170,7 @@ class Replicas:
             if forget:
                 hosted.remove()
 
-    async def _watch(self, hosted: Hosted) -> None:
+    async def _watch(self, hosted: HostedReplica) -> None:
         """Watch the configuration. Its first read begins after the replica was created."""
         missing, pause_s = True, _AGAIN_S  # at first it may be missing, since it is written after the replica is made
         while not hosted.closed:
@@ -189,7 +189,9 @@ class Replicas:
 
     # Requests
 
-    def ask(self, partition: str, request: bytes, done: Done, waiting: WaitingRequest | None = None) -> Hosted | None:
+    def ask(
+        self, partition: str, request: bytes, done: Done, waiting: WaitingRequest | None = None
+    ) -> HostedReplica | None:
         """Pass a request to the replica of this node. Returns the replica; None if there is none."""
         hosted = self._hosted.get(partition)
         if hosted is None:
@@ -209,7 +211,7 @@ class Replicas:
         wait_s: float = 0.0,
         late: Late | None = None,
     ) -> bytes:
-        """As `Channel.ask`, for a request to the replica of this node."""
+        """As `PartitionChannel.ask`, for a request to the replica of this node."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         returned = False
 
@@ -242,7 +244,7 @@ class Replicas:
 
     def _heard(self, node: str, item: m.Item) -> None:
         match item:
-            case m.Replicate(partition, sender, to, message):
+            case m.ToReplica(partition, sender, to, message):
                 hosted = self._hosted.get(partition)
                 if hosted is not None and hosted.me[1] == to:
                     hosted.receive((node, sender), message)
@@ -252,17 +254,17 @@ class Replicas:
                 hosted, waiting = self._asked.get((node, number), (None, None))
                 if hosted is not None and waiting is not None:
                     hosted.waiters.withdraw(waiting)
-            case m.Host(number, partition):
+            case m.HostReplica(number, partition):
                 try:
-                    self._channel.say(node, m.Hosted(number, self.host(partition).me[1]))
+                    self._channel.say(node, m.ReplicaHosted(number, self.host(partition).me[1]))
                 except DataplaneError as error:
                     self._channel.answer(node, number, error)
-            case m.Settle():
+            case m.SettleOutbox():
                 self.settle(node, item)
             case m.CountRows(number, partition):
                 self._channel.answer(node, number, str(self.retained(partition)).encode())
             case m.FindReplica(number, partition):
-                self._channel.say(node, m.Hosted(number, self.incarnation(partition)))
+                self._channel.say(node, m.ReplicaHosted(number, self.incarnation(partition)))
             case m.Received():
                 self._unconfirmed.received(node, item)
             case _:
@@ -304,7 +306,7 @@ class Replicas:
             return error
         return result
 
-    def send(self, node: str, item: m.Replicate) -> None:
+    def send(self, node: str, item: m.ToReplica) -> None:
         self._channel.say(node, item)
 
     async def retained_rows(self, partition: str) -> list[tuple[str, int]]:

@@ -16,7 +16,7 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.errors import Backpressure, DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
-from dataplane.node.partitions.channel import Channel, Late
+from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.record import is_durable
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.replication.configuration import Configuration, decode
@@ -32,7 +32,9 @@ _SHORT_S, _LONG_S = 0.01, 0.5  # the first and the longest pause between attempt
 class Router:
     """Sends the requests of one node to partitions."""
 
-    def __init__(self, replicas: Replicas, members: Membership, channel: Channel, coordinator: Coordinator) -> None:
+    def __init__(
+        self, replicas: Replicas, members: Membership, channel: PartitionChannel, coordinator: Coordinator
+    ) -> None:
         self._replicas = replicas
         self._members = members
         self._channel = channel

@@ -14,8 +14,8 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
-from dataplane.node.partitions.channel import Channel
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.channel import PartitionChannel
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.wire import partition_messages as m
 
 CONFIRM_S = 1.0
@@ -28,14 +28,14 @@ class _Delivery(NamedTuple):
     """An answer that was sent: its replica, and the request that gives the grant back. That request is empty if the
     requester will ask for the grant again."""
 
-    hosted: Hosted
+    hosted: HostedReplica
     undoing: bytes
 
 
 class UnconfirmedGrants:
     """See the module."""
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: PartitionChannel) -> None:
         self._channel = channel
         self._given: dict[str, dict[int, _Delivery]] = {}  # by node and number of the request
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -44,7 +44,7 @@ class UnconfirmedGrants:
         """Number of answers that are not known to have arrived."""
         return sum(map(len, self._given.values()))
 
-    def gave(self, node: str, number: int, hosted: Hosted, undoing: bytes) -> None:
+    def gave(self, node: str, number: int, hosted: HostedReplica, undoing: bytes) -> None:
         """Note a grant that answers the node's request with this number. `undoing`: the request that gives the grant
         back."""
         self._given.setdefault(node, {})[number] = _Delivery(hosted, undoing)

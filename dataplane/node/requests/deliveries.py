@@ -17,7 +17,7 @@ import msgspec
 from dataplane.clock import Deadline
 from dataplane.errors import LeaseExpired, Misuse, NotReady
 from dataplane.node.sessions import checks
-from dataplane.node.sessions.interface import On, Stream, StreamService, StreamSession
+from dataplane.node.sessions.interface import On, OpenedStream, StreamService, StreamSession
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -66,7 +66,7 @@ class Deliveries:
             self._session.give_back_soon(found.partition, given.grant)
 
     async def consume(
-        self, request: rm.AskStream, asked: r.Consume, stream: Stream, deadline: Deadline
+        self, request: rm.AskStream, asked: r.Consume, stream: OpenedStream, deadline: Deadline
     ) -> rm.StreamAnswer:
         """Lease rows to a task once enough are ready. Raises NotReady, Closed, Misuse."""
         _check_consume(asked, stream)
@@ -82,7 +82,9 @@ class Deliveries:
         except TimeoutError:
             raise not_ready(stream.name, asked.task, deadline) from None
 
-    async def look(self, request: rm.AskStream, wanted: r.Look, stream: Stream, deadline: Deadline) -> rm.StreamAnswer:
+    async def look(
+        self, request: rm.AskStream, wanted: r.Look, stream: OpenedStream, deadline: Deadline
+    ) -> rm.StreamAnswer:
         """The candidate rows for a sampler of the client; waits until they have changed. Raises NotReady, Closed,
         Misuse."""
         asked = msgspec.structs.replace(
@@ -104,7 +106,9 @@ class Deliveries:
             raise not_ready(stream.name, wanted.task, deadline) from None
         return rm.StreamAnswer(request.id, stream.token, shown)
 
-    async def _take(self, wanted: r.Consume, stream: Stream, deadline: Deadline, after: int | None) -> r.Delivered:
+    async def _take(
+        self, wanted: r.Consume, stream: OpenedStream, deadline: Deadline, after: int | None
+    ) -> r.Delivered:
         """Lease rows. `after`: the last grant that the replica received; None if the member has no replicas."""
         asked = msgspec.structs.replace(wanted, client=self._session.client, sequence=0, after=after)
         waits = partial(_queue, asked) if asked.sampler is not None else None
@@ -118,7 +122,7 @@ class Deliveries:
             given = await self._session.ask(partition, asked, r.Delivered, until, waits=waits, late=late)
             try:
                 if await self._room():  # the lease begins once the delivery can be sent
-                    await self._session.ask(partition, r.Renew(grant=given.grant, replica=asked.replica), r.Done)
+                    await self._session.ask(partition, r.Renew(grant=given.grant, replica=asked.replica), r.Succeeded)
             except BaseException as error:
                 late(given)
                 if isinstance(error, LeaseExpired):  # the client received nothing for the time of a lease
@@ -138,7 +142,7 @@ class Deliveries:
         return self._members.setdefault((request.stream, asked.task, asked.member, asked.replica), _LastGrant())
 
 
-def _check_consume(request: r.Consume, stream: Stream) -> None:
+def _check_consume(request: r.Consume, stream: OpenedStream) -> None:
     """Check what needs no partition. Raises Misuse."""
     checks.bound("rows of a delivery", rm.MAX_ROWS, request.rows)
     stream.settings.task(request.task)

@@ -69,32 +69,32 @@ class InlineRequests:
         self._scopes = f"{rm.STAGED}{secrets.token_hex(8)}"
         self._numbers = itertools.count(1)
 
-    def put(self, request: sm.Put, deadline: Deadline) -> m.Reply | Waiting:
+    def put(self, request: sm.PutShard, deadline: Deadline) -> m.Reply | Waiting:
         """Store columns. Returns the reply, or a function to call and await for it. Raises as `Store.put`. In this and
         the other methods, whatever a request has stored is freed if it raises."""
         _check(request)
         checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
         shard = self._put_now(request, request.scope)
-        return partial(self._put, request, deadline) if shard is None else sm.Stored(request.id, shard)
+        return partial(self._put, request, deadline) if shard is None else sm.ShardStored(request.id, shard)
 
     # storing
 
-    def _put_now(self, columns: sm.Put | rm.Inline, scope: str = "") -> int | None:
+    def _put_now(self, columns: sm.PutShard | rm.Inline, scope: str = "") -> int | None:
         """The number of the stored shard; None if the request has to wait for memory."""
         return self._store.put_now(self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client))
 
-    async def _put_soon(self, columns: sm.Put | rm.Inline, deadline: Deadline, scope: str = "") -> int:
+    async def _put_soon(self, columns: sm.PutShard | rm.Inline, deadline: Deadline, scope: str = "") -> int:
         return await self._store.put(
             self._client, columns.payload, columns.layout, deadline, scope=scope, holder=str(self._client)
         )
 
-    async def _put(self, request: sm.Put, deadline: Deadline) -> m.Reply:
-        return sm.Stored(request.id, await self._put_soon(request, deadline, request.scope))
+    async def _put(self, request: sm.PutShard, deadline: Deadline) -> m.Reply:
+        return sm.ShardStored(request.id, await self._put_soon(request, deadline, request.scope))
 
     # appending
 
-    def append(self, request: rm.Append, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
+    def append(self, request: rm.AppendRows, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Append rows. Raises as `Store.put` and `StreamClient.append_stored`."""
         _check(columns)
         versions = checks.int64("versions", request.versions)
@@ -105,7 +105,7 @@ class InlineRequests:
         ticket = self._streams.permits.take_now(request, versions, sum(columns.nbytes))
         if ticket is not None:
             return self._append_now(request, columns, versions, ticket, deadline)
-        admit = rm.Admit(
+        admit = rm.AdmitRows(
             request.id,
             request.stream,
             len(versions),
@@ -119,10 +119,10 @@ class InlineRequests:
         return partial(self._append_later, request, columns, versions, admitted, deadline)
 
     def _append_now(
-        self, request: rm.Append, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
+        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply | Waiting:
         if not ticket:  # the same append was made before, and its answer was lost
-            return rm.Appended(request.id, 0, False)
+            return rm.RowsAppended(request.id, 0, False)
         if not self._streams.alone:
             return partial(self._append_staged, request, columns, ticket, deadline)
         try:
@@ -135,7 +135,7 @@ class InlineRequests:
         return self._appended(request, columns, versions, ticket, shard)
 
     async def _append_stored(
-        self, request: rm.Append, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
+        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
     ) -> m.Reply:
         """Wait for memory, then append rows that were admitted."""
         try:
@@ -145,7 +145,9 @@ class InlineRequests:
             raise
         return self._appended(request, columns, versions, ticket, shard)
 
-    def _appended(self, request: rm.Append, columns: rm.Inline, versions: Index, ticket: int, shard: int) -> m.Reply:
+    def _appended(
+        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int, shard: int
+    ) -> m.Reply:
         try:
             ref = stored(self._node, columns, shard)
             reply = self._streams.append_stored(request, versions, ref, shard, sum(columns.nbytes), ticket)
@@ -159,7 +161,7 @@ class InlineRequests:
 
     async def _append_later(
         self,
-        request: rm.Append,
+        request: rm.AppendRows,
         columns: rm.Inline,
         versions: Index,
         admitted: m.Reply | Waiting | None,
@@ -167,12 +169,14 @@ class InlineRequests:
     ) -> m.Reply:
         """Append in three steps, each of which may wait: wait for the permit, put the columns, append the rows."""
         reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
-        if not isinstance(reply, rm.Admitted):
+        if not isinstance(reply, rm.RowsAdmitted):
             raise ProtocolMismatch("nothing that can be appended to")
         answer = self._append_now(request, columns, versions, reply.ticket, deadline)
         return answer if isinstance(answer, m.Message) else await answer()
 
-    async def _append_staged(self, request: rm.Append, columns: rm.Inline, ticket: int, deadline: Deadline) -> m.Reply:
+    async def _append_staged(
+        self, request: rm.AppendRows, columns: rm.Inline, ticket: int, deadline: Deadline
+    ) -> m.Reply:
         """Put the columns first, then append them at the leader, which may be another node."""
         try:
             return await self._staged_first(
@@ -185,11 +189,11 @@ class InlineRequests:
             raise
 
     def _give_back(self, stream: bytes, ticket: int) -> None:
-        self._streams.answer(rm.GiveBack(stream, ticket), Deadline.after(0.0))
+        self._streams.answer(rm.ReturnPermit(stream, ticket), Deadline.after(0.0))
 
     # extending
 
-    def extend(self, request: rm.Extend, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
+    def extend(self, request: rm.ExtendRows, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Add columns to rows. Raises as `Store.put` and `StreamClient.extend_stored`."""
         _check(columns)
         shard = self._put_now(columns) if self._streams.alone else None
@@ -209,7 +213,7 @@ class InlineRequests:
         return m.Done(request.id)
 
     async def _staged_first(
-        self, columns: rm.Inline, deadline: Deadline, request: Callable[[str, BatchRef], rm.Append | rm.Extend]
+        self, columns: rm.Inline, deadline: Deadline, request: Callable[[str, BatchRef], rm.AppendRows | rm.ExtendRows]
     ) -> m.Reply:
         """Put columns under a new scope, then execute the request that refers to them. Returns its answer."""
         scope = self._new_scope()
@@ -290,6 +294,6 @@ def _named(outline: Outline) -> dict[str, ColumnPlace]:
     return {name: ColumnPlace(form.field.declared, 0, slot) for slot, (name, form) in enumerate(outline.columns)}
 
 
-def _check(columns: sm.Put | rm.Inline) -> None:
+def _check(columns: sm.PutShard | rm.Inline) -> None:
     checks.bound("payload in a message", sm.MAX_INLINE, len(columns.payload))
     checks.bound("layout", sm.MAX_LAYOUT, len(columns.layout))

@@ -10,7 +10,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, LeaseExpired, ProtocolMismatch
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.sessions import checks
-from dataplane.node.sessions.interface import On, Stream, StreamService, StreamSession
+from dataplane.node.sessions.interface import On, OpenedStream, StreamService, StreamSession
 from dataplane.stream import requests as r
 from dataplane.wire import row_messages as rm
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 class Ticket(NamedTuple):
     """A permit to append and the partition that gave it; no partition if no limit applies."""
 
-    stream: Stream
+    stream: OpenedStream
     partition: Any = None
     number: int = 0
 
@@ -44,7 +44,7 @@ class Permits:
         for number in list(self._tickets):
             self.give_back(number)
 
-    def use(self, number: int, stream: Stream) -> Ticket:
+    def use(self, number: int, stream: OpenedStream) -> Ticket:
         """Take the permit with this number, to use it now. Raises LeaseExpired."""
         ticket = self._tickets.pop(number, None)
         if ticket is None or ticket.stream is not stream:
@@ -61,7 +61,7 @@ class Permits:
         if ticket.partition is not None:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
-    def fits(self, request: rm.Append, versions: checks.Index, nbytes: int) -> bool:
+    def fits(self, request: rm.AppendRows, versions: checks.Index, nbytes: int) -> bool:
         """Whether these rows need no permit, because this node is in no cluster, the rows have no keys, and they fit
         within the stream's limits now. Raises Closed, LimitExceeded, ProtocolMismatch."""
         if self._local is None or request.keys:
@@ -70,15 +70,15 @@ class Permits:
         _check_amount(rows, nbytes)
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
-    def take_now(self, request: rm.Append, versions: checks.Index, nbytes: int) -> int | None:
+    def take_now(self, request: rm.AppendRows, versions: checks.Index, nbytes: int) -> int | None:
         """A permit to append these rows; 0 if the same append was made before, None if the request has to wait.
         Raises Closed, LimitExceeded, ProtocolMismatch."""
         key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
         rows, timeout_s = len(versions), request.timeout_s
-        wanted = rm.Admit(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
+        wanted = rm.AdmitRows(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
         return self.admit_now(wanted, self._service.find(request.stream))
 
-    def admit_now(self, request: rm.Admit, stream: Stream) -> int | None:
+    def admit_now(self, request: rm.AdmitRows, stream: OpenedStream) -> int | None:
         _check_amount(request.rows, request.nbytes)
         if not stream.settings.limited and not (request.key and self._local is not None):
             return self._keep(Ticket(stream))
@@ -94,7 +94,7 @@ class Permits:
             return self._keep(Ticket(stream, local, local.run(wanted).ticket))
         return None
 
-    async def admit(self, request: rm.Admit, stream: Stream, deadline: Deadline) -> int:
+    async def admit(self, request: rm.AdmitRows, stream: OpenedStream, deadline: Deadline) -> int:
         """A permit to append; 0 if the same append was made before. Raises Backpressure, Closed, LimitExceeded,
         OutcomeUnknown."""
         if request.key:
@@ -107,8 +107,8 @@ class Permits:
         wanted = r.Admit(rows=request.rows, nbytes=request.nbytes, version=request.version)
         return self._keep(await self._on(stream, lambda at: self.let_in(stream, at, wanted, deadline)))
 
-    async def let_in(self, stream: Stream, partition: Any, wanted: r.Admit, deadline: Deadline) -> Ticket:
-        def late(admitted: r.Admitted) -> None:
+    async def let_in(self, stream: OpenedStream, partition: Any, wanted: r.Admit, deadline: Deadline) -> Ticket:
+        def late(admitted: r.AdmitResult) -> None:
             self._session.soon(partition, r.GiveBack(ticket=admitted.ticket))
 
         def queue() -> str:  # by version: older versions may be admitted earlier
@@ -116,16 +116,16 @@ class Permits:
 
         try:
             try:
-                admitted = await self._session.ask(partition, wanted, r.Admitted, deadline, waits=queue, late=late)
+                admitted = await self._session.ask(partition, wanted, r.AdmitResult, deadline, waits=queue, late=late)
             except Backpressure:  # asked again without waiting, for the error that names the limit
-                admitted = await self._session.ask(partition, wanted, r.Admitted, late=late)
+                admitted = await self._session.ask(partition, wanted, r.AdmitResult, late=late)
         except Backpressure as error:
             holders = tuple(self._holder(stream, each) for each in error.holders)
             told = {**error.fields, "needed": wanted.nbytes, "waited_s": deadline.waited_s, "holders": holders}
             raise Backpressure(f"the stream {stream.name!r} {str(error).removeprefix('the stream ')}", **told) from None
         return Ticket(stream, partition, admitted.ticket)
 
-    def _holder(self, stream: Stream, holder: dict[str, Any]) -> dict[str, Any]:
+    def _holder(self, stream: OpenedStream, holder: dict[str, Any]) -> dict[str, Any]:
         name = str(holder["holder"])
         admitted = holder["how"] == "admitted"
         return {**holder, "holder": self._service.label(name) if admitted else f"{name} of stream {stream.name!r}"}

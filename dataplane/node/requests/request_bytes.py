@@ -38,7 +38,7 @@ _FLAT = {int, float, bool, type(None)}
 _TEXTS = {str, bytes}
 
 
-class Waits:
+class WaitingBytes:
     """The waiting bytes of all clients of a node."""
 
     def __init__(
@@ -59,7 +59,7 @@ class Waits:
 class ClientUsage:
     """The waiting bytes of one client."""
 
-    def __init__(self, waits: Waits) -> None:
+    def __init__(self, waits: WaitingBytes) -> None:
         self._waits = waits
         self.nbytes = 0
 

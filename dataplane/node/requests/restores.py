@@ -13,7 +13,7 @@ from functools import partial
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.node.sessions import checks
-from dataplane.node.sessions.interface import Restored, StreamService, StreamSession, happened
+from dataplane.node.sessions.interface import RestoringStream, StreamService, StreamSession, happened
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -25,13 +25,13 @@ class Restores:
     def __init__(self, session: StreamSession, service: StreamService) -> None:
         self._session = session
         self._service = service
-        self._streams: dict[bytes, Restored] = {}
+        self._streams: dict[bytes, RestoringStream] = {}
 
     def __contains__(self, token: bytes) -> bool:
         """Whether the client is restoring a stream with this token."""
         return token in self._streams
 
-    async def begin(self, request: rm.Restore) -> rm.Opened:
+    async def begin(self, request: rm.RestoreStream) -> rm.Opened:
         """Begin to restore a stream. Raises Misuse if its name is taken, Corrupt, LimitExceeded, PeerUnavailable,
         OutcomeUnknown."""
         head = request.head
@@ -39,30 +39,30 @@ class Restores:
         token = restored.token
         self._streams[token] = restored
         try:
-            await self._session.ask(restored.partition, r.Restore(head=head), r.Done)
+            await self._session.ask(restored.partition, r.Restore(head=head), r.Succeeded)
         except BaseException:
             self.drop(token)
             raise
         return rm.Opened(request.id, token, head.settings, restored.generation)
 
-    async def put_back(self, request: rm.PutBack) -> m.Done:
+    async def put_back(self, request: rm.RestoreRows) -> m.Done:
         """Restore rows. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
-        await self._session.ask(self._find(request.stream).partition, r.PutBack(block=request.block), r.Done)
+        await self._session.ask(self._find(request.stream).partition, r.PutBack(block=request.block), r.Succeeded)
         return m.Done(request.id)
 
-    async def put_columns(self, request: rm.PutColumns) -> BatchRef:
+    async def put_columns(self, request: rm.RestoreColumns) -> BatchRef:
         """Restore columns of restored rows. Returns a reference to them. Raises Misuse, SchemaMismatch,
         LimitExceeded, Lost, OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
         asked = r.PutColumns(rows=checks.int64("rows", request.rows), ref=ref, task=request.task)
         claim = await self._service.claim(partition, ref)
-        await self._session.ask(partition, asked, r.Done, settled=partial(happened, (claim,)))
+        await self._session.ask(partition, asked, r.Succeeded, settled=partial(happened, (claim,)))
         return ref
 
-    async def finish(self, request: rm.Restored) -> m.Done:
+    async def finish(self, request: rm.PublishRestored) -> m.Done:
         """Publish the stream. Raises Misuse if its name was taken meanwhile, PeerUnavailable, OutcomeUnknown."""
         restored = self._find(request.stream)
-        await self._session.ask(restored.partition, r.FinishRestore(), r.Done)
+        await self._session.ask(restored.partition, r.FinishRestore(), r.Succeeded)
         await self._service.publish(restored)
         del self._streams[request.stream]
         return m.Done(request.id)
@@ -77,7 +77,7 @@ class Restores:
         for token in list(self._streams):
             self.drop(token)
 
-    def _find(self, token: bytes) -> Restored:
+    def _find(self, token: bytes) -> RestoringStream:
         restored = self._streams.get(token)
         if restored is None:
             raise Misuse("no stream of this token is being restored by this client")

@@ -19,20 +19,20 @@ from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
-from dataplane.wire.local import Channel
+from dataplane.wire.local import LocalChannel
 
 if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
     from dataplane.node.clustered.tables import TableClient
 
-RowRequest = StreamRequest | TableRequest | sm.Put
+RowRequest = StreamRequest | TableRequest | sm.PutShard
 ROW_REQUESTS = frozenset(get_args(RowRequest))
 
 
 class RowRequests:
     """See the module. The client's leases and permits are released when it leaves."""
 
-    def __init__(self, client: Client, services: NodeServices, staged: StagedColumns, channel: Channel) -> None:
+    def __init__(self, client: Client, services: NodeServices, staged: StagedColumns, channel: LocalChannel) -> None:
         self._client = client
         self._staged = staged
         self._channel = channel
@@ -51,15 +51,15 @@ class RowRequests:
         answer: m.Reply | Waiting | None
         carries = True
         match request:
-            case sm.Put():
+            case sm.PutShard():
                 answer = self._inline.put(request, deadline)
-            case rm.Append(columns=rm.Inline() as columns):
+            case rm.AppendRows(columns=rm.Inline() as columns):
                 answer = self._inline.append(request, columns, deadline)
-            case rm.Extend(columns=rm.Inline() as columns):
+            case rm.ExtendRows(columns=rm.Inline() as columns):
                 answer = self._inline.extend(request, columns, deadline)
             case rm.AskTable(columns=rm.Inline() as columns):
                 answer = self._inline.write(request, columns, deadline)
-            case rm.AskTable() | rm.Tables():
+            case rm.AskTable() | rm.ListTables():
                 carries, answer = False, self._tables.answer(request, deadline)
             case _:
                 carries, answer = False, self._about_stream(request, deadline)
@@ -71,9 +71,9 @@ class RowRequests:
 
     def _about_stream(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """The answer to a request about a stream whose message contains no columns."""
-        if isinstance(request, rm.Admit):
+        if isinstance(request, rm.AdmitRows):
             self._pending.begin(request.id, request.handing)
-        elif isinstance(request, rm.Append):
+        elif isinstance(request, rm.AppendRows):
             self._pending.end(request.admitted)
         return self._streams.answer(request, deadline)
 
@@ -90,7 +90,7 @@ class RowRequests:
             else:
                 self._channel.send(reply)
         except BaseException:  # the reply is too large, or was cancelled while it waited to be sent
-            if isinstance(request, rm.AskStream | rm.Admit):
+            if isinstance(request, rm.AskStream | rm.AdmitRows):
                 self._streams.untold(request, reply)
             raise
 

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
 from dataplane import waiting
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.errors import Freed, LimitExceeded, OwnerDied, ProtocolMismatch, revive
 from dataplane.node.grants import Grants
@@ -28,21 +28,31 @@ from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import places
 from dataplane.wire import shard_messages as sm
-from dataplane.wire.local import Channel
+from dataplane.wire.local import LocalChannel
 
 if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
     from dataplane.node.shards.fetch import Fetcher
 
-_Own = sm.Pin | sm.LiveRows | sm.Unpin | sm.InheritPins | sm.Reserve | sm.Seal | sm.Keep | sm.Landed | sm.Stays
-ShardRequest = _Own | sm.Abort | sm.Free | sm.Prefetch | sm.Retain | sm.Replicate
+_Own = (
+    sm.PinShards
+    | sm.LiveRows
+    | sm.UnpinShards
+    | sm.InheritPins
+    | sm.Reserve
+    | sm.SealShards
+    | sm.Keep
+    | sm.Landed
+    | sm.Stays
+)
+ShardRequest = _Own | sm.Abort | sm.Free | sm.Prefetch | sm.Retain | sm.ReplicateShards
 SHARD_REQUESTS = frozenset(get_args(ShardRequest))
 
 
 class ShardRequests:
     """See the module. The shards that `client` reserves and pins are its own until it ends."""
 
-    def __init__(self, client: Client, services: NodeServices, staged: StagedColumns, channel: Channel) -> None:
+    def __init__(self, client: Client, services: NodeServices, staged: StagedColumns, channel: LocalChannel) -> None:
         self._client = client
         self._node = services.node
         self._store = services.store
@@ -57,13 +67,13 @@ class ShardRequests:
         """Execute the request and send its reply, if any. For a request that has to wait, return a coroutine that
         does both."""
         match request:
-            case sm.Pin():
+            case sm.PinShards():
                 return self._pin(request)
-            case sm.Unpin():
+            case sm.UnpinShards():
                 self._store.unpin(self._client, request.shards)
             case sm.Reserve():
                 return self._reserve(request)
-            case sm.Seal():
+            case sm.SealShards():
                 self._seal(request)
             case sm.Free() if request.node:
                 return self._free_elsewhere(request)
@@ -79,7 +89,7 @@ class ShardRequests:
                 return self._prefetch(request)
             case sm.Retain():
                 return self._retain(request)
-            case sm.Replicate():
+            case sm.ReplicateShards():
                 return self._replicate(request)
             case sm.Abort():
                 self._store.reservations.abort(self._client, request.shards)
@@ -103,7 +113,7 @@ class ShardRequests:
         self._send_reserved(request.id, made)
         return None
 
-    def _seal(self, request: sm.Seal) -> None:
+    def _seal(self, request: sm.SealShards) -> None:
         bound("layout", sm.MAX_LAYOUT, max((len(layout) for _, layout in request.shards), default=0))
         bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
@@ -147,7 +157,7 @@ class ShardRequests:
 
     # Reading
 
-    def _pin(self, request: sm.Pin) -> Coroutine[Any, Any, None] | None:
+    def _pin(self, request: sm.PinShards) -> Coroutine[Any, Any, None] | None:
         if request.devices and self._store.client_shards.has_any(request.shards):
             return self._pin_rest(request)
         if request.others:
@@ -159,12 +169,12 @@ class ShardRequests:
         self._send_held(request, held)
         return None
 
-    async def _pin_later(self, request: sm.Pin) -> None:
+    async def _pin_later(self, request: sm.PinShards) -> None:
         held = await self._store.pin(self._client, request.shards, deadline_of(request.timeout_s))
         await self._when_room(held)
         self._send_held(request, held)
 
-    async def _pin_others(self, request: sm.Pin) -> None:
+    async def _pin_others(self, request: sm.PinShards) -> None:
         bound("request for so many shards", sm.MAX_SHARDS, len(request.shards) + len(request.others))
         deadline = deadline_of(request.timeout_s)
         copies = await self._copies(request.others, deadline, request.parts, request.chunks)
@@ -177,7 +187,7 @@ class ShardRequests:
         await self._when_room(held)
         self._send_held(request, held)
 
-    async def _pin_rest(self, request: sm.Pin) -> None:
+    async def _pin_rest(self, request: sm.PinShards) -> None:
         """Answer with handles for the shards whose memory clients keep, and with pins for the others."""
         kept = self._store.client_shards.map(self._client, request.shards)
         mapped = {shard.number for shard, _ in kept}
@@ -213,7 +223,7 @@ class ShardRequests:
             self._store.unpin(self._client, [each.shard for each in held])
             raise
 
-    def _send_held(self, request: sm.Pin, held: list[Pinned], kept: Sequence[sm.KeptOne] = ()) -> None:
+    def _send_held(self, request: sm.PinShards, held: list[Pinned], kept: Sequence[sm.KeptOne] = ()) -> None:
         layouts: dict[bytes, int] = {}
         lives: list[bytes] = []
         apart: list[int] = []
@@ -262,7 +272,7 @@ class ShardRequests:
         freeings = self._store.shards.freeings
         freeings.cause = FreeCause("scope" if request.scope else "free", self._client.label)
         try:
-            parts = [(shard, columns, Rows.decode(rows)) for shard, columns, rows in request.parts]
+            parts = [(shard, columns, RowIndices.decode(rows)) for shard, columns, rows in request.parts]
             self._needed.free_parts(parts)
             self._store.free(request.shards)
             if request.scope:
@@ -317,7 +327,7 @@ class ShardRequests:
         steps = [(number, steps) for number, (_, steps) in zip(copies, chunks, strict=True)]
         return self._hosts.fetcher.patching.ready(steps, deadline)
 
-    async def _replicate(self, request: sm.Replicate) -> None:
+    async def _replicate(self, request: sm.ReplicateShards) -> None:
         bound("request for so many shards", pm.MAX_SHARDS, len(request.shards))
         if not request.shards or request.replicas < 2:
             raise ProtocolMismatch(f"{request.replicas} replicas of {len(request.shards)} shards")
@@ -331,7 +341,7 @@ class ShardRequests:
             )
         replicas = self._hosts.fetcher.replicas
         nodes = await replicas.replicate(request.shards, request.replicas, deadline_of(request.timeout_s))
-        self._channel.send(sm.Replicated(request.id, nodes))
+        self._channel.send(sm.ShardsReplicated(request.id, nodes))
 
     async def _free_elsewhere(self, request: sm.Free) -> None:
         if request.shards or request.scope:

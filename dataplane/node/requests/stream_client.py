@@ -32,8 +32,8 @@ from dataplane.node.requests.restores import Restores
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import (
     ColumnClaim,
+    OpenedStream,
     Outcome,
-    Stream,
     StreamService,
     Waiting,
     asked_until,
@@ -43,7 +43,7 @@ from dataplane.node.sessions.interface import (
 from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN
-from dataplane.stream.pieces import Piece
+from dataplane.stream.pieces import RowPiece
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -58,19 +58,19 @@ _REASON = 400  # the most characters of a nack's reason that are written to the 
 _MAX_LISTED = 4096  # the most rows in progress that one message lists
 
 StreamRequest = (
-    rm.Open
-    | rm.Admit
-    | rm.GiveBack
-    | rm.Append
-    | rm.Extend
+    rm.OpenStream
+    | rm.AdmitRows
+    | rm.ReturnPermit
+    | rm.AppendRows
+    | rm.ExtendRows
     | rm.AskStream
     | rm.DropStream
-    | rm.TakeLost
-    | rm.Streams
-    | rm.Restore
-    | rm.PutBack
-    | rm.PutColumns
-    | rm.Restored
+    | rm.TakeLostRows
+    | rm.ListStreams
+    | rm.RestoreStream
+    | rm.RestoreRows
+    | rm.RestoreColumns
+    | rm.PublishRestored
 )
 
 
@@ -116,11 +116,11 @@ class StreamClient:
         self._session.leave()
         self._service.forget(self._session.client)
 
-    def untold(self, request: rm.AskStream | rm.Admit, reply: m.Reply) -> None:
+    def untold(self, request: rm.AskStream | rm.AdmitRows, reply: m.Reply) -> None:
         """Give back the rows or the permit of a reply that cannot be sent."""
         if isinstance(reply, rm.StreamAnswer) and isinstance(reply.result, r.Delivered):
             self._deliveries.undelivered(request, reply.stream, reply.result)
-        elif isinstance(reply, rm.Admitted):
+        elif isinstance(reply, rm.RowsAdmitted):
             self.permits.give_back(reply.ticket)
 
     # requests
@@ -128,15 +128,15 @@ class StreamClient:
     def answer(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """The reply; a function to call and await for it; or None for a message without a reply."""
         match request:
-            case rm.Open():
+            case rm.OpenStream():
                 checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._open, request))
-            case rm.Streams():
+            case rm.ListStreams():
                 return m.Figures(request.id, self._service.figures(request.after, _STREAMS))
-            case rm.GiveBack():
+            case rm.ReturnPermit():
                 self.permits.give_back(request.ticket)
                 return None
-            case rm.Restore():
+            case rm.RestoreStream():
                 checks.bound("the name of a stream", sm.MAX_SCOPE, len(request.name))
                 return self._soon(partial(self._restores.begin, request))
         if request.stream in self._restores:
@@ -145,14 +145,14 @@ class StreamClient:
         match request:
             case rm.AskStream():
                 return self._forward(request, stream, deadline)
-            case rm.Admit():
+            case rm.AdmitRows():
                 ticket = self.permits.admit_now(request, stream)
                 if ticket is not None:
-                    return rm.Admitted(request.id, stream.token, ticket)
+                    return rm.RowsAdmitted(request.id, stream.token, ticket)
                 return partial(self._answer, request, stream, deadline)
         return self._soon(partial(self._answer, request, stream, deadline))
 
-    def _forward(self, request: rm.AskStream, stream: Stream, deadline: Deadline) -> m.Reply | Waiting:
+    def _forward(self, request: rm.AskStream, stream: OpenedStream, deadline: Deadline) -> m.Reply | Waiting:
         """As `answer`, for a request to the partition."""
         match request.asked:
             case r.Consume() as asked:
@@ -170,15 +170,15 @@ class StreamClient:
             return rm.StreamAnswer(request.id, stream.token, self._local.find(stream.token).run(own))
         return partial(self._asked, request.id, own, stream)
 
-    async def _asked(self, identifier: int, asked: r.FromClient, stream: Stream) -> rm.StreamAnswer:
-        result: Any = r.Done()
+    async def _asked(self, identifier: int, asked: r.FromClient, stream: OpenedStream) -> rm.StreamAnswer:
+        result: Any = r.Succeeded()
         if isinstance(asked, r.Ack):
             await self._on(stream, lambda at: self._session.ack(at, asked.grant, asked.replica))
         elif isinstance(asked, r.TakeUp):
             result = await self._on(stream, lambda at: self._take_up(at, asked))
         else:
             deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
-            result = await self._ask(stream, asked, r.Result, deadline)
+            result = await self._ask(stream, asked, r.StreamResult, deadline)
         return rm.StreamAnswer(identifier, stream.token, result)
 
     async def _take_up(self, partition: Any, asked: r.TakeUp) -> r.UnfinishedRows:
@@ -198,41 +198,43 @@ class StreamClient:
         """The reply if the streams answer at once (`alone`), else `answer` itself."""
         return at_once(answer()) if self._local is not None else answer
 
-    async def _open(self, request: rm.Open) -> m.Reply:
+    async def _open(self, request: rm.OpenStream) -> m.Reply:
         stream = await self._service.open(request.name, request.settings)
         return rm.Opened(request.id, stream.token, stream.settings, stream.generation)
 
-    async def _answer(self, request: Any, stream: Stream, deadline: Deadline) -> m.Reply:
+    async def _answer(self, request: Any, stream: OpenedStream, deadline: Deadline) -> m.Reply:
         match request:
-            case rm.Admit():
-                return rm.Admitted(request.id, stream.token, await self.permits.admit(request, stream, deadline))
-            case rm.Append():
+            case rm.AdmitRows():
+                return rm.RowsAdmitted(request.id, stream.token, await self.permits.admit(request, stream, deadline))
+            case rm.AppendRows():
                 return await self._append(request, stream, deadline)
-            case rm.Extend():
+            case rm.ExtendRows():
                 await self._more(request, stream)
             case rm.DropStream():
                 await self._service.drop(stream)
-            case rm.TakeLost():
+            case rm.TakeLostRows():
                 return await self._service.take_lost(request, stream, self._session)
             case _:
                 raise Misuse(f"{type(request).__name__} is for a stream that this client restores")
         return m.Done(request.id)
 
-    def _on(self, stream: Stream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
+    def _on(self, stream: OpenedStream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
         """Do `work` with the partition of the stream or, if that is lost, with its successor. Raises Closed."""
         return work(stream) if self._local is not None else self._service.on(stream, work)
 
-    async def _ask(self, stream: Stream, asked: r.Request, kind: type[T], deadline: Deadline | None = None) -> T:
+    async def _ask(
+        self, stream: OpenedStream, asked: r.StreamRequest, kind: type[T], deadline: Deadline | None = None
+    ) -> T:
         return await self._on(stream, lambda at: self._session.ask(at, asked, kind, deadline))  # type: ignore[type-var]
 
     async def _restored(self, request: Any) -> m.Reply:
         """Answer a request about a stream that the client restores."""
         match request:
-            case rm.PutBack():
+            case rm.RestoreRows():
                 return await self._restores.put_back(request)
-            case rm.PutColumns():
+            case rm.RestoreColumns():
                 self._staged.kept(request.staged, await self._restores.put_columns(request))
-            case rm.Restored():
+            case rm.PublishRestored():
                 return await self._restores.finish(request)
             case rm.DropStream():
                 self._restores.drop(request.stream)
@@ -242,7 +244,7 @@ class StreamClient:
 
     # appending and extending
 
-    async def _append(self, request: rm.Append, stream: Stream, deadline: Deadline) -> rm.Appended:
+    async def _append(self, request: rm.AppendRows, stream: OpenedStream, deadline: Deadline) -> rm.RowsAppended:
         """Append admitted rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
         ticket = self.permits.use(request.ticket, stream)
@@ -256,11 +258,11 @@ class StreamClient:
         until = asked_until(deadline)
         reply = await self._on(stream, lambda at: self._append_to(stream, at, asked, ticket, until))
         self._staged.kept(request.staged, ref, [] if reply.new else [np.arange(len(ref))])
-        return rm.Appended(request.id, reply.first, reply.new)
+        return rm.RowsAppended(request.id, reply.first, reply.new)
 
     def append_stored(
-        self, request: rm.Append, versions: checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
-    ) -> rm.Appended:
+        self, request: rm.AppendRows, versions: checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
+    ) -> rm.RowsAppended:
         """Append rows to a stream of a node outside a cluster. The columns of the rows are all of `shard`, which was
         just stored and has `nbytes` bytes of values. If the rows are refused or not new, no need of the shard is added.
         `number`: the permit of the rows, or 0. Raises as `_append`."""
@@ -273,9 +275,9 @@ class StreamClient:
         except BaseException:
             self.permits.put_back(ticket)
             raise
-        return rm.Appended(request.id, reply.first, reply.new)
+        return rm.RowsAppended(request.id, reply.first, reply.new)
 
-    def extend_stored(self, request: rm.Extend, ref: BatchRef) -> bool:
+    def extend_stored(self, request: rm.ExtendRows, ref: BatchRef) -> bool:
         """As `append_stored`, for an extend. Returns whether the columns are new. Raises as `_extend` and `_grow`."""
         stream = self._service.find(request.stream)
         if request.piece is not None:
@@ -284,8 +286,8 @@ class StreamClient:
         return True
 
     async def _append_to(
-        self, stream: Stream, partition: Any, asked: r.Append, ticket: Ticket, until: Deadline
-    ) -> r.Appended:
+        self, stream: OpenedStream, partition: Any, asked: r.Append, ticket: Ticket, until: Deadline
+    ) -> r.AppendResult:
         """Append to a partition. If the permit is one of an earlier leader, request another one first."""
         waiting = Deadline.after(_WAIT_S)
         while True:
@@ -294,7 +296,7 @@ class StreamClient:
                 claim = await self._claim(partition, asked.ref, asked.nodes, until, rows=len(asked.ref))
                 settled = partial(happened, (claim,))
                 request = msgspec.structs.replace(asked, ticket=number)
-                return await self._session.ask(partition, request, r.Appended, until, settled=settled)
+                return await self._session.ask(partition, request, r.AppendResult, until, settled=settled)
             except Backpressure as error:
                 if not waiting.remaining_s or error.spill_error:  # too late, or a disk is full
                     self.permits.put_back(ticket)
@@ -318,7 +320,7 @@ class StreamClient:
     ) -> ColumnClaim:
         return await self._service.claim(partition, ref, nodes, until, rows=rows)
 
-    async def _more(self, request: rm.Extend, stream: Stream) -> None:
+    async def _more(self, request: rm.ExtendRows, stream: OpenedStream) -> None:
         ref, again = BatchRef.decode(request.ref), False
         if request.piece is None:
             await self._extend(request, ref, stream)
@@ -326,7 +328,7 @@ class StreamClient:
             again = not await self._grow(request, ref, request.piece, stream)
         self._staged.kept(request.staged, ref, [np.arange(len(ref))] if again else [])
 
-    async def _extend(self, request: rm.Extend, ref: BatchRef, stream: Stream) -> None:
+    async def _extend(self, request: rm.ExtendRows, ref: BatchRef, stream: OpenedStream) -> None:
         """Add columns to rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
         PeerUnavailable, OutcomeUnknown."""
         rows, holds = checks.int64("rows", request.rows), checks.int64("holds", request.holds)
@@ -346,11 +348,11 @@ class StreamClient:
 
         async def extend(partition: Any) -> None:
             claim = await self._claim(partition, ref, asked.nodes)
-            await self._session.ask(partition, asked, r.Done, settled=partial(happened, (claim,)))
+            await self._session.ask(partition, asked, r.Succeeded, settled=partial(happened, (claim,)))
 
         await self._on(stream, extend)
 
-    async def _grow(self, request: rm.Extend, ref: BatchRef, piece: Piece, stream: Stream) -> bool:
+    async def _grow(self, request: rm.ExtendRows, ref: BatchRef, piece: RowPiece, stream: OpenedStream) -> bool:
         """Add the next piece to a row in progress. Returns whether it is new. Raises LeaseExpired, Misuse,
         SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
         nodes, lengths = tuple(request.spares), checks.lengths(request.lengths, ref)
@@ -362,13 +364,13 @@ class StreamClient:
         async def grow(partition: Any) -> bool:
             claim = await self._claim(partition, ref, nodes)
             settled = partial(happened, (claim,))
-            return (await self._session.ask(partition, asked, r.Appended, settled=settled)).new
+            return (await self._session.ask(partition, asked, r.AppendResult, settled=settled)).new
 
         return await self._on(stream, grow)
 
 
 def _append_of(
-    request: rm.Append,
+    request: rm.AppendRows,
     versions: checks.Index,
     ref: BatchRef,
     nodes: tuple[bytes, ...] = (),

@@ -11,17 +11,17 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError
 from dataplane.stream import requests as r
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 
-R = TypeVar("R", bound=r.Result)
+R = TypeVar("R", bound=r.StreamResult)
 T = TypeVar("T")
 
 Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
 """A function to call and await for a reply."""
 
-Outcome = r.Result | DataplaneError
+Outcome = r.StreamResult | DataplaneError
 
 ASK_S = 10.0
 """The timeout of a request without a deadline of its own. Longer than a failover."""
@@ -45,7 +45,7 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("a stream of this node is to answer at once")
 
 
-class Stream(Protocol):
+class OpenedStream(Protocol):
     """An open stream. `generation`: the prefix of generated keys. `partition`: where requests go."""
 
     name: str
@@ -53,7 +53,7 @@ class Stream(Protocol):
     generation: str
 
     @property
-    def settings(self) -> Settings: ...
+    def settings(self) -> StreamSettings: ...
 
     @property
     def partition(self) -> Any: ...
@@ -67,7 +67,7 @@ class StreamSession(Protocol):
     async def ask(
         self,
         partition: Any,
-        request: r.Request,
+        request: r.StreamRequest,
         kind: type[R],
         deadline: Deadline | None = None,
         *,
@@ -83,7 +83,7 @@ class StreamSession(Protocol):
     async def ack(self, partition: Any, grant: int, replica: int | None) -> None:
         """Acknowledge the rows of a grant. Raises LeaseExpired."""
 
-    def soon(self, partition: Any, request: r.Request) -> asyncio.Task[Any] | None:
+    def soon(self, partition: Any, request: r.StreamRequest) -> asyncio.Task[Any] | None:
         """Send a request without waiting for its answer."""
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> object:
@@ -105,7 +105,7 @@ class ColumnClaim(Protocol):
     def release(self) -> None: ...
 
 
-class Restored(Protocol):
+class RestoringStream(Protocol):
     """A stream that is being restored and has no name yet."""
 
     token: bytes
@@ -127,13 +127,13 @@ class StreamService(Protocol):
     def forget(self, client: str) -> None:
         """Forget a client that has gone."""
 
-    async def open(self, name: str, settings: Settings | None) -> Stream:
+    async def open(self, name: str, settings: StreamSettings | None) -> OpenedStream:
         """The stream with this name; created if there is none and settings are given. Raises Misuse, LimitExceeded."""
 
-    def find(self, token: bytes) -> Stream:
+    def find(self, token: bytes) -> OpenedStream:
         """The stream with this token. Raises Closed."""
 
-    def named(self, token: bytes) -> Stream | None:
+    def named(self, token: bytes) -> OpenedStream | None:
         """The stream with this token, or None."""
 
     async def on(self, stream: Any, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -145,7 +145,7 @@ class StreamService(Protocol):
     async def dropped(self, stream: Any) -> bool:
         """Whether the stream was dropped."""
 
-    async def take_lost(self, request: rm.TakeLost, stream: Any, session: Any) -> rm.LostRows:
+    async def take_lost(self, request: rm.TakeLostRows, stream: Any, session: Any) -> rm.LostRowsTaken:
         """Lost rows, each reported once."""
 
     def figures(self, after: str | None = None, most: int = ...) -> dict[str, Any]:
@@ -162,7 +162,7 @@ class StreamService(Protocol):
     ) -> ColumnClaim:
         """Retain columns for a partition. Raises Freed, Corrupt, LimitExceeded, OwnerDied, PeerUnavailable."""
 
-    async def prepare(self, name: str, settings: Settings, mark: str) -> Restored:
+    async def prepare(self, name: str, settings: StreamSettings, mark: str) -> RestoringStream:
         """A stream to be restored. Raises Misuse if its name is taken, LimitExceeded, PeerUnavailable."""
 
     async def publish(self, restored: Any) -> None:
@@ -175,11 +175,11 @@ class StreamService(Protocol):
 class On(Protocol):
     """Does `work` with the partition of a stream or, if that is lost, with its successor. Raises Closed."""
 
-    def __call__(self, stream: Stream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...
+    def __call__(self, stream: OpenedStream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...
 
 
 def happened(claims: Sequence[ColumnClaim], outcome: Outcome) -> None:
     """End the claims of an append or extend by its outcome: as taken, or by a release if it was refused."""
-    refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.Appended) and not outcome.new)
+    refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.AppendResult) and not outcome.new)
     for claim in claims:
         (claim.release if refused else claim.taken)()

@@ -18,7 +18,7 @@ from contextlib import suppress
 import numpy as np
 
 from dataplane.batch.ref import ShardKey
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
@@ -30,7 +30,7 @@ from dataplane.node.shards.shard_replicas import Part, ShardReplicas
 from dataplane.store.descriptions import check_described
 from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store
-from dataplane.transport.choice import Choice
+from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.peer import Peers
 from dataplane.wire.shard_messages import MAX_LIVE, Selection
@@ -44,7 +44,9 @@ _CONTROL_S = 5.0
 class Fetcher:
     """The copies of one node."""
 
-    def __init__(self, node: bytes, store: Store, peers: Peers, membership: Membership, choice: Choice) -> None:
+    def __init__(
+        self, node: bytes, store: Store, peers: Peers, membership: Membership, choice: TransportChoice
+    ) -> None:
         self._node = node
         self._store = store
         self._peers = peers
@@ -136,7 +138,7 @@ class Fetcher:
         """Get descriptions of the owner's shards from the node `source`. `numbered`: for each its number at the owner
         and at `source`."""
         member = member_of(self._membership, source)
-        request = pm.Describe(self._peers.next_id(), [number for _, number in numbered], True)
+        request = pm.DescribeShards(self._peers.next_id(), [number for _, number in numbered], True)
         reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(numbered):
             raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
@@ -177,9 +179,9 @@ class Fetcher:
         for column in range(columns):
             for first in range(0, rows, MAX_LIVE):
                 count = min(MAX_LIVE, rows - first)
-                asked = pm.LiveRows(self._peers.next_id(), shard, column, first, count)
+                asked = pm.PeerLiveRows(self._peers.next_id(), shard, column, first, count)
                 timeout_s = min(_CONTROL_S, deadline.remaining_s)
-                bits = (await self._peers.request(address, asked, pm.LiveBits, timeout_s)).bits
+                bits = (await self._peers.request(address, asked, pm.PeerLiveBits, timeout_s)).bits
                 if bits and len(bits) != -(-count // 8):
                     raise ProtocolMismatch(f"{len(bits)} bytes of bits for {count} rows")
                 if bits:
@@ -219,7 +221,7 @@ class Fetcher:
                 if shard in owned:
                     self._store.free([copy])
                 elif columns:
-                    self._store.free_part(copy, columns, Rows.decode(rows))
+                    self._store.free_part(copy, columns, RowIndices.decode(rows))
             except (ValueError, IndexError) as error:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
             if not self._store.shards.clear_error(copy):

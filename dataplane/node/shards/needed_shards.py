@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef, ShardKey
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import link_of
 from dataplane.errors import LimitExceeded, OwnerDied
 from dataplane.store.freeings import FreeCause
@@ -36,9 +36,9 @@ class NeededShards:
         """The local number of the replica of another node's shard; see `node.shards.shard_replicas`."""
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
-        self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], Rows]]] = defaultdict(list)
+        self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]] = defaultdict(list)
 
-    def free_parts(self, parts: Iterable[tuple[int, Sequence[int], Rows]]) -> None:
+    def free_parts(self, parts: Iterable[tuple[int, Sequence[int], RowIndices]]) -> None:
         """Free parts of shards for the client that put them: now, or with the last need if rows need the shard.
         Raises ValueError or IndexError for an invalid part; LimitExceeded."""
         for shard, columns, rows in parts:
@@ -59,7 +59,7 @@ class NeededShards:
         if shard is not None:
             shard.owner = owner
 
-    def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: Rows | None) -> None:
+    def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: RowIndices | None) -> None:
         """Free a part of a replica, or all of it (None), that its owner freed: now, or with the last need."""
         number = self.replica(key)
         if number is None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.ref import ShardKey
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.node.shards.remote import Want
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ONE_ROW: list[Want] = [((0,), Rows.range(0, 1), [])]
+_ONE_ROW: list[Want] = [((0,), RowIndices.range(0, 1), [])]
 
 
 class Patching:

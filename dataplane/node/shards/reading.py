@@ -24,7 +24,7 @@ from dataplane.node.shards.gate import Gate
 from dataplane.node.shards.remote_operations import RemoteOperations
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Transport, TransportError
-from dataplane.transport.choice import Choice
+from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
@@ -87,7 +87,7 @@ class _Damaged(Exception):
 class ShardReads:
     """The reads of one node. Used from its event loop."""
 
-    def __init__(self, node: bytes, peers: Peers, membership: Membership, choice: Choice) -> None:
+    def __init__(self, node: bytes, peers: Peers, membership: Membership, choice: TransportChoice) -> None:
         self._node = node
         self._peers = peers
         self._membership = membership
@@ -125,7 +125,9 @@ class ShardReads:
         if member is None:
             return False
         try:
-            await self._peers.request(member.address, pm.Describe(self._peers.next_id(), []), pm.Described, _SILENT_S)
+            await self._peers.request(
+                member.address, pm.DescribeShards(self._peers.next_id(), []), pm.Described, _SILENT_S
+            )
         except PeerUnavailable:
             return False
         except DataplaneError:  # it answered with an error, such as overload

@@ -16,12 +16,12 @@ from dataplane.batch import cuts
 from dataplane.batch.byte_ranges import ByteRanges, is_sliceable, merged, tables, total, values, without
 from dataplane.batch.layout import Bytes, check_contents
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.errors import Misuse
 from dataplane.node.shards.reading import ShardReads, WantedRanges
 from dataplane.wire import shard_messages as sm
 
-Want: TypeAlias = tuple[Sequence[int], Rows, sm.EncodedCut] | bytes
+Want: TypeAlias = tuple[Sequence[int], RowIndices, sm.EncodedCut] | bytes
 """A part of a shard: columns by ordinal, ascending rows, and the part of each row; or byte ranges of the values of the
 only column, as in `Pin.chunks`."""
 
@@ -48,7 +48,7 @@ def wanted_of(
             found.append((node, shard, [chunks[number][0]]))
             continue
         for ordinals, encoded, *cut in parts[number] if parts else wants:
-            rows = Rows.decode(encoded)
+            rows = RowIndices.decode(encoded)
             encoded_cut: sm.EncodedCut = cut[0] if cut else []
             cuts.decode(encoded_cut, len(rows))
             several.append((tuple(ordinals), rows, encoded_cut))

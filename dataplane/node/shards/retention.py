@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.errors import ProtocolMismatch
 from dataplane.store.links import Selected
 from dataplane.wire.shard_messages import Selection
@@ -15,7 +15,9 @@ def links_of(shards: Sequence[tuple[int, Selection]]) -> list[tuple[int, Selecte
     if not shards or not all(selection for _, selection in shards):
         raise ProtocolMismatch("a link to no rows of a shard")
     try:
-        return [(shard, [(columns, Rows.decode(rows)) for columns, rows in selection]) for shard, selection in shards]
+        return [
+            (shard, [(columns, RowIndices.decode(rows)) for columns, rows in selection]) for shard, selection in shards
+        ]
     except ValueError as error:
         raise ProtocolMismatch(f"no rows of a shard: {error}") from None
 

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from dataplane.batch.ref import ShardKey
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
-from dataplane.cluster.placement import Placement
+from dataplane.cluster.placement import Rendezvous
 from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
 from dataplane.node.shards.retention import links_of, selection_of
@@ -46,7 +46,7 @@ class ShardReplicas:
         self._here: dict[ShardKey, int] = {}
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
-        self.freeing: Callable[[ShardKey, tuple[int, ...], Rows | None], None] = lambda key, columns, rows: None
+        self.freeing: Callable[[ShardKey, tuple[int, ...], RowIndices | None], None] = lambda key, columns, rows: None
         """Frees a part of a replica here, or all of it, once nothing needs it."""
         self.forgotten: Callable[[ShardKey], None] = lambda key: None
         """Called when a replica was removed from this node."""
@@ -74,7 +74,7 @@ class ShardReplicas:
         chosen: list[bytes] = []
         while len(chosen) < replicas - 1:
             left = [node for node in others if node not in tried]
-            node = Placement(left).winner(self._node.hex(), min(shards))
+            node = Rendezvous(left).winner(self._node.hex(), min(shards))
             tried.append(node)
             timeout_s = deadline.remaining_s
             asked = pm.TakeReplicas(self._peers.next_id(), self._node, list(shards), timeout_s)
@@ -96,7 +96,7 @@ class ShardReplicas:
             if member is not None:
                 self._peers.tell(member.address, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
 
-    def _freed(self, number: int, columns: Sequence[int], rows: Rows | None) -> None:
+    def _freed(self, number: int, columns: Sequence[int], rows: RowIndices | None) -> None:
         """Tell the holders of replicas that a part of a local shard, or of a link to one, was freed; all of it if
         `rows` is None."""
         if shard_of(number) in self._keys and shard_of(number) not in self._store.shards:
@@ -141,7 +141,7 @@ class ShardReplicas:
             raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
         deadline = Deadline.after(request.timeout_s)
         owner = member_of(self._membership, request.node)
-        asked = pm.Describe(self._peers.next_id(), request.shards)
+        asked = pm.DescribeShards(self._peers.next_id(), request.shards)
         reply = await self._peers.request(owner.address, asked, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(request.shards):
             raise ProtocolMismatch("shards that are described falsely")
@@ -193,7 +193,7 @@ class ShardReplicas:
             if number is None:
                 continue
             try:
-                self.freeing((owner, named), tuple(columns), Rows.decode(rows) if columns else None)
+                self.freeing((owner, named), tuple(columns), RowIndices.decode(rows) if columns else None)
             except (ValueError, IndexError) as error:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
 

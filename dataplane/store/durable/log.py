@@ -19,8 +19,8 @@ import xxhash
 
 from dataplane.errors import Backpressure, Corrupt, DataplaneError
 from dataplane.replication.configuration import ReplicaId
-from dataplane.replication.messages import Entry, Snapshot
-from dataplane.replication.storage import Extend, Operation, Storage, Stored, Truncate
+from dataplane.replication.messages import LogEntry, StateSnapshot
+from dataplane.replication.storage import ExtendLog, Operation, Storage, StoredLog, TruncateLog
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.journal import Journal
@@ -73,10 +73,10 @@ class SQLiteStorage(Storage):
 
         return self._database.commit(make)
 
-    def load(self) -> tuple[ReplicaId, Stored]:
+    def load(self) -> tuple[ReplicaId, StoredLog]:
         return self._replica, self._database.read(self._load)
 
-    def _load(self, sql: sqlite3.Connection) -> Stored:
+    def _load(self, sql: sqlite3.Connection) -> StoredLog:
         found = self._found(sql)
         if found is None:
             raise self._corrupt("its row is gone")
@@ -84,22 +84,22 @@ class SQLiteStorage(Storage):
         snapshot = self._snapshot(sql, base)
         first = self._place(base + 1)
         query = "SELECT place, epoch, command, sum FROM entries WHERE place >= ? AND place < ? ORDER BY place"
-        entries: list[Entry] = []
+        entries: list[LogEntry] = []
         for place, epoch, command, summed in sql.execute(query, (self._place(0), self._place(1 << _INDEX_BITS))):
             if place != first + len(entries) or checksum(place, epoch, command) != summed:
                 raise self._corrupt(f"its entry {base + 1 + len(entries)} is not as it was written")
-            entries.append(Entry(epoch, command))
+            entries.append(LogEntry(epoch, command))
         if len(entries) != last - base:
             raise self._corrupt(f"it has {len(entries)} entries, and not {last - base}")
-        return Stored(snapshot, entries)
+        return StoredLog(snapshot, entries)
 
-    def _snapshot(self, sql: sqlite3.Connection, base: int) -> Snapshot:
+    def _snapshot(self, sql: sqlite3.Connection, base: int) -> StateSnapshot:
         row = sql.execute("SELECT epoch, state, sum FROM snapshots WHERE log = ?", (self._id,)).fetchone()
         if row is None and not base:
-            return Snapshot(0, 0, b"")
+            return StateSnapshot(0, 0, b"")
         if row is None or checksum(self._id, base, *row[:2]) != row[2]:
             raise self._corrupt("its snapshot is not as it was written")
-        return Snapshot(base, row[0], row[1])
+        return StateSnapshot(base, row[0], row[1])
 
     def _corrupt(self, what: str) -> Corrupt:
         path = str(self._database.path)
@@ -117,7 +117,7 @@ class SQLiteStorage(Storage):
             raise self._corrupt("its row is gone")
         number, base, last = found
         for operation in operations:
-            if isinstance(operation, Extend):
+            if isinstance(operation, ExtendLog):
                 place = self._place(operation.first)
                 rows = [
                     (place + i, entry.epoch, entry.command, checksum(place + i, entry.epoch, entry.command))
@@ -127,7 +127,7 @@ class SQLiteStorage(Storage):
                     self._delete(sql, operation.first, last)
                 sql.executemany("INSERT INTO entries VALUES (?, ?, ?, ?)", rows)
                 last = operation.first + len(rows) - 1
-            elif isinstance(operation, Truncate):
+            elif isinstance(operation, TruncateLog):
                 self._delete(sql, operation.last + 1, last)
                 last = operation.last
             else:
@@ -142,7 +142,7 @@ class SQLiteStorage(Storage):
     def _delete(self, sql: sqlite3.Connection, first: int, last: int) -> None:
         sql.execute("DELETE FROM entries WHERE place BETWEEN ? AND ?", (self._place(first), self._place(last)))
 
-    def _keep(self, sql: sqlite3.Connection, snapshot: Snapshot) -> None:
+    def _keep(self, sql: sqlite3.Connection, snapshot: StateSnapshot) -> None:
         row = (self._id, snapshot.epoch, snapshot.state)
         summed = checksum(self._id, snapshot.index, *row[1:])
         sql.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", (*row, summed))

@@ -220,7 +220,7 @@ def test_it_is_registered_once_and_kept(two: list[str]) -> None:
     from ray.experimental.rdt.util import get_tensor_transport_manager
 
     transport = get_tensor_transport_manager("DATAPLANE")
-    assert isinstance(transport, ray_tensors.Transport)
+    assert isinstance(transport, ray_tensors.PlaneTransport)
     assert transport.tensor_transport_backend() == "DATAPLANE"
     first = transport.extract_tensor_transport_metadata("an object", [torch.arange(3)])
     assert transport.extract_tensor_transport_metadata("an object", [torch.arange(3)]) is first, "a task done again"

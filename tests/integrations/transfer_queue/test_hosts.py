@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 import dataplane as dp
-from dataplane.client.cluster_node_process import Hosted, new_key
-from dataplane.cluster.placement import Placement
+from dataplane.client.cluster_node_process import ClusterNode, new_key
+from dataplane.cluster.placement import Rendezvous
 from dataplane.config import ClusterConfig
 from dataplane.integrations import process
 from dataplane.integrations import transfer_queue as tq
@@ -31,7 +31,7 @@ KEYS = ["a", "b", "c"]
 
 
 @pytest.fixture
-def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Hosted]]:
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[ClusterNode]]:
     """Two, the first of which is this process's, with a coordinator that outlives them."""
     before = os.environ.get("DATAPLANE_ADDRESS")
     tq.close()
@@ -39,7 +39,7 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Host
     config, key = dp.NodeConfig(memory="32MiB", spill=0, prewarm=0), new_key()
     with EtcdServer(tmp_path) as server:
         cluster = ClusterConfig("tcp://127.0.0.1:0", join=f"etcd://{server.address}")
-        with closing(Hosted(config, cluster, key)) as one, closing(Hosted(config, cluster, key)) as two:
+        with closing(ClusterNode(config, cluster, key)) as one, closing(ClusterNode(config, cluster, key)) as two:
             monkeypatch.setenv("DATAPLANE_ADDRESS", one.address)
             with dp.connect(one.address) as a, dp.connect(two.address) as b:
                 eventually(lambda: members(a) == members(b) == 2, "they know each other")
@@ -53,18 +53,18 @@ def members(plane: dp.Plane) -> int:
     return len(plane.members().get("members", {}))
 
 
-def far_partition(hosts: list[Hosted]) -> str:
+def far_partition(hosts: list[ClusterNode]) -> str:
     """A partition of this process's job that the second host leads, which has the highest hash of its name."""
     own_job = job.known()
     assert own_job is not None
     with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b:
         own, far = (plane.stats().node.encode() for plane in (a, b))
-    placement = Placement([own, far])
+    placement = Rendezvous([own, far])
     names = (f"partition {number}" for number in range(1000))
     return next(name for name in names if placement.winner("table", prefix(own_job.name) + name) == far)
 
 
-def leads(hosts: list[Hosted], name: str) -> list[bool]:
+def leads(hosts: list[ClusterNode], name: str) -> list[bool]:
     """Whether each host leads the partition."""
     own_job = job.known()
     assert own_job is not None
@@ -81,7 +81,7 @@ def batch() -> Any:
     return TensorDict({"x": torch.arange(6).view(3, 2)}, batch_size=[3])
 
 
-def test_a_partition_is_at_another_host_and_survives_it(hosts: list[Hosted]) -> None:
+def test_a_partition_is_at_another_host_and_survives_it(hosts: list[ClusterNode]) -> None:
     tq.init()
     name = far_partition(hosts)
     tq.kv_batch_put(KEYS, name, fields=batch(), tags=[{"i": i} for i in range(3)])

@@ -299,7 +299,7 @@ def test_large_rows_that_come_at_once_are_told_together(
     submitted, all_there, told = [], threading.Event(), []
     submit, tell = commits.Committer.submit, Controller.tell
 
-    def counted(self: Any, each: commits.Put) -> None:
+    def counted(self: Any, each: commits.PendingPut) -> None:
         submit(self, each)
         submitted.append(each)
         if len(submitted) == 8:

@@ -16,11 +16,11 @@ from dataplane.integrations.verl import commits, entries
 from tests.integrations.nursery import Nursery
 
 
-def put(row: int, partition: str = "p", **fields: Any) -> commits.Put:
+def put(row: int, partition: str = "p", **fields: Any) -> commits.PendingPut:
     held = {name: v[None] if isinstance(v, torch.Tensor) else NonTensorStack(v) for name, v in fields.items()}
     data = TensorDict(held, batch_size=[1])
     columns, how = entries.columns_of(data)
-    return commits.Put(partition, [row], columns, how, extract_field_schema(data))
+    return commits.PendingPut(partition, [row], columns, how, extract_field_schema(data))
 
 
 @pytest.mark.parametrize("size", [2, commits._SMALL])
@@ -131,7 +131,7 @@ class Telling:
             raise answer
 
 
-def committed(telling: Telling, puts: list[commits.Put]) -> list[BaseException | None]:
+def committed(telling: Telling, puts: list[commits.PendingPut]) -> list[BaseException | None]:
     committer = commits.Committer(cast(Any, telling), timeout=30)
     try:
         committer._commit_small(puts)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
-from dataplane.integrations.verl.settings import Settings
+from dataplane.integrations.verl.settings import StorageSettings
 from tests.integrations.nursery import Nursery
 
 
@@ -88,13 +88,13 @@ def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
 
 def test_settings() -> None:
     given = {"memory": "1GiB", "spill": 0, "transports": "nixl,tcp", "timeout": 5, "dense": True, "prewarm": None}
-    settings = Settings.of(given)
+    settings = StorageSettings.of(given)
     assert settings.transports == ("nixl", "tcp")
     assert (settings.timeout, settings.dense, settings.key) == (5.0, True, None)
     config = settings.config()
     assert config is not None
     assert (config.memory_bytes, config.spill_bytes) == (1 << 30, 0)
-    assert Settings.of(None).config() is None
+    assert StorageSettings.of(None).config() is None
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ def test_settings() -> None:
 )
 def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(dp.Misuse, match=why):
-        Settings.of(given).config()
+        StorageSettings.of(given).config()

@@ -10,7 +10,7 @@ import numpy as np
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.stream import requests as r
-from dataplane.stream.pieces import Piece
+from dataplane.stream.pieces import RowPiece
 from tests.simulation import clients
 from tests.simulation.stream.clients import Answer, Call, Client
 from tests.simulation.stream.columns import Columns
@@ -58,7 +58,7 @@ class Bringer(Client):
         self.call(begin, lambda answer: self._begun(begin, token, answer))
 
     def _begun(self, begin: r.Append, token: int, answer: Answer) -> None:
-        if isinstance(answer, r.Appended):
+        if isinstance(answer, r.AppendResult):
             self._go_on(answer.first, token, 0)
         else:
             self._stored.forget(self._partition, begin.ref, begin.nodes)
@@ -88,7 +88,7 @@ class Bringer(Client):
             client=self.name,
             sequence=self.next_sequence(),
             row=row,
-            piece=Piece(token, pieces, 0, last, shard),
+            piece=RowPiece(token, pieces, 0, last, shard),
             ref=ref_to(node, 1, [("y", _INTS, 8, shard, 0)]),
             lengths={"y": np.ones(1, np.int64)},
             nodes=copies,
@@ -96,7 +96,7 @@ class Bringer(Client):
         self.call(request, lambda answer: self._grown(request, answer))
 
     def _grown(self, request: r.Grow, answer: Answer) -> None:
-        if not isinstance(answer, r.Appended) or not answer.new:
+        if not isinstance(answer, r.AppendResult) or not answer.new:
             self._stored.forget(self._partition, request.ref, request.nodes)
             self._pause()
         elif request.piece.last:

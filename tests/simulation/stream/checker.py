@@ -62,24 +62,24 @@ class Checker(LogChecker):
 
     def _first(self, command: c.AnyCommand, result: r.AnyResult) -> None:
         model = self.model
-        if isinstance(command, c.Append) and isinstance(result, r.Appended):
+        if isinstance(command, c.AppendCommand) and isinstance(result, r.AppendResult):
             there = model.keys.get(command.keys[0]) if command.keys else None
             if result.first != (model.next if there is None else there) or result.new != (there is None):
                 raise Violation(f"5: {command.keys} is row {there}, and this append was told {result}")
-        if isinstance(command, c.Extend) and isinstance(result, r.Done):
+        if isinstance(command, c.ExtendCommand) and isinstance(result, r.Succeeded):
             for offset, hold in zip(command.rows.tolist(), command.holds.tolist(), strict=True):
                 held = self._granted.get((hold % MAX_TASKS, offset))
                 if hold % MAX_TASKS in model.rows[offset].done:
                     continue  # the task is done with it: nobody's columns are in the way
                 if held is None or held[0] != hold // MAX_TASKS:
                     raise Violation(f"3: {command.client} extends row {offset} under {hold // MAX_TASKS} after {held}")
-        if isinstance(command, c.Grow) and isinstance(result, r.Appended) and result.new:
+        if isinstance(command, c.GrowCommand) and isinstance(result, r.AppendResult) and result.new:
             row, piece = model.rows.get(command.row), command.piece
             if row is None or row.dropped or row.token != piece.token or len(row.pieces) != piece.number:
                 raise Violation(
                     f"7: {command.client} brings {piece} of row {command.row}, which another brings, or has"
                 )
-        if isinstance(command, c.TakeUp) and isinstance(result, r.UnfinishedRows):
+        if isinstance(command, c.TakeUpCommand) and isinstance(result, r.UnfinishedRows):
             told = BatchRef.decode(result.rows[0].columns)
             pieces = model.rows[command.row].pieces
             if pieces and told.select("y").shards() != tuple(pieces):
@@ -89,10 +89,10 @@ class Checker(LogChecker):
             over = {self._granted.get((task, offset), (0, 0.0))[0] for task in range(len(TASKS))} - {0}
             for grant in over:  # all of its rows go to others
                 self._give_up(*self._grants[grant], grant)
-        if isinstance(command, c.Settle) and command.state == PENDING and isinstance(result, r.Done):
+        if isinstance(command, c.SettleCommand) and command.state == PENDING and isinstance(result, r.Succeeded):
             for offset in command.rows.tolist():
                 self._granted.pop((command.task, offset), None)
-        if isinstance(command, r.TakeLost) and isinstance(result, r.LostRows):
+        if isinstance(command, r.TakeLost) and isinstance(result, r.LostRowsResult):
             self._tell_lost(result)
 
     def _give_up(self, task: int, offsets: list[int], grant: int) -> None:
@@ -101,7 +101,7 @@ class Checker(LogChecker):
             if held[0] == grant and (task, offset) not in self.model.acked:
                 del self._granted[task, offset]
 
-    def _tell_lost(self, told: r.LostRows) -> None:
+    def _tell_lost(self, told: r.LostRowsResult) -> None:
         for offset, key, _, _, acked in told.rows:
             if self.model.lost.get(offset) not in (key, "") or offset in self._named:
                 raise Violation(f"1: row {offset} is told lost, and it is not, or was told before")
@@ -115,11 +115,11 @@ class Checker(LogChecker):
         result = decoded_result(outcome)
         if isinstance(request, r.Consume) and isinstance(result, r.Delivered):
             self.delivering(request, result, node, epoch, rate)
-        elif isinstance(request, r.Append) and isinstance(result, r.Appended):
+        elif isinstance(request, r.Append) and isinstance(result, r.AppendResult):
             self._appended(request, result)
-        elif isinstance(request, r.Ack) and isinstance(result, r.Done):
+        elif isinstance(request, r.Ack) and isinstance(result, r.Succeeded):
             self._acked(request.grant)
-        elif isinstance(result, r.Refused) and isinstance(request, r.TakeLost | r.Close | r.Drop | r.Lose):
+        elif isinstance(result, r.CommandRefused) and isinstance(request, r.TakeLost | r.Close | r.Drop | r.Lose):
             raise Violation(f"6: {request} is refused: {result}")
 
     def delivering(self, request: r.Consume, given: r.Delivered, node: str, epoch: int, rate: float) -> None:
@@ -159,7 +159,7 @@ class Checker(LogChecker):
             if not left or not left <= set(offsets):
                 raise Violation(f"5: the group {group!r} has the rows {left}, and {offsets} are delivered")
 
-    def _appended(self, request: r.Append, result: r.Appended) -> None:
+    def _appended(self, request: r.Append, result: r.AppendResult) -> None:
         for at, label in enumerate(request.tags[LABEL]):
             if self.labels.setdefault(result.first + at, str(label)) != label:
                 raise Violation(f"1: {label} and {self.labels[result.first + at]} were both answered as one row")
@@ -241,13 +241,13 @@ class Checker(LogChecker):
 
 def _results(command: c.AnyCommand, result: bytes) -> list[tuple[tuple[str, int], bytes]]:
     """By client and sequence, what a command has made: of appends that came together, those of each."""
-    if not isinstance(command, c.Append) or not command.parts:
+    if not isinstance(command, c.AppendCommand) or not command.parts:
         return [((command.client, command.sequence), result)] if command.sequence else []
     told = decoded_result(result)
-    if not isinstance(told, r.Appended):
+    if not isinstance(told, r.AppendResult):
         return []
     found, first = [], told.first
     for client, sequence, rows in command.parts:
-        found.append(((client, sequence), r.encode_result(r.Appended(first, rows, True))))
+        found.append(((client, sequence), r.encode_result(r.AppendResult(first, rows, True))))
         first += rows
     return found

@@ -56,7 +56,7 @@ class Call(clients.Call):
         if self._done:
             return
         answer = decoded_result(outcome) if isinstance(outcome, bytes) else outcome
-        if isinstance(answer, r.Refused):
+        if isinstance(answer, r.CommandRefused):
             answer = answer.error
         if not isinstance(answer, DataplaneError) or isinstance(answer, _FINAL):
             self._end(answer)
@@ -120,9 +120,9 @@ class Producer(Client):
         self.call(request, lambda answer: self._appended(request, answer))
 
     def _appended(self, request: r.Append, answer: Answer) -> None:
-        if not isinstance(answer, r.Appended) or not answer.new:
+        if not isinstance(answer, r.AppendResult) or not answer.new:
             self._stored.forget(self._partition, request.ref, request.nodes)
-        if not isinstance(answer, r.Appended | Lost | Closed):
+        if not isinstance(answer, r.AppendResult | Lost | Closed):
             raise AssertionError(f"an append was answered by {answer!r}")
         if isinstance(answer, Closed):
             self._open = ""
@@ -158,7 +158,7 @@ class Gatherer(Producer):
             if part.client not in left:
                 return
             left.discard(part.client)
-            if not isinstance(answer, r.Appended):
+            if not isinstance(answer, r.AppendResult):
                 self._stored.forget(self._partition, part.ref, part.nodes)
             if not left:
                 self.world.after(0.02 + 0.1 * rng.random(), self.run)
@@ -168,7 +168,7 @@ class Gatherer(Producer):
 
         def together(answer: Answer) -> None:
             for part in parts:
-                if part.client in left and isinstance(answer, r.Appended):
+                if part.client in left and isinstance(answer, r.AppendResult):
                     settled(part, answer)
                 elif part.client in left:
                     alone(part)
@@ -246,7 +246,7 @@ class Consumer(Client):
         self.world.after(late_s, self.call, request, lambda answer: self._extended(request, given, what, answer))
 
     def _extended(self, request: r.Extend, given: r.Delivered, what: float, answer: Answer) -> None:
-        if not isinstance(answer, r.Done):
+        if not isinstance(answer, r.Succeeded):
             self._stored.forget(self._partition, request.ref, request.nodes)
         self._settle(given, what)
 

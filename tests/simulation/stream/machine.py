@@ -18,7 +18,7 @@ from dataplane.replication.machine import Decision
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 TASKS = ("train", "score")
 GROUP = 2
@@ -29,9 +29,9 @@ _INT = Field("dense", "int64", ())
 _COUNT = 8
 
 
-def settings(max_rows: int = 0) -> Settings:
+def settings(max_rows: int = 0) -> StreamSettings:
     """What the stream of a run is made with."""
-    return Settings(TASKS, max_rows=max_rows, max_deliveries=MAX_DELIVERIES)
+    return StreamSettings(TASKS, max_rows=max_rows, max_deliveries=MAX_DELIVERIES)
 
 
 def columns(node: bytes, shard: int, rows: int, name: str) -> BatchRef:
@@ -59,7 +59,7 @@ class Audit(Protocol):
 class WatchedMachine(StreamMachine):
     """See the module. `count` commands have been applied."""
 
-    def __init__(self, audit: Audit, partition: int, of: Settings) -> None:
+    def __init__(self, audit: Audit, partition: int, of: StreamSettings) -> None:
         super().__init__(f"s{partition}", of, "m")
         self.count = 0
         self._audit = audit

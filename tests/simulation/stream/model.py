@@ -70,32 +70,32 @@ class Model:
 
     def applied(self, command: c.AnyCommand, result: r.AnyResult) -> list[int]:
         """A command that was not done before; the rows of which leases are over by it."""
-        if isinstance(result, r.Refused):
+        if isinstance(result, r.CommandRefused):
             return []
-        if isinstance(command, c.Append):
+        if isinstance(command, c.AppendCommand):
             self._append(command, result)
-        elif isinstance(command, c.Extend):
+        elif isinstance(command, c.ExtendCommand):
             holders = frozenset((command.ref.shards()[0][0], *command.nodes))
             for offset in command.rows.tolist():
                 self.rows[offset].holders["reward"] = holders
                 self.rows[offset].shards["reward"] = command.ref.shards()[0]
                 self.rows[offset].reward = command.ref.shards()[0][1]
-        elif isinstance(command, c.Grow):
+        elif isinstance(command, c.GrowCommand):
             self._grow(command, result)
-        elif isinstance(command, c.TakeUp):
+        elif isinstance(command, c.TakeUpCommand):
             self.rows[command.row].token = command.token
-        elif isinstance(command, c.GiveUp):
+        elif isinstance(command, c.GiveUpCommand):
             if command.row in self.rows and self.rows[command.row].token == command.token:
                 self.rows[command.row].dropped = True
                 self.dropped.add(command.row)
-        elif isinstance(command, c.Settle):
+        elif isinstance(command, c.SettleCommand):
             self._settle(command)
-        elif isinstance(command, c.Drop):
+        elif isinstance(command, c.DropCommand):
             for offset in command.rows.tolist():
                 if offset in self.rows:
                     self.rows[offset].dropped = True
                     self.dropped.add(offset)
-        elif isinstance(command, c.Remove):
+        elif isinstance(command, c.RemoveCommand):
             for offset in command.rows.tolist():
                 if offset in self.rows:
                     self._remove(offset)
@@ -105,8 +105,8 @@ class Model:
             self.closed = True
         return []
 
-    def _append(self, command: c.Append, result: r.AnyResult) -> None:
-        assert isinstance(result, r.Appended)
+    def _append(self, command: c.AppendCommand, result: r.AnyResult) -> None:
+        assert isinstance(result, r.AppendResult)
         if not result.new:
             return
         for i in range(len(command.ref)):
@@ -120,8 +120,8 @@ class Model:
                 self.keys[key] = self.next
             self.next += 1
 
-    def _grow(self, command: c.Grow, result: r.AnyResult) -> None:
-        assert isinstance(result, r.Appended)
+    def _grow(self, command: c.GrowCommand, result: r.AnyResult) -> None:
+        assert isinstance(result, r.AppendResult)
         if not result.new:
             return
         row, shard = self.rows[command.row], command.ref.shards()[0]
@@ -131,7 +131,7 @@ class Model:
         if command.piece.last:
             row.token = 0
 
-    def _settle(self, command: c.Settle) -> None:
+    def _settle(self, command: c.SettleCommand) -> None:
         for offset in command.rows.tolist():
             row = self.rows.get(offset)
             if row is None or command.task in row.done:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.errors import DataplaneError
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from tests.simulation import node
 from tests.simulation.stream.columns import Columns
 from tests.simulation.stream.machine import WatchedMachine
@@ -24,7 +24,7 @@ class Node(node.Node):
 
     machine: WatchedMachine
 
-    def __init__(self, *arguments: Any, partition: int, stream: Settings) -> None:
+    def __init__(self, *arguments: Any, partition: int, stream: StreamSettings) -> None:
         super().__init__(*arguments)
         self._partition = partition
         self._stream = stream

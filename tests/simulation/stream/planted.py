@@ -13,12 +13,12 @@ from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.groups import Groups
 from dataplane.stream.keys import Keys
-from dataplane.stream.leader import Leader
+from dataplane.stream.leader import StreamLeader
 from dataplane.stream.lease import Leases
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.progress import PENDING, Progress
-from dataplane.stream.replicated import Replicated
+from dataplane.stream.progress import PENDING, StreamProgress
+from dataplane.stream.replicated import ReplicatedStream
 from tests.simulation.planted import Plant
 from tests.simulation.stream.columns import Columns
 
@@ -42,25 +42,25 @@ def an_ack_of_a_superseded_lease_is_taken(plant: Plant) -> None:
 
 def a_command_is_done_twice(plant: Plant) -> None:
     """Within the machine, so that no sequence sees it."""
-    settle = Replicated._settle
+    settle = ReplicatedStream._settle
 
     def twice(self: Any, command: Any) -> None:
         settle(self, command)
         if command.state == PENDING and self.leased.partition.rows.there(command.rows).all():
             settle(self, command)
 
-    plant(Replicated, "_settle", twice)
+    plant(ReplicatedStream, "_settle", twice)
 
 
 def a_nack_forgets_the_count(plant: Plant) -> None:
-    give_back = Progress.give_back
+    give_back = StreamProgress.give_back
 
     def uncounted(self: Any, task: int, places: Any, versions: Any, most: int) -> Any:
         flags = give_back(self, task, places, versions, 1 << 8)
         self.unseen(task, places)
         return flags
 
-    plant(Progress, "give_back", uncounted)
+    plant(StreamProgress, "give_back", uncounted)
 
 
 def a_failover_keeps_the_leases_of_before(plant: Plant) -> None:
@@ -69,21 +69,21 @@ def a_failover_keeps_the_leases_of_before(plant: Plant) -> None:
 
 
 def a_failover_keeps_rows_leased(plant: Plant) -> None:
-    plant(Progress, "unlease", lambda self, places, task=None: None)
+    plant(StreamProgress, "unlease", lambda self, places, task=None: None)
 
 
 def rows_on_their_way_are_given_again(plant: Plant) -> None:
     """What is acked, and not committed."""
-    decided = Leader._decided
+    decided = StreamLeader._decided
 
     def open_again(self: Any, asked: Any, term: int, now: float) -> Any:
         commands, result = decided(self, asked, term, now)
         partition = self.leased.partition
-        for rows, task in [(each.rows, each.task) for each in commands if isinstance(each, c.Settle)]:
+        for rows, task in [(each.rows, each.task) for each in commands if isinstance(each, c.SettleCommand)]:
             partition.progress.unlease(partition.rows.places(rows[partition.rows.there(rows)]), task)
         return commands, result
 
-    plant(Leader, "_decided", open_again)
+    plant(StreamLeader, "_decided", open_again)
 
 
 def a_dropped_row_goes_where_nobody_holds_it(plant: Plant) -> None:
@@ -96,12 +96,14 @@ def a_snapshot_lacks_the_keys(plant: Plant) -> None:
 
 
 def a_snapshot_lacks_what_was_dropped(plant: Plant) -> None:
-    plant(Progress, "mark_dropped", lambda self, places, flags: None)
+    plant(StreamProgress, "mark_dropped", lambda self, places, flags: None)
 
 
 def a_snapshot_lacks_the_count_of_deliveries(plant: Plant) -> None:
-    restore = Progress.restore
-    plant(Progress, "restore", lambda self, places, of, states, tries: restore(self, places, of, states, tries * 0))
+    restore = StreamProgress.restore
+    plant(
+        StreamProgress, "restore", lambda self, places, of, states, tries: restore(self, places, of, states, tries * 0)
+    )
 
 
 def a_snapshot_lacks_what_is_lost(plant: Plant) -> None:
@@ -138,9 +140,9 @@ def a_lost_row_is_not_named(plant: Plant) -> None:
 
 
 def a_lost_row_is_named_twice(plant: Plant) -> None:
-    def told(self: Any, command: Any) -> r.LostRows:
+    def told(self: Any, command: Any) -> r.LostRowsResult:
         lost = self.leased.lost
-        return r.LostRows([(row, *lost[row]) for row in list(lost)[: command.most]])
+        return r.LostRowsResult([(row, *lost[row]) for row in list(lost)[: command.most]])
 
     plant(replicated, "_APPLY", {**replicated._APPLY, r.TakeLost: told})
 
@@ -150,7 +152,7 @@ def columns_of_an_old_holder_are_taken(plant: Plant) -> None:
 
 
 def limits_forget_what_is_on_its_way(plant: Plant) -> None:
-    append = Leader._append
+    append = StreamLeader._append
 
     def forgotten(self: Any, asked: Any, now: float) -> Any:
         command = append(self, asked, now)
@@ -195,20 +197,20 @@ def a_copy_is_not_told(plant: Plant) -> None:
 
 def columns_that_came_before_are_told(plant: Plant) -> None:
     """Of an append that was made again."""
-    append = Replicated._do_append
+    append = ReplicatedStream._do_append
 
     def told(self: Any, command: Any) -> Any:
         result = append(self, command)
-        if isinstance(result, r.Appended) and not result.new:
+        if isinstance(result, r.AppendResult) and not result.new:
             self.outboxes.release(command.ref.encode(), (command.ref.shards()[0][0], *command.nodes))
         return result
 
-    plant(replicated, "_APPLY", {**replicated._APPLY, c.Append: told})
+    plant(replicated, "_APPLY", {**replicated._APPLY, c.AppendCommand: told})
 
 
 def appends_that_came_together_are_made_again(plant: Plant) -> None:
     """Where they, or some of them, were made before."""
-    plant(Replicated, "known_parts", lambda self, parts: None)
+    plant(ReplicatedStream, "known_parts", lambda self, parts: None)
 
 
 FAULTS: dict[str, Callable[[Plant], None]] = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.unfinished import Unfinished
+from dataplane.stream.unfinished import UnfinishedRowsTable
 from tests.cases import each_case
 from tests.simulation.faults import Plan
 from tests.simulation.planted import Plant
@@ -41,15 +41,15 @@ def test_every_invariant_holds() -> None:
 
 
 def any_token_will_do(plant: Plant) -> None:
-    require = Unfinished.require
-    plant(Unfinished, "require", lambda self, row, *tokens: self.begun.get(row) or require(self, row, *tokens))
+    require = UnfinishedRowsTable.require
+    plant(UnfinishedRowsTable, "require", lambda self, row, *tokens: self.begun.get(row) or require(self, row, *tokens))
 
 
 def a_row_is_given_before_it_is_finished(plant: Plant) -> None:
-    plant(Unfinished, "hide", lambda self, row: show(self, row))
-    hide = Unfinished.hide
+    plant(UnfinishedRowsTable, "hide", lambda self, row: show(self, row))
+    hide = UnfinishedRowsTable.hide
 
-    def show(self: Unfinished, row: int) -> None:
+    def show(self: UnfinishedRowsTable, row: int) -> None:
         page, inside = self.rows.place(row)
         columns = page.columns[inside]
         hide(self, row)
@@ -57,7 +57,7 @@ def a_row_is_given_before_it_is_finished(plant: Plant) -> None:
 
 
 def a_snapshot_lacks_what_is_in_progress(plant: Plant) -> None:
-    plant(Unfinished, "state", lambda self, rows: [])
+    plant(UnfinishedRowsTable, "state", lambda self, rows: [])
 
 
 def a_piece_is_let_go_with_the_first(plant: Plant) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataplane.stream.requests import Done, Refused
+from dataplane.stream.requests import CommandRefused, Succeeded
 from dataplane.table import requests as r
 from tests.simulation.checker import LogChecker, Violation
 from tests.simulation.table.columns import Columns
@@ -41,10 +41,10 @@ class Checker(LogChecker):
 
     def _first(self, command: r.Command, result: r.AnyResult) -> None:
         """5: it does what it says, once."""
-        if isinstance(result, Refused):
+        if isinstance(result, CommandRefused):
             return
         expected, found = self.model.done(command), None
-        if isinstance(result, r.Numbered) or (isinstance(result, r.ClaimedRows) and result.granted):
+        if isinstance(result, r.RowNumbers) or (isinstance(result, r.ClaimedRows) and result.granted):
             found = result.rows.tolist()
         if expected != found:
             raise Violation(f"5: {command} is answered by {found}, and by the log it is {expected}")
@@ -56,13 +56,13 @@ class Checker(LogChecker):
             self.newest_answers(node, epoch)
         result = decoded_result(outcome) if outcome else None
         rows = self.model.rows
-        if isinstance(request, r.Look):
+        if isinstance(request, r.LookRows):
             assert isinstance(result, r.Looked)
             told = list(zip(result.rows.tolist(), result.keys, result.tags, _have(result), strict=True))
             there = [(n, row.key, row.tags, [c in row.cells for c in COLUMNS]) for n, row in rows.items()]
             if told != there:
                 raise Violation(f"1: {node} shows {told}, and by the log there is {there}")
-        elif isinstance(request, r.Ready):
+        elif isinstance(request, r.FindReady):
             ready = self.model.ready(request.columns, request.task)
             if request.claim_id and (request.task, request.claim_id) in self.model.claims:
                 ready = self.model.claims[request.task, request.claim_id]
@@ -73,7 +73,7 @@ class Checker(LogChecker):
                 raise Violation(f"5: {request} is answered by {result}, and by the log otherwise")
             self.labels[request.client, request.sequence] = None
         else:
-            assert isinstance(result, Done)
+            assert isinstance(result, Succeeded)
 
     # At the end
 

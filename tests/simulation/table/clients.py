@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.errors import DataplaneError, Lost, Misuse, Rejected
-from dataplane.stream.requests import Refused
+from dataplane.stream.requests import CommandRefused
 from dataplane.table import requests as r
 from tests.simulation import clients
 from tests.simulation.table.columns import Columns
@@ -38,7 +38,7 @@ class Call(clients.Call):
         answer: Any = outcome
         if isinstance(outcome, bytes):
             answer = decoded_result(outcome) if outcome else None
-        if isinstance(answer, Refused):
+        if isinstance(answer, CommandRefused):
             answer = answer.error
         if not isinstance(answer, DataplaneError) or isinstance(answer, _FINAL):
             self._end(answer)
@@ -51,7 +51,7 @@ class Client(clients.Client):
 
     CALL = Call
 
-    def do(self, kind: type[r.Request], then: Callable[[Any], None], **fields: Any) -> None:
+    def do(self, kind: type[r.StreamRequest], then: Callable[[Any], None], **fields: Any) -> None:
         """Ask for a change, under the next sequence."""
         self.call(kind(client=self.name, sequence=self.next_sequence(), **fields), then)
 
@@ -69,9 +69,9 @@ class Writer(Client):
         rng, what = self.world.rng, self.world.rng.random()
         keys = rng.sample(KEYS, rng.randint(1, 3))
         if what < 0.02:
-            self.do(r.Drop, self._done)
+            self.do(r.DropTable, self._done)
         elif what < 0.25:
-            self.do(r.Clear, self._done, keys=keys)
+            self.do(r.ClearRows, self._done, keys=keys)
         else:
             tags = [{rng.choice("ab"): rng.randrange(9)} for _ in keys] if rng.random() < 0.5 else []
             names = rng.sample(COLUMNS, rng.randint(0, len(COLUMNS)))
@@ -100,9 +100,9 @@ class Taker(Client):
             return
         self._task = self.world.rng.choice(TASKS)
         self._claim = f"c{self.world.rng.randrange(20)}" if self.world.rng.random() < 0.3 else ""
-        self.call(r.Ready(columns=["x"], task=self._task, claim_id=self._claim), self._shown)
+        self.call(r.FindReady(columns=["x"], task=self._task, claim_id=self._claim), self._shown)
 
-    def _shown(self, answer: r.Numbered | None) -> None:
+    def _shown(self, answer: r.RowNumbers | None) -> None:
         if answer is None:
             self._again()
             return
@@ -126,7 +126,7 @@ class Reader(Client):
 
     def run(self) -> None:
         if not self.ending:
-            self.call(r.Look(all=True, columns=list(COLUMNS)), self._seen)
+            self.call(r.LookRows(all=True, columns=list(COLUMNS)), self._seen)
 
     def _seen(self, answer: Any) -> None:
         assert isinstance(answer, r.Looked), answer
@@ -137,4 +137,4 @@ class Mourner(Client):
     """Tells the partition that a node's life is over."""
 
     def tell(self, node: bytes) -> None:
-        self.call(r.Lose(node=node), lambda answer: None)
+        self.call(r.LoseTableRows(node=node), lambda answer: None)

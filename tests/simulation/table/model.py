@@ -51,7 +51,7 @@ class Model:
         match command:
             case r.Upsert():
                 return self._write(command)
-            case r.Clear():
+            case r.ClearRows():
                 self._clear([number for key, number in self.keys().items() if key in command.keys])
             case r.Claim():
                 return self._take(command)
@@ -59,10 +59,10 @@ class Model:
                 for number in command.rows.tolist():
                     self.taken.get(command.task, set()).discard(number)
                     self._forget_claims(lambda given, number=number: number in given, command.task)  # type: ignore[misc]
-            case r.Drop():
+            case r.DropTable():
                 self._clear(list(self.rows))
                 self.taken, self.claims = {}, {}
-            case r.Lose():
+            case r.LoseTableRows():
                 self.gone.add(command.node)
         return None
 

@@ -15,7 +15,7 @@ from dataplane.table import cell_release, machine
 from dataplane.table import requests as r
 from dataplane.table.claims import Claims
 from dataplane.table.machine import TableMachine
-from dataplane.table.table import Table
+from dataplane.table.table import TableRows
 from dataplane.table.write_effects import UnneededCells
 from tests.simulation.planted import Plant
 
@@ -49,8 +49,8 @@ def a_snapshot_lacks(field: str, empty: Any) -> Callable[[Plant], None]:
     """A snapshot whose table lacks this."""
 
     def planted(plant: Plant) -> None:
-        state = Table.state
-        plant(Table, "state", lambda self: msgspec.structs.replace(state(self), **{field: empty(state(self))}))
+        state = TableRows.state
+        plant(TableRows, "state", lambda self: msgspec.structs.replace(state(self), **{field: empty(state(self))}))
 
     return planted
 
@@ -104,7 +104,7 @@ def numbers_begin_anew_when_a_table_is_dropped(plant: Plant) -> None:
         drop(self, asked)
         self.table.next = 0
 
-    plant(machine, "_APPLY", {**machine._APPLY, r.Drop: anew})
+    plant(machine, "_APPLY", {**machine._APPLY, r.DropTable: anew})
 
 
 def what_is_refused_has_changed_something(plant: Plant) -> None:
@@ -126,7 +126,7 @@ def a_read_sees_what_is_not_committed(plant: Plant) -> None:
 
     def early(self: Any, request: bytes, term: int, now: float) -> Any:
         decision = decide(self, request, term, now)
-        if decision.commands and isinstance(r.decode_request(request), r.Clear):
+        if decision.commands and isinstance(r.decode_request(request), r.ClearRows):
             self.table.clear(r.decode_request(request).keys)
         return decision
 

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.batch import Batch, Column, StoredPiece
 from dataplane.batch.layout import Bytes, aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
-from dataplane.batch.put_plan import Plan, plan
-from dataplane.batch.rows import Rows
+from dataplane.batch.put_plan import PutPlan, plan
+from dataplane.batch.rows import RowIndices
 
 
 def bits(value: Any) -> Any:
@@ -47,7 +47,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(bits(a) == bits(b))
 
 
-def filled(planned: Plan) -> np.ndarray[Any, Any]:
+def filled(planned: PutPlan) -> np.ndarray[Any, Any]:
     """The bytes of a plan, written piece by piece."""
     memory = aligned_bytes(planned.nbytes)
     for job in planned.jobs(memory, piece=64):
@@ -73,13 +73,13 @@ class LocalMemory:
     own = private
 
 
-def materialise(planned: Plan) -> Batch:
+def materialise(planned: PutPlan) -> Batch:
     """The batch that the plan describes, written to new memory of this process by this thread."""
     memory = aligned_bytes(planned.nbytes)
     for job in planned.jobs(memory):
         job()
-    held, rows = LocalMemory(memory), Rows.range(0, planned.rows)
-    return Batch({name: Column(name, c.field, [Piece(c, held, rows)]) for name, c in planned.layout().columns})
+    held, rows = LocalMemory(memory), RowIndices.range(0, planned.rows)
+    return Batch({name: Column(name, c.field, [StoredPiece(c, held, rows)]) for name, c in planned.layout().columns})
 
 
 def local_batch(columns: Any) -> Batch:
@@ -87,7 +87,7 @@ def local_batch(columns: Any) -> Batch:
     return materialise(plan(columns))
 
 
-def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = False) -> Piece:
+def piece(name: str, values: Any, rows: RowIndices | None = None, *, dedupe: bool = False) -> StoredPiece:
     """The values as a piece of a shard of their own."""
     planned = plan({name: values}, dedupe=[name] if dedupe else [])
     memory = filled(planned)
@@ -95,7 +95,7 @@ def piece(name: str, values: Any, rows: Rows | None = None, *, dedupe: bool = Fa
     check_layout(shard.encode(), planned.nbytes)  # whatever is put passes what a node checks
     check_contents(shard, memory)
     layout = shard.columns[0][1]
-    return Piece(layout, LocalMemory(memory), Rows.range(0, planned.rows) if rows is None else rows)
+    return StoredPiece(layout, LocalMemory(memory), RowIndices.range(0, planned.rows) if rows is None else rows)
 
 
 def column(values: Any, *, dedupe: bool = False) -> Column:

@@ -14,11 +14,11 @@ import pytest
 
 from dataplane.batch import arrow_in, arrow_validate
 from dataplane.batch.arrow_validate import check
-from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.batch import Batch, Column, StoredPiece
 from dataplane.batch.layout import check_contents
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import plan
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
 from tests.cases import each_case
 from tests.mutation import mutated
@@ -142,8 +142,10 @@ def stored(columns: Any) -> Batch:
     layout = planned.layout()
     check_layout(layout.encode(), len(memory))
     check_contents(layout, memory)
-    held, rows = LocalMemory(memory), Rows.range(0, planned.rows)
-    return Batch({name: Column(name, column.field, [Piece(column, held, rows)]) for name, column in layout.columns})
+    held, rows = LocalMemory(memory), RowIndices.range(0, planned.rows)
+    return Batch(
+        {name: Column(name, column.field, [StoredPiece(column, held, rows)]) for name, column in layout.columns}
+    )
 
 
 def written(name: str) -> bytes:

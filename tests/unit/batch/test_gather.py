@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.batch import Column, Piece
+from dataplane.batch.batch import Column, StoredPiece
 from dataplane.batch.field import Field, merge_fields
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from tests.unit.batch.exact import piece, rows_as, same
 
 _RNG = np.random.default_rng(7)
@@ -50,7 +50,7 @@ def _rows(values: Any) -> list[Any]:
 @given(st.data())
 @pytest.mark.parametrize("kind", _PIECES)
 def test_any_selection_reads_as_the_rows_it_means(kind: str, data: st.DataObject) -> None:
-    pieces: list[Piece] = []
+    pieces: list[StoredPiece] = []
     expected: list[Any] = []
     fields: list[Field] = []
     for i in data.draw(st.lists(st.integers(0, 2), max_size=4)):
@@ -59,9 +59,9 @@ def test_any_selection_reads_as_the_rows_it_means(kind: str, data: st.DataObject
         count = one.layout.rows
         if data.draw(st.booleans()):
             start = data.draw(st.integers(0, count))
-            rows = Rows.range(start, data.draw(st.integers(start, count)))
+            rows = RowIndices.range(start, data.draw(st.integers(start, count)))
         else:
-            rows = Rows.index(np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=6)), np.int64))
+            rows = RowIndices.index(np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=6)), np.int64))
         pieces.append(one._replace(rows=rows))
         fields.append(one.layout.field)
         stored = _rows(values)

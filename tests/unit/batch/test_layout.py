@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.batch import Batch, Column, StoredPiece
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout, check_layouts
 from dataplane.batch.put_plan import plan
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.stored_column import Scattered, Stack
 from dataplane.errors import Corrupt, DataplaneError
 from tests.cases import each_case
@@ -44,8 +44,10 @@ def _column(field: Field, rows: int, *buffers: tuple[int, int], stored: int | No
 
 def _read_everything(layout: ShardLayout, memory: np.ndarray[Any, Any]) -> None:
     held = LocalMemory(memory.copy())
-    rows = Rows.range(0, layout.columns[0][1].rows)
-    batch = Batch({name: Column(name, column.field, [Piece(column, held, rows)]) for name, column in layout.columns})
+    rows = RowIndices.range(0, layout.columns[0][1].rows)
+    batch = Batch(
+        {name: Column(name, column.field, [StoredPiece(column, held, rows)]) for name, column in layout.columns}
+    )
     for column in batch.values():
         column.to_list()
         column.numpy()
@@ -149,7 +151,7 @@ def test_a_reader_keeps_to_the_tables_it_has_checked() -> None:
     layout, memory = _shard()
     column = layout.column("ragged")
     assert column is not None
-    read = Column("ragged", column.field, [Piece(column, LocalMemory(memory), Rows.range(0, 4))])
+    read = Column("ragged", column.field, [StoredPiece(column, LocalMemory(memory), RowIndices.range(0, 4))])
     assert [len(row) for row in read.numpy()] == [2, 0, 3, 1]
     memory.setflags(write=True)
     memory[column.buffers[0][0] :][:40] = 255
@@ -180,7 +182,7 @@ def test_bytes_that_change_while_a_column_is_read_are_wrong_values_at_worst(name
     for reads in range(12):
         for seed in range(6):
             changing = Changing(memory.copy(), reads, seed)
-            read = Column(name, column.field, [Piece(column, changing, Rows.range(0, 4))])
+            read = Column(name, column.field, [StoredPiece(column, changing, RowIndices.range(0, 4))])
             for look in (read.to_list, read.numpy, read.arrow):
                 with contextlib.suppress(Corrupt):
                     assert len(look()) == 4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dataplane.batch.batch import Column
 from dataplane.batch.object_codec import decode_row
 from dataplane.batch.object_rows import LARGE
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.errors import Corrupt
 from tests.cases import each_case
 from tests.unit.batch.exact import column, piece, same
@@ -38,7 +38,7 @@ def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], d
     rows = [*rows, None]
     assert same(found.to_list(), rows)
     picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
-    one = piece("x", rows, Rows.index(np.array(picks, np.int64)))
+    one = piece("x", rows, RowIndices.index(np.array(picks, np.int64)))
     picked = Column("x", one.layout.field, [one])
     wanted = [rows[i] for i in picks]
     assert same(picked.to_list(), wanted)

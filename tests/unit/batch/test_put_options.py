@@ -9,22 +9,22 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from dataplane.batch.batch import Column, Piece
+from dataplane.batch.batch import Column, StoredPiece
 from dataplane.batch.dtypes import INTEGERS, storage
 from dataplane.batch.field import Field
 from dataplane.batch.put_options import narrowed
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from tests.unit.batch.exact import piece, same
 
 WIDTHS = st.sampled_from([*INTEGERS, ">i4", ">u8", ">i2"])
 SHAPES = st.sampled_from([(), (3,), (2, 2), (0,)])
 
 
-def stored(values: Any, rows: Rows | None = None, *, dedupe: bool = False, name: str = "x") -> Piece:
+def stored(values: Any, rows: RowIndices | None = None, *, dedupe: bool = False, name: str = "x") -> StoredPiece:
     return piece(name, narrowed({name: values}, True)[name], rows, dedupe=dedupe)
 
 
-def column(*pieces: Piece, order: Any = None) -> Column:
+def column(*pieces: StoredPiece, order: Any = None) -> Column:
     return Column("x", pieces[0].layout.field.declared, pieces, order)
 
 

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 
 from dataplane.batch import byte_ranges, cuts, locations
-from dataplane.batch.batch import Column, Piece
+from dataplane.batch.batch import Column, StoredPiece
 from dataplane.batch.concat import concat
 from dataplane.batch.layout import ShardLayout, aligned_bytes, check_contents
 from dataplane.batch.locations import ref_to
 from dataplane.batch.put_options import narrowed
 from dataplane.batch.put_plan import plan
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.stored_column import opened
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from tests.cases import each_case
@@ -59,7 +59,7 @@ class Shards:
     def read(self, ref: BatchRef, name: str, memories: dict[int, Any] | None = None) -> Column:
         pieces, order = locations.sources(ref, name)
         there = [
-            Piece(
+            StoredPiece(
                 self.layouts[p.shard].columns[p.ordinal][1], LocalMemory((memories or self.memories)[p.shard]), p.rows
             )
             for p in pieces
@@ -262,7 +262,9 @@ class TestTheWire:
         ref = shards.put(0, columns(0), narrow=False)
         sliced = ref.slice_rows("dense", 0, 2, 5)
         wrong = BatchRef(len(ref), ref._columns | {"dense": sliced._columns["dense"]}, sliced._frames)
-        frame = wrong._frames[wrong._columns["dense"].frame].with_cut((cuts.Step(cuts.SLICE, 0, (0, 9)),))
-        there = [Piece(shards.layouts[0].columns[0][1], LocalMemory(shards.memories[0]), Rows.range(0, ROWS))]
+        frame = wrong._frames[wrong._columns["dense"].frame].with_cut((cuts.CutStep(cuts.SLICE, 0, (0, 9)),))
+        there = [
+            StoredPiece(shards.layouts[0].columns[0][1], LocalMemory(shards.memories[0]), RowIndices.range(0, ROWS))
+        ]
         with pytest.raises(Corrupt):
             opened("dense", sliced.schema["dense"], there, frame.cut)

@@ -11,7 +11,7 @@ from dataplane.batch.batch import Column
 from dataplane.batch.layout import ShardLayout
 from dataplane.batch.layout_check import _FEW, CheckedLayout, check_layout, check_layouts
 from dataplane.batch.put_plan import plan
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.stored_column import Scattered, Selection, Stack
 from dataplane.errors import Corrupt
 from tests.cases import each_case
@@ -48,7 +48,7 @@ def test_a_stack_reads_as_its_shards_do() -> None:
     stack, _ = stack_of([stored(each) for each in given])
     for ordinal, name in enumerate(given[0]):
         stacked = stack.column(name, ordinal)
-        column = Column.of(name, stacked.layout.field, [Selection(stacked, Rows.range(0, stacked.layout.rows))])
+        column = Column.of(name, stacked.layout.field, [Selection(stacked, RowIndices.range(0, stacked.layout.rows))])
         expected = [row for each in given for row in local_batch(each)[name].to_list()]
         assert column.to_list() == expected, name
         backwards = np.arange(len(column))[::-1].copy()

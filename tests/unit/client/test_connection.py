@@ -21,7 +21,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyRequest, decoder
-from dataplane.wire.local import Channel, format_address, listen
+from dataplane.wire.local import LocalChannel, format_address, listen
 from dataplane.wire.places import pack
 from tests.processes import MIB, StandingNode, pattern
 
@@ -35,14 +35,14 @@ class Scripted:
         self.address = format_address(path)
         self.asked: list[Any] = []
         self.answer: Callable[[Any], list[m.Message]] = lambda request: []
-        self.channel: Channel | None = None
+        self.channel: LocalChannel | None = None
         self._listener = listen(path)
         asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
 
     def _accept(self) -> None:
         connected, _ = self._listener.accept()
         connected.setblocking(False)
-        self.channel = Channel(connected, _requests, self._received, lambda error: None)
+        self.channel = LocalChannel(connected, _requests, self._received, lambda error: None)
 
     def _received(self, request: Any) -> None:
         assert self.channel is not None
@@ -82,8 +82,8 @@ async def connection(scripted: Scripted) -> AsyncIterator[Connection]:
     connection.close()
 
 
-def stats(connection: Connection) -> m.Stats:
-    return m.Stats(connection.next_id())
+def stats(connection: Connection) -> m.ReadStats:
+    return m.ReadStats(connection.next_id())
 
 
 async def test_no_answer_in_time(scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +101,15 @@ async def test_no_answer_in_time(scripted: Scripted, connection: Connection, mon
 
 CHANGES: dict[str, Callable[[int], Any]] = {
     "free": lambda i: sm.Free(i, [4], [], ""),
-    "append": lambda i: rm.Append(i, b"s", [], b"", [], b"", {}, None, {}, 0.0, rm.Inline(b"", b"", [])),
+    "append": lambda i: rm.AppendRows(i, b"s", [], b"", [], b"", {}, None, {}, 0.0, rm.Inline(b"", b"", [])),
     "ack": lambda i: rm.AskStream(i, b"s", r.Ack(grant=1, replica=None)),
-    "upsert": lambda i: rm.AskTable(i, "t", b"", t.Clear(rows=np.zeros(0, np.int64))),
+    "upsert": lambda i: rm.AskTable(i, "t", b"", t.ClearRows(rows=np.zeros(0, np.int64))),
 }
 READS: dict[str, Callable[[int], Any]] = {
-    "stats": m.Stats,
-    "put": lambda i: sm.Put(i, b"", b"", "", 0.0),
+    "stats": m.ReadStats,
+    "put": lambda i: sm.PutShard(i, b"", b"", "", 0.0),
     "consume": lambda i: rm.AskStream(i, b"s", r.Measure()),
-    "look": lambda i: rm.AskTable(i, "t", b"", t.Describe()),
+    "look": lambda i: rm.AskTable(i, "t", b"", t.DescribeColumns()),
 }
 ASKED = [
     *(pytest.param(made, dp.OutcomeUnknown, id=name) for name, made in CHANGES.items()),
@@ -154,14 +154,14 @@ async def test_what_did_not_reach_a_node_that_had_gone_changed_nothing(
 async def test_what_the_node_itself_says_of_another_is_passed_on(scripted: Scripted, connection: Connection) -> None:
     scripted.answer = lambda request: [m.Failure(request.id, "PeerUnavailable", "no leader", {"address": "there"})]
     with pytest.raises(dp.PeerUnavailable, match="no leader") as caught:
-        await connection.request(CHANGES["append"](connection.next_id()), rm.Appended, 5.0)
+        await connection.request(CHANGES["append"](connection.next_id()), rm.RowsAppended, 5.0)
     assert caught.value.address == "there"
 
 
 GRANTED: list[tuple[Any, str]] = [
     (lambda i: sm.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),
     (lambda i: sm.Held(i, pack([4, 0, 0, 4096, 0, 0, 5, 0, 0, 64, 0, 0]), [b""], []), "Unpin"),
-    (lambda i: sm.Stored(i, 4), "Free"),
+    (lambda i: sm.ShardStored(i, 4), "Free"),
 ]
 
 
@@ -207,7 +207,7 @@ async def test_what_the_node_says_at_its_end_is_what_everybody_hears(
 
 async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, connection: Connection) -> None:
     with pytest.raises(dp.LimitExceeded):
-        await connection.request(sm.Pin(connection.next_id(), [2**60] * 500_000, 1.0), sm.Held, 1.0)
+        await connection.request(sm.PinShards(connection.next_id(), [2**60] * 500_000, 1.0), sm.Held, 1.0)
     scripted.answer = lambda request: [m.Figures(request.id, {})]
     await connection.request(stats(connection), m.Figures, 5.0)
     assert scripted.kinds() == ["Stats"]
@@ -235,7 +235,7 @@ async def test_what_waits_at_a_full_socket_is_sent_before_the_plane_is_closed(
     scripted.channel.hold_on()
     shards = list(range(1 << 20, (1 << 20) + 20_000))
     for _ in range(40):  # 4 MB, of which the socket takes a part
-        connection.tell(sm.Unpin(shards))
+        connection.tell(sm.UnpinShards(shards))
     settling = asyncio.create_task(connection.settle())
     await asyncio.sleep(0)
     assert not settling.done()
@@ -252,11 +252,11 @@ async def test_a_put_that_waits_as_the_plane_is_closed_is_undone(
     scripted: Scripted, connection: Connection, pinned: bool
 ) -> None:
     pin = connection.pins.hold(7) if pinned else None
-    put = sm.Put(connection.next_id(), b"", b"", "", 5.0)
-    waiting = asyncio.create_task(connection.request(put, sm.Stored, 5.0))
+    put = sm.PutShard(connection.next_id(), b"", b"", "", 5.0)
+    waiting = asyncio.create_task(connection.request(put, sm.ShardStored, 5.0))
     await scripted.until(lambda: bool(scripted.asked))
     scripted.answer = lambda request: {
-        m.Cancel: lambda: [sm.Stored(put.id, 4)],
+        m.Cancel: lambda: [sm.ShardStored(put.id, 4)],
         sm.Free: lambda: [m.Done(request.id)],
     }.get(type(request), list)()
     await connection.settle()

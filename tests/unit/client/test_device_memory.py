@@ -12,9 +12,9 @@ pytest.importorskip("torch")
 
 import torch
 
-from dataplane.batch.batch import Column, Piece
+from dataplane.batch.batch import Column, StoredPiece
 from dataplane.batch.put_plan import plan
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.views import _there
 from dataplane.client.device_memory import MappedDevice
 from tests.cases import each_case
@@ -34,7 +34,7 @@ def mapped(columns: dict[str, object]) -> tuple[MappedDevice, list[Column], weak
     layouts = dict(planned.layout().columns)
     return (
         memory,
-        [Column(n, lay.field, [Piece(lay, memory, Rows.range(0, lay.rows))]) for n, lay in layouts.items()],
+        [Column(n, lay.field, [StoredPiece(lay, memory, RowIndices.range(0, lay.rows))]) for n, lay in layouts.items()],
         kept,
     )
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.client.pins import Pin, Pins, drop_later
+from dataplane.client.pins import ClientPins, ShardPin, drop_later
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import Framer, frame
@@ -25,7 +25,7 @@ class Flushes:
 
     def __init__(self) -> None:
         self.count = 0
-        self.pins = Pins(self.ask)
+        self.pins = ClientPins(self.ask)
 
     def ask(self) -> None:
         self.count += 1
@@ -58,7 +58,7 @@ def test_dropped_from_many_threads() -> None:
     taken: Counter[int] = Counter()
     together = threading.Barrier(6)
 
-    def drop(held: list[Pin]) -> None:
+    def drop(held: list[ShardPin]) -> None:
         together.wait()
         while held:
             held.pop()
@@ -86,7 +86,7 @@ def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket
     ours, theirs = ends
     pins = Flushes().pins
     held = {shard: pins.hold(shard) for shard in range(3)}
-    filler = sm.Put(1, bytes(1 << 20), b"", "", 1.0)
+    filler = sm.PutShard(1, bytes(1 << 20), b"", "", 1.0)
     rest = memoryview(frame(filler))
     with suppress(BlockingIOError):
         while True:
@@ -106,7 +106,7 @@ def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket
         theirs_got += data
     got = [requests.decode(body) for body in framer.feed(bytes(theirs_got))]
     # What did not fit before the end is told by the end; what came is whole, and in order.
-    assert got in ([], [filler], [filler, sm.Unpin([0])], [filler, sm.Unpin([0]), sm.Unpin([1])])
+    assert got in ([], [filler], [filler, sm.UnpinShards([0])], [filler, sm.UnpinShards([0]), sm.UnpinShards([1])])
 
 
 def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.socket]) -> None:

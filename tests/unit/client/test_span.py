@@ -10,11 +10,11 @@ import pytest
 from dataplane.batch import locations
 from dataplane.batch.batch import Batch
 from dataplane.batch.field import Field
-from dataplane.batch.locations import Span, ref_to
+from dataplane.batch.locations import RowSpan, ref_to
 from dataplane.batch.put_plan import layout_of, plan
 from dataplane.batch.ref import BatchRef
-from dataplane.client.memory import Segment
-from dataplane.client.pins import Pin
+from dataplane.client.memory import NodeSegment
+from dataplane.client.pins import ShardPin
 from dataplane.client.reader import SpanShard
 from dataplane.client.writer import _payload
 from dataplane.errors import Corrupt
@@ -44,10 +44,10 @@ def answer(layout: bytes, payload: bytes, *, places: bytes | None = None) -> sm.
     return sm.Held(1, told, [layout], [], carried=payload)
 
 
-def opened(span: Span | None, reply: sm.Held) -> Batch:
+def opened(span: RowSpan | None, reply: sm.Held) -> Batch:
     assert span is not None
-    segments: dict[int, Segment] = {}
-    return SpanShard(reply).opened(span, segments, Pin)
+    segments: dict[int, NodeSegment] = {}
+    return SpanShard(reply).opened(span, segments, ShardPin)
 
 
 def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:

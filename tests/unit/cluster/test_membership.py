@@ -130,8 +130,8 @@ async def test_a_process_that_ends_has_gone_long_before_its_lease_runs_out(
         await asyncio.sleep(0.01)
 
 
-def ping() -> pm.Describe:
-    return pm.Describe(1, [])
+def ping() -> pm.DescribeShards:
+    return pm.DescribeShards(1, [])
 
 
 async def test_one_that_keeps_what_it_has_is_away_when_its_process_ends(start: Start) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataplane.cluster.placement import Placement
+from dataplane.cluster.placement import Rendezvous
 
 NODES = [bytes([i]) * 8 for i in range(16)]
 GROUPS: list[str | int] = [*(f"prompt-{i}" for i in range(4000)), *range(4000)]
 
 
 def test_only_what_a_leaver_had_moves() -> None:
-    before, after = Placement(NODES), Placement(NODES[1:])
+    before, after = Rendezvous(NODES), Rendezvous(NODES[1:])
     was = [before.nodes[at] for at in before.winners("rollouts", GROUPS)]
     now = [after.nodes[at] for at in after.winners("rollouts", GROUPS)]
     moved = [a != b for a, b in zip(was, now, strict=True)]

@@ -18,7 +18,7 @@ from dataplane.batch.batch import Batch
 from dataplane.clock import Deadline
 from dataplane.collective.device_link import DeviceLink, devices_of
 from dataplane.collective.exchange import Chain, move
-from dataplane.collective.link import Link
+from dataplane.collective.link import RankLink
 from dataplane.collective.packing import SHORT, pack
 from dataplane.errors import PeerUnavailable
 from tests.unit.batch.exact import local_batch
@@ -40,7 +40,7 @@ class Ranks:
         self._store = dist.HashStore()
         self._threads = ThreadPoolExecutor(size)
         self.size = size
-        self.links = [Link(dist.PrefixStore("link", self._store), rank, size) for rank in range(size)]
+        self.links = [RankLink(dist.PrefixStore("link", self._store), rank, size) for rank in range(size)]
         self.devices = self.each(self._connected)
 
     def _connected(self, rank: int) -> DeviceLink:
@@ -70,9 +70,9 @@ def test_large_numbers_go_between_devices_and_all_else_between_hosts(
 ) -> None:
     packed = pack(local_batch(COLUMNS))
     crossed: dict[str, int] = {"host": 0, "device": 0}
-    post, receive = Link.post, DeviceLink.receive
+    post, receive = RankLink.post, DeviceLink.receive
 
-    def posted(link: Link, rank: int, data: Any, tag: int) -> None:
+    def posted(link: RankLink, rank: int, data: Any, tag: int) -> None:
         crossed["host"] += len(data)
         post(link, rank, data, tag)
 
@@ -80,7 +80,7 @@ def test_large_numbers_go_between_devices_and_all_else_between_hosts(
         crossed["device"] += len(into)
         return receive(link, rank, into)
 
-    monkeypatch.setattr(Link, "post", posted)
+    monkeypatch.setattr(RankLink, "post", posted)
     monkeypatch.setattr(DeviceLink, "receive", received)
 
     with Ranks(3) as ranks:
@@ -148,5 +148,5 @@ def test_which_devices_a_group_sends_by_nccl(monkeypatch: pytest.MonkeyPatch) ->
     for said, expected in [("cpu:gloo,cuda:gloo", set()), ("cuda:nccl", {"cuda"}), ("cpu:gloo,cuda:nccl", {"cuda"})]:
         monkeypatch.setattr(dist, "get_backend_config", lambda group, said=said: said)
         assert devices_of(None) == expected
-    link = Link(None, 0, 2, {"cuda"})
+    link = RankLink(None, 0, 2, {"cuda"})
     assert link.devices(None) is link.devices(CPU) is None

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.batch import Batch, Column, StoredPiece
 from dataplane.batch.put_plan import plan
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.views import _there
 from dataplane.collective.memory import ReceivedBlock
-from dataplane.collective.packing import PIECE, Header, numbers, opened, pack, unpacked
+from dataplane.collective.packing import PIECE, PackedHeader, numbers, opened, pack, unpacked
 from dataplane.errors import ProtocolMismatch
 from tests.cases import each_case
 from tests.unit.batch import exact
@@ -32,7 +32,7 @@ KINDS: dict[str, Any] = {
 }
 
 
-def sent(batch: Batch) -> tuple[Batch, Header]:
+def sent(batch: Batch) -> tuple[Batch, PackedHeader]:
     """The batch as another rank has it."""
     packed = pack(batch)
     header = opened(packed.header)
@@ -43,7 +43,7 @@ def sent(batch: Batch) -> tuple[Batch, Header]:
     return unpacked(header, memory), header
 
 
-def check(batch: Batch) -> Header:
+def check(batch: Batch) -> PackedHeader:
     received, header = sent(batch)
     assert received.schema == batch.schema
     assert received.to_dict() == batch.to_dict()
@@ -68,7 +68,7 @@ def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
     planned = plan({"x": np.zeros((3, PIECE), np.uint8)})
     memory = filled(planned)
     ((name, layout),) = planned.layout().columns
-    column = Column(name, layout.field, [Piece(layout, LocalMemory(memory), Rows.range(1, 3))])
+    column = Column(name, layout.field, [StoredPiece(layout, LocalMemory(memory), RowIndices.range(1, 3))])
     pieces = pack(Batch({name: column})).pieces
     assert [len(piece) for piece in pieces] == [PIECE, PIECE]
     assert all(np.shares_memory(piece, memory) for piece in pieces)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dataplane.diagnosis.graph import CallSiteRecord, Ender, Line, Process, Run, Waited
+from dataplane.diagnosis.graph import CallSiteRecord, Ender, GraphRun, Line, ProcessNode, Waited
 from dataplane.diagnosis.recorder import BUCKETS, GAP_S
 
 SECONDS = 10.0
@@ -39,14 +39,14 @@ def process(
     lines: list[Line],
     waits: list[Waited] | None = None,
     host: str = "a",
-) -> Process:
+) -> ProcessNode:
     """One that lived all the time."""
-    return Process("n", host, number, 1000 + number, role, role, SECONDS, places, lines, waits or [])
+    return ProcessNode("n", host, number, 1000 + number, role, role, SECONDS, places, lines, waits or [])
 
 
-def run(*processes: Process) -> Run:
+def run(*processes: ProcessNode) -> GraphRun:
     """The job of these."""
-    return Run(SECONDS, list(processes))
+    return GraphRun(SECONDS, list(processes))
 
 
 def consuming(seconds: float, at: int = 1, **said: Any) -> CallSiteRecord:

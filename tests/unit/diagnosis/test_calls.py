@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dataplane.diagnosis import calls as module
-from dataplane.diagnosis.calls import Calls, PlainCalls, current_frames, plain_current_frames
+from dataplane.diagnosis.calls import CallCounts, PlainCalls, current_frames, plain_current_frames
 from dataplane.waiting import PLACES
 from tests.cases import each_case
 
@@ -27,7 +27,7 @@ def unknown() -> int:
 
 
 @each_case("kind", KINDS)
-def test_calls_are_counted_by_the_low_bits_of_their_number(kind: Callable[..., Calls]) -> None:
+def test_calls_are_counted_by_the_low_bits_of_their_number(kind: Callable[..., CallCounts]) -> None:
     calls = kind(unknown, nothing, nothing, 1 << 60)
     began = time.monotonic_ns() - 1000
     for _ in range(3):

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from dataplane.diagnosis.causes import Diagnosis
-from dataplane.diagnosis.contention import Host
+from dataplane.diagnosis.contention import HostUse
 from dataplane.diagnosis.diagnosis import diagnosed
-from dataplane.diagnosis.graph import Node, Run
+from dataplane.diagnosis.graph import GraphRun, NodeLoop
 from tests.unit.diagnosis.runs import appending, consuming, line, process, run, waited
 
 
-def job(append_s: float, *, queued_s: float = 0.0, others: float = 0.0) -> Run:
+def job(append_s: float, *, queued_s: float = 0.0, others: float = 0.0) -> GraphRun:
     """A producer whose appends take so long, and a consumer that waits for it, on hosts of one processor each, of which
     others take so much."""
     rest = 10.0 - append_s
@@ -23,7 +23,7 @@ def job(append_s: float, *, queued_s: float = 0.0, others: float = 0.0) -> Run:
     names = ("n", "other")
     found.processes.append(replace(maker, node="other", number=3, pid=1003))
     for name in names:
-        node = Node(name, 1.0, queued_s, processors=1, busy_s=10.0 * others)
+        node = NodeLoop(name, 1.0, queued_s, processors=1, busy_s=10.0 * others)
         found.nodes[name] = node
     return found
 
@@ -44,7 +44,7 @@ def test_a_host_that_others_take_is_told_beside_the_causes() -> None:
 
 def test_what_a_job_owes_to_its_own_want_of_processors_is_a_cause_for_that_part() -> None:
     """It had 1.0 of one processor, beside others, and alone would want 2: half of what it could not have is its own."""
-    host = Host("n", 2, job=1.0, wanted=3.0, others=1.0)
+    host = HostUse("n", 2, job=1.0, wanted=3.0, others=1.0)
     assert host.own == pytest.approx(0.5)
-    assert Host("n", 2, job=1.0, wanted=2.0, others=1.0).own == 0.0
-    assert Host("n", 2, job=2.0, wanted=9.0, others=0.0).own == 1.0
+    assert HostUse("n", 2, job=1.0, wanted=2.0, others=1.0).own == 0.0
+    assert HostUse("n", 2, job=2.0, wanted=9.0, others=0.0).own == 1.0

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataplane.diagnosis.causes import Cause
 from dataplane.diagnosis.diagnosis import compared, diagnosed
-from dataplane.diagnosis.graph import Process, Run
+from dataplane.diagnosis.graph import GraphRun, ProcessNode
 from tests.unit.diagnosis.runs import appending, consuming, line, place, process, run, waited
 
 
-def first(job: Run) -> Cause:
+def first(job: GraphRun) -> Cause:
     return diagnosed(job).causes[0]
 
 
-def train(waits_s: float, *enders: int) -> Process:
+def train(waits_s: float, *enders: int) -> ProcessNode:
     return process(1, "actor", [consuming(waits_s)], [line(6, 10.0 - waits_s)], [waited(1, "rows", waits_s, *enders)])
 
 
@@ -50,7 +50,7 @@ def test_bytes_of_another_host_are_late_where_nobody_asks_ahead_and_slow_where_s
 def test_what_does_not_scale_is_what_grows() -> None:
     """Twice as many workers: their own code halves; the one process that scores does not."""
 
-    def job(workers: int, wait_s: float) -> Run:
+    def job(workers: int, wait_s: float) -> GraphRun:
         rows = [consuming(0.1), place(2, "extend", 7, 0.1, stream="rows", columns=["reward"])]
         score = process(2, "reward", rows, [line(6, 9.8)], [waited(1, "rows", 0.1, 3)])
         many = [process(n, "roll_out", [appending(5.0, 0.05)], [line(8, 5.0)]) for n in range(3, 3 + workers)]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from dataplane.diagnosis import recorder as module
-from dataplane.diagnosis.recorder import MOST_LINES, MOST_PLACES, RATE, Recorder
+from dataplane.diagnosis.recorder import MOST_LINES, MOST_PLACES, RATE, PlaceRecorder
 from dataplane.waiting import PLACES
 
 
@@ -28,7 +28,7 @@ class Reports:
         self.some.set()
 
 
-def calling(recorder: Recorder, name: str = "append", file: str = "dataplane/x.py") -> Any:
+def calling(recorder: PlaceRecorder, name: str = "append", file: str = "dataplane/x.py") -> Any:
     """A function of the package, as its file says, that is called once."""
     source = f"def {name}(): return inner()\ndef inner():\n"
     source += " entered = recorder.enter()\n recorder.leave(entered)\n return recorder.place()"
@@ -48,7 +48,7 @@ def test_places_and_lines_never_take_more_than_their_memory() -> None:
     """A thousand places and lines, and a long time: 256 KiB, and a report that a node takes."""
     tracemalloc.start()
     try:
-        recorder = Recorder()
+        recorder = PlaceRecorder()
         recorder.active = True
         call = calling(recorder)
         work = [caller(number, call) for number in range(1, 1001)]
@@ -73,7 +73,7 @@ def allocated() -> int:
     return sum(each.size for each in its.statistics("filename"))
 
 
-def stand(recorder: Recorder, code: CodeType, number: int) -> None:
+def stand(recorder: PlaceRecorder, code: CodeType, number: int) -> None:
     """A look at a thread that stands in this code."""
 
     class Frame:
@@ -83,7 +83,7 @@ def stand(recorder: Recorder, code: CodeType, number: int) -> None:
 
 
 def test_the_time_between_calls_is_the_line_s_that_it_passes_at() -> None:
-    recorder, reports = Recorder(), Reports()
+    recorder, reports = PlaceRecorder(), Reports()
     recorder.attach(reports, 0.2)
     try:
         began = time.monotonic()
@@ -101,7 +101,7 @@ def test_the_time_between_calls_is_the_line_s_that_it_passes_at() -> None:
 
 def test_a_node_is_told_nothing_of_the_planes_that_were_closed_before() -> None:
     """Else the process would seem to do there what it did for another."""
-    recorder, reports = Recorder(), Reports()
+    recorder, reports = PlaceRecorder(), Reports()
     work = caller(7, calling(recorder))
     for _ in range(2):
         recorder.attach(reports, 60.0)

@@ -10,7 +10,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.node.local.streams import LocalStream
 from dataplane.stream import requests as r
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 
 
 class Needed:
@@ -22,7 +22,7 @@ class Needed:
 
 async def test_what_fails_for_one_that_waits_is_no_end_of_who_ends_the_wait() -> None:
     needed: Any = Needed()
-    stream = LocalStream("s", Settings(("a",)), "m", needed, lambda: 0.0)
+    stream = LocalStream("s", StreamSettings(("a",)), "m", needed, lambda: 0.0)
     outcomes: list[Any] = []
     nothing: Any = object()  # no request that there is
     stream.wait(nothing, "q", outcomes.append, 60.0)

@@ -13,7 +13,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.config import NodeConfig
-from dataplane.node.node import Node
+from dataplane.node.node import NodeServer
 from tests.cases import each_case
 from tests.processes import StandingNode, Worker
 
@@ -22,7 +22,7 @@ def config(directory: Path) -> NodeConfig:
     return NodeConfig(memory="1MiB", spill="1MiB", spill_dir=directory / "spill", prewarm=0)
 
 
-async def once(node: Node) -> str:
+async def once(node: NodeServer) -> str:
     """Serve, and stop at once."""
     stop = asyncio.Event()
     await node.serve(stop, ready=stop.set)
@@ -31,7 +31,7 @@ async def once(node: Node) -> str:
 
 def test_a_node_of_which_a_part_does_not_close_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    node = Node(config(tmp_path))
+    node = NodeServer(config(tmp_path))
     monkeypatch.setattr(node._tables, "close", _refuse)
     with pytest.raises(OSError, match="refused"):
         asyncio.run(once(node))
@@ -41,7 +41,7 @@ def test_a_node_of_which_a_part_does_not_close_leaves_nothing(tmp_path: Path, mo
 async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as living:
         with pytest.raises(FileExistsError, match="a node listens at"):
-            Node(NodeConfig(memory="1MiB", spill=0, prewarm=0), tmp_path / "node.sock")
+            NodeServer(NodeConfig(memory="1MiB", spill=0, prewarm=0), tmp_path / "node.sock")
         with dp.connect(living.address) as plane:
             assert plane.stats().pid == living.pid
 
@@ -54,14 +54,14 @@ async def test_not_in_place_of_one_that_accepts_nobody(tmp_path: Path) -> None:
         stopped.listen(0)
         waiting.connect(str(path))
         with pytest.raises(FileExistsError, match="accepts nobody"):
-            Node(NodeConfig(memory="1MiB", spill=0, prewarm=0), path)
+            NodeServer(NodeConfig(memory="1MiB", spill=0, prewarm=0), path)
     assert path.is_socket()
 
 
 def come_and_go(pipe: Any, directory: Path, rounds: int) -> None:
     os.environ["XDG_RUNTIME_DIR"] = str(directory)
     for _ in range(rounds):
-        asyncio.run(once(Node(config(directory))))
+        asyncio.run(once(NodeServer(config(directory))))
     pipe.send("done")
 
 
@@ -86,7 +86,7 @@ def test_a_node_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: py
     else:
         monkeypatch.setattr("dataplane.store.store.Disk", _refuse)
     with pytest.raises(OSError, match="refused"):
-        Node(config(tmp_path))
+        NodeServer(config(tmp_path))
     assert not [path for path in tmp_path.rglob("*") if path.name not in ("run", "spill")]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataplane.errors import LimitExceeded
-from dataplane.node.requests.request_bytes import Waits, footprint
+from dataplane.node.requests.request_bytes import WaitingBytes, footprint
 from dataplane.table import requests as t
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -20,13 +20,13 @@ from dataplane.wire.client_messages import AnyRequest, decoder
 from tests.cases import each_case
 
 REQUESTS: dict[str, Callable[[], Any]] = {
-    "a payload": lambda: sm.Put(1, bytes(1 << 20), b"", "", 1.0),
-    "numbers": lambda: sm.Pin(1, list(range(1000, 101_000)), 1.0),
-    "large numbers": lambda: sm.Pin(1, [(1 << 62) + i for i in range(100_000)], 1.0),
-    "short names": lambda: rm.AskTable(1, "t", b"", t.Ready(columns=[f"{i:05d}" for i in range(50_000)]), 1.0),
+    "a payload": lambda: sm.PutShard(1, bytes(1 << 20), b"", "", 1.0),
+    "numbers": lambda: sm.PinShards(1, list(range(1000, 101_000)), 1.0),
+    "large numbers": lambda: sm.PinShards(1, [(1 << 62) + i for i in range(100_000)], 1.0),
+    "short names": lambda: rm.AskTable(1, "t", b"", t.FindReady(columns=[f"{i:05d}" for i in range(50_000)]), 1.0),
     "shards of others": lambda: sm.Prefetch(1, [], [(b"12345678", 300 + i, []) for i in range(50_000)], 1.0),
     "empty lists": lambda: sm.Prefetch(1, [], [(b"", 1, [([], (0, 1, b""))]) for _ in range(30_000)], 1.0),
-    "numbers of rows": lambda: rm.AskTable(1, "t", b"", t.Clear(rows=np.arange(100_000)), 1.0),
+    "numbers of rows": lambda: rm.AskTable(1, "t", b"", t.ClearRows(rows=np.arange(100_000)), 1.0),
     "tags": lambda: rm.AskTable(1, "t", b"", t.Upsert(tags=[{"a": i, f"b{i}": "x"} for i in range(20_000)])),
 }
 
@@ -47,7 +47,7 @@ def test_what_a_request_takes_is_known_within_a_factor(what: str) -> None:
 
 
 def test_clients_share_a_bound_and_each_has_a_part_of_its_own() -> None:
-    waits = Waits(bound=1000, share=100)
+    waits = WaitingBytes(bound=1000, share=100)
     greedy, modest = waits.client(), waits.client()
     greedy.take(1000)
     with pytest.raises(LimitExceeded) as caught:
@@ -65,7 +65,7 @@ def test_clients_share_a_bound_and_each_has_a_part_of_its_own() -> None:
 
 
 def test_what_was_kept_meanwhile_is_given_back_whatever_happens() -> None:
-    waits = Waits()
+    waits = WaitingBytes()
     client = waits.client()
     with pytest.raises(ZeroDivisionError), client.keep(10):
         assert waits.nbytes == 10

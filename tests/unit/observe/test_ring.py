@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from dataplane.observe import ring
-from dataplane.observe.ring import CODE, EVENTS, RING_BYTES, WRITER, PlainWriter, Reader, Recorder
+from dataplane.observe.ring import CODE, EVENTS, RING_BYTES, WRITER, PlainWriter, RingReader, RingWriter
 from tests.cases import each_case
 
 
-def ring_of(count: int) -> Recorder:
-    recorder = Recorder()
+def ring_of(count: int) -> RingWriter:
+    recorder = RingWriter()
     for value in range(count):
         recorder.record(CODE["put"], time.monotonic_ns(), value)
     return recorder
@@ -23,7 +23,7 @@ def ring_of(count: int) -> Recorder:
 
 @each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
 def test_both_writers_write_the_same(writer: type[PlainWriter]) -> None:
-    recorder = Recorder(writer=writer)
+    recorder = RingWriter(writer=writer)
     reader = recorder.reader()
     began = time.monotonic_ns()
     recorder.record(CODE["append"], began, (1 << 64) - 1)
@@ -81,10 +81,10 @@ def test_fresh_gives_each_event_once_and_counts_those_that_were_missed() -> None
 
 def test_another_process_reads_the_ring_of_one_that_died() -> None:
     fd = ring.create()
-    reader = Reader.of(fd)
+    reader = RingReader.of(fd)
     child = os.fork()
     if not child:
-        recorder = Recorder(fd)
+        recorder = RingWriter(fd)
         recorder.record(CODE["consume"], 1, 3)
         os.kill(os.getpid(), 9)
     os.waitpid(child, 0)

@@ -14,8 +14,8 @@ from dataplane.replication.messages import Install
 from dataplane.replication.recruitment import choose
 from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
-from dataplane.replication.settings import Settings
-from dataplane.replication.storage import Stored
+from dataplane.replication.settings import ReplicationSettings
+from dataplane.replication.storage import StoredLog
 from tests.cases import each_case
 from tests.simulation.machine import StreamMachine
 
@@ -31,7 +31,7 @@ A, B, C, D = ("a", 1), ("b", 1), ("c", 1), ("d", 1)
 )  # fmt: skip
 def test_settings_that_are_not_safe_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong)) if len(wrong) == 1 else "grace_s"):
-        Settings(**wrong)
+        ReplicationSettings(**wrong)
 
 
 def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
@@ -47,7 +47,7 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
 
 def test_a_snapshot_with_more_bytes_than_it_has_is_corrupt() -> None:
     configuration = c.Configuration(1, A, (B,))
-    replica = Replica(B, Settings(), StreamMachine(None), Stored(), 0.0)  # type: ignore[arg-type]
+    replica = Replica(B, ReplicationSettings(), StreamMachine(None), StoredLog(), 0.0)  # type: ignore[arg-type]
     replica.configured(configuration, 0.0)
     with pytest.raises(Corrupt):
         replica.receive(A, Install(configuration, 1.0, 9, 1, 2, 0, b"abc"), 0.5)

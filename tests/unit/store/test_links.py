@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
 from dataplane.config import NodeConfig
 from dataplane.errors import Freed, LimitExceeded
@@ -46,9 +46,9 @@ SELECTED = st.lists(
         st.lists(st.integers(0, COLUMNS - 1), min_size=1, max_size=2),
         st.one_of(
             st.tuples(st.integers(0, ROWS - 1), st.integers(1, ROWS)).map(
-                lambda pair: Rows.range(pair[0], min(ROWS, pair[0] + pair[1]))
+                lambda pair: RowIndices.range(pair[0], min(ROWS, pair[0] + pair[1]))
             ),
-            st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(Rows.index),
+            st.lists(st.integers(0, ROWS - 1), min_size=1, max_size=5).map(RowIndices.index),
         ),
     ),
     min_size=1,
@@ -56,7 +56,7 @@ SELECTED = st.lists(
 )
 
 
-def cells_of(selected: list[tuple[list[int], Rows]]) -> set[Cell]:
+def cells_of(selected: list[tuple[list[int], RowIndices]]) -> set[Cell]:
     return {(column, row) for columns, rows in selected for column in columns for row in rows.array().tolist()}
 
 
@@ -91,7 +91,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data(), selected=SELECTED)
-    def retain(self, data: st.DataObject, selected: list[tuple[list[int], Rows]]) -> None:
+    def retain(self, data: st.DataObject, selected: list[tuple[list[int], RowIndices]]) -> None:
         shard = shard_of(self.any_owner(data))
         wanted = cells_of(selected)
         if wanted <= self.physical(shard):
@@ -106,7 +106,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data(), selected=SELECTED, punch=st.booleans())
-    def free_part(self, data: st.DataObject, selected: list[tuple[list[int], Rows]], punch: bool) -> None:
+    def free_part(self, data: st.DataObject, selected: list[tuple[list[int], RowIndices]], punch: bool) -> None:
         number = self.any_owner(data)
         for columns, rows in selected:
             self.store.free_part(number, columns, rows, punch=punch)
@@ -127,7 +127,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
 
     @precondition(lambda self: self.owners)
     @rule(data=st.data(), selected=SELECTED)
-    def require(self, data: st.DataObject, selected: list[tuple[list[int], Rows]]) -> None:
+    def require(self, data: st.DataObject, selected: list[tuple[list[int], RowIndices]]) -> None:
         number = self.any_owner(data)
         there = cells_of(selected) <= self.owners[number]
         try:
@@ -170,10 +170,10 @@ def test_a_node_knows_only_so_much_of_owners(tmp_path: Path, monkeypatch: pytest
     made = []
     with pytest.raises(LimitExceeded, match="put rows anew"):
         for _ in range(100):
-            made += store.owners.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
+            made += store.owners.retain([(number, [([0], RowIndices.range(0, 1))])], holder="b")
     assert 1 < len(made) < 9
     store.free(made)
-    made = store.owners.retain([(number, [([0], Rows.range(0, 1))])], holder="b")
+    made = store.owners.retain([(number, [([0], RowIndices.range(0, 1))])], holder="b")
     store.free([number, *made])
     assert store.owners.nbytes == 0
     asyncio.run(store.aclose())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.store import live_cells
 from dataplane.store.live_cells import LiveCells
 
@@ -20,10 +20,10 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureReques
         monkeypatch.setattr(live_cells, "BLOCK", 8)
 
 
-def some_rows() -> st.SearchStrategy[Rows]:
+def some_rows() -> st.SearchStrategy[RowIndices]:
     ends = st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(sorted)
     picked = st.lists(st.integers(0, ROWS - 1), max_size=20)
-    return st.one_of(ends.map(lambda pair: Rows.range(*pair)), picked.map(Rows.index))
+    return st.one_of(ends.map(lambda pair: RowIndices.range(*pair)), picked.map(RowIndices.index))
 
 
 @given(
@@ -32,7 +32,7 @@ def some_rows() -> st.SearchStrategy[Rows]:
     st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(sorted),
 )
 def test_what_counts_is_what_was_not_freed(
-    freed: list[tuple[list[int], Rows]], asked: Rows, window: tuple[int, int]
+    freed: list[tuple[list[int], RowIndices]], asked: RowIndices, window: tuple[int, int]
 ) -> None:
     cells, left = LiveCells(2, ROWS), np.ones((2, ROWS), np.bool_)
     for columns, rows in freed:

@@ -10,8 +10,8 @@ import pytest
 
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt
-from dataplane.replication.messages import Entry
-from dataplane.replication.storage import Extend
+from dataplane.replication.messages import LogEntry
+from dataplane.replication.storage import ExtendLog
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.journal import Journal
@@ -52,11 +52,11 @@ async def test_a_note_with_a_wrong_byte_is_corrupt(tmp_path: Path) -> None:
 
 async def test_a_log_is_of_its_node_and_of_the_incarnation_that_it_was_made_for(tmp_path: Path) -> None:
     async with opened(tmp_path) as (database, journal):
-        await JournaledLog(database, journal, "p", ("n", 1)).save([Extend(1, (Entry(1, b"c"),))])
+        await JournaledLog(database, journal, "p", ("n", 1)).save([ExtendLog(1, (LogEntry(1, b"c"),))])
     async with opened(tmp_path) as (database, journal):
         replica, stored = JournaledLog(database, journal, "p", ("n", 2)).load()
         assert replica == ("n", 1)
-        assert stored.entries == [Entry(1, b"c")]
+        assert stored.entries == [LogEntry(1, b"c")]
         with pytest.raises(DirectoryUnusable):
             JournaledLog(database, journal, "p", ("other", 1))
 

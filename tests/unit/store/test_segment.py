@@ -14,7 +14,7 @@ import pytest
 
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena
-from dataplane.store.segment import Segment
+from dataplane.store.segment import ArenaSegment
 from tests.cases import each_case
 from tests.processes import WAIT_S
 
@@ -22,8 +22,8 @@ SIZE = 64 * PAGE
 
 
 @pytest.fixture
-def segment() -> Iterator[Segment]:
-    made = Segment(0, SIZE)
+def segment() -> Iterator[ArenaSegment]:
+    made = ArenaSegment(0, SIZE)
     yield made
     made.close()
 
@@ -56,7 +56,7 @@ def in_child(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def open_to_write(segment: Segment) -> int:
+def open_to_write(segment: ArenaSegment) -> int:
     """As its owner can who is not root: the mode says that nobody may."""
     os.fchmod(segment.readonly_fd, 0o600)
     return os.open(f"/proc/self/fd/{segment.readonly_fd}", os.O_RDWR)
@@ -68,14 +68,14 @@ def outcome(pid: int) -> int:
 
 @each_case("size", [0, PAGE, 2 * SIZE])
 @each_case("which", ["fd", "readonly_fd"])
-def test_nobody_changes_its_size(segment: Segment, which: str, size: int) -> None:
+def test_nobody_changes_its_size(segment: ArenaSegment, which: str, size: int) -> None:
     """Not its writer either: to cut pages away ends all who map them with SIGBUS."""
     with pytest.raises(OSError, match=r"not permitted|Invalid argument"):
         os.ftruncate(getattr(segment, which), size)
     assert os.fstat(segment.fd).st_size == SIZE
 
 
-def test_a_readers_descriptor_can_not_write(segment: Segment) -> None:
+def test_a_readers_descriptor_can_not_write(segment: ArenaSegment) -> None:
     with pytest.raises(PermissionError):
         mmap.mmap(segment.readonly_fd, SIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -87,7 +87,7 @@ def test_a_readers_descriptor_can_not_write(segment: Segment) -> None:
         assert reading[:3] == b"abc"
 
 
-def test_nobody_that_has_a_readers_descriptor_ends_the_lease(segment: Segment, opened: list[int]) -> None:
+def test_nobody_that_has_a_readers_descriptor_ends_the_lease(segment: ArenaSegment, opened: list[int]) -> None:
     assert segment.guard()
     with pytest.raises(OSError, match="Resource temporarily unavailable"):
         fcntl.fcntl(segment.readonly_fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.config import PAGE, NodeConfig
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, LeaseExpired, LimitExceeded, ProtocolMismatch
@@ -298,7 +298,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
     )
     def free_part(self, data: st.DataObject, columns: list[int], rows: list[int], punch: bool) -> None:
         number = data.draw(st.sampled_from(sorted(self.sealed)))
-        self.store.free_part(number, columns, Rows.index(sorted(set(rows))), punch=punch)
+        self.store.free_part(number, columns, RowIndices.index(sorted(set(rows))), punch=punch)
         self.sealed[number].punch |= punch
         self.sealed[number].live[np.ix_(sorted(set(columns)), sorted(set(rows)))] = False
         if not self.sealed[number].live.any():

@@ -16,11 +16,11 @@ from dataplane.node.local.unreplicated import UnreplicatedStream
 from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.lease import Grant, Who
+from dataplane.stream.lease import RowLease, Who
 from dataplane.stream.page import Index
 from dataplane.stream.refusal import refusal
 from dataplane.stream.row_metadata import Arrival
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import figures
 
 NONE: Index = np.empty(0, np.int64)
@@ -59,7 +59,7 @@ class Demand:
     sampler: Any
     who: Who
     lease_s: float
-    serve: Callable[[Grant], None]
+    serve: Callable[[RowLease], None]
     fail: Callable[[Exception], None]
 
     def asked(self, tasks: Sequence[str], chosen: Index = NONE, expired: Index = NONE) -> r.Consume:
@@ -84,7 +84,7 @@ class Home:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: StreamSettings,
         released: Callable[[list[ColumnBatch]], None] = lambda _: None,
         mark: str = "",
         now: float = 0.0,
@@ -191,12 +191,12 @@ class Home:
         if demand in self._waiting:
             self.alone.waiters.withdraw(self._waiting[demand])
 
-    def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> Grant | None:
+    def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> RowLease | None:
         try:
             found = self.run(demand.asked(self.settings.tasks, chosen, expired), now)
         except NotReady:
             return None
-        grant: Grant | None = self.leases.live(found.grant)
+        grant: RowLease | None = self.leases.live(found.grant)
         return grant
 
     def ack(self, number: int, client: str, replica: int | None, now: float) -> None:
@@ -213,7 +213,7 @@ class Home:
             if waiting.request.client == client:
                 self.alone.waiters.withdraw(waiting)
                 self._waiting.pop(who, None)
-        self.run(r.Leave(client=client, ended=True), now)
+        self.run(r.EndClient(client=client, ended=True), now)
 
     def drop_rows(self, rows: Index, now: float) -> None:
         self.run(r.Drop(rows=rows), now)

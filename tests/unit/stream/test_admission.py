@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dataplane.errors import LimitExceeded
-from dataplane.stream.admission import Admission, Entry, Usage
-from dataplane.stream.settings import Settings
+from dataplane.stream.admission import Admission, AppendSize, Usage
+from dataplane.stream.settings import StreamSettings
 
 
 class Gate:
@@ -14,10 +14,10 @@ class Gate:
 
     def __init__(self, **limits: int) -> None:
         self.held = Usage(0, 0, None)
-        self.admission = Admission(Settings(("actor",), **limits), lambda: self.held)
+        self.admission = Admission(StreamSettings(("actor",), **limits), lambda: self.held)
 
     def ask(self, rows: int, *, nbytes: int = 0, version: int = 0, client: str = "p") -> int | None:
-        return self.admission.admit(Entry(client, rows, nbytes, version))
+        return self.admission.admit(AppendSize(client, rows, nbytes, version))
 
 
 def test_what_can_never_fit_is_refused() -> None:

@@ -7,11 +7,11 @@ import pytest
 
 from dataplane.errors import LeaseExpired, Misuse
 from dataplane.stream import lease
-from dataplane.stream.lease import Grant, Leases, Who
+from dataplane.stream.lease import Leases, RowLease, Who
 from tests.cases import each_case
 
 
-def given(leases: Leases, who: Who, now: float = 0.0, lease_s: float = 10.0) -> Grant:
+def given(leases: Leases, who: Who, now: float = 0.0, lease_s: float = 10.0) -> RowLease:
     grant = leases.give(0, np.array([1, 2]), ("x",), who, lease_s, now)
     leases.hand(grant, who, now)
     return grant

@@ -12,11 +12,11 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.errors import Closed, LeaseExpired, Misuse
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.lease import Grant, Who
+from dataplane.stream.lease import RowLease, Who
 from dataplane.stream.progress import DEAD
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
-from dataplane.stream.settings import MAX_TASKS, Settings
+from dataplane.stream.settings import MAX_TASKS, StreamSettings
 from dataplane.stream.stream_schema import MAX_COLUMNS
 from tests.cases import each_case
 from tests.unit.stream.example_streams import INT, Demand, Entry, Home, stored
@@ -33,7 +33,7 @@ class Asked:
     request: Any = None
 
     @property
-    def grant(self) -> Grant:
+    def grant(self) -> RowLease:
         (grant,) = self.got
         return grant
 
@@ -47,7 +47,7 @@ class Stream:
 
     def __init__(self, *tasks: str, **limits: int) -> None:
         self.released: list[int] = []
-        self.leased = Home(Settings(tasks or ("actor",), **limits), self._released)
+        self.leased = Home(StreamSettings(tasks or ("actor",), **limits), self._released)
         self.shards = 0
 
     def _released(self, batches: list[ColumnBatch]) -> None:

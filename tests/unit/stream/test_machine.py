@@ -22,11 +22,11 @@ from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.page import PAGE
 from dataplane.stream.sampler import CompleteGroups
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from tests.cases import each_case
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
-SETTINGS = Settings(("train", "score"), max_deliveries=2)
+SETTINGS = StreamSettings(("train", "score"), max_deliveries=2)
 
 
 def at(*rows: int) -> Any:
@@ -36,7 +36,7 @@ def at(*rows: int) -> Any:
 class Partition:
     """A leader and two followers, one of which comes back from a snapshot after each command: all have one state."""
 
-    def __init__(self, settings: Settings = SETTINGS) -> None:
+    def __init__(self, settings: StreamSettings = SETTINGS) -> None:
         self.machines = [StreamMachine("s", settings, "m") for _ in range(3)]
         self.term = 1
         self.now = 100.0
@@ -76,7 +76,7 @@ class Partition:
         finally:
             while tick and self.leader.deadline(self.now) <= self.now:
                 self.ask(r.Tick(), tick=False)
-        if isinstance(result, r.Refused):
+        if isinstance(result, r.CommandRefused):
             raise result.error
         return result
 
@@ -89,7 +89,7 @@ class Partition:
         ref = said.pop("ref", None) or self.ref(rows, *(columns or ("x",)))
         sequence = said.pop("sequence", None) or self.sequence()
         answer = self.ask(r.Append(client=client, sequence=sequence, ref=ref, versions=versions, **said))
-        assert isinstance(answer, r.Appended)
+        assert isinstance(answer, r.AppendResult)
         return answer
 
     def consume(self, task: str = "train", rows: int = 100, client: str = "c", **said: Any) -> r.Delivered:
@@ -141,9 +141,9 @@ def test_leaders_tell_what_there_is_without_a_command(part: Partition) -> None:
     assert (values["rows"], values["task"]["train"]["pending"], values["waiting"]) == (4, 4, 0)
     for _ in range(2):
         part.nack(part.consume(rows=3).grant)
-    letters = part.ask(r.DeadLetters(task="train", most=2))
+    letters = part.ask(r.ListDeadLetters(task="train", most=2))
     assert (letters.rows.tolist(), letters.ref.columns, letters.keys) == ([0, 1], ("x", "y"), ["k", "l"])
-    assert part.ask(r.DeadLetters(task="score", most=2)).ref is None
+    assert part.ask(r.ListDeadLetters(task="score", most=2)).ref is None
 
 
 def test_a_replica_recovers_while_a_stream_is_restored(part: Partition) -> None:
@@ -184,7 +184,7 @@ def test_a_node_that_ended_takes_its_clients_along(part: Partition) -> None:
     part.append(2, client="one/1/1")
     held = part.consume(client="one/1/2")
     part.append(1, client="one/2/1")
-    part.ask(r.LeaveAll(clients="one/1/"))
+    part.ask(r.EndClients(clients="one/1/"))
     assert part.leader.sessions.producers == ["one/2/1"]
     assert part.consume().rows.tolist() == [0, 1, 2]
     with pytest.raises(LeaseExpired):

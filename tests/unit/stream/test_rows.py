@@ -7,11 +7,11 @@ import numpy as np
 from dataplane.batch import locations
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.page import PAGE
-from dataplane.stream.rows import Rows
+from dataplane.stream.rows import StreamRows
 from tests.unit.stream.example_streams import stored
 
 
-def found(rows: Rows, numbers: list[int], column: str) -> list[tuple[int, int]]:
+def found(rows: StreamRows, numbers: list[int], column: str) -> list[tuple[int, int]]:
     pieces = locations.pieces(rows.ref(np.array(numbers), [column]), column)
     return [(piece.shard, at) for piece in pieces for at in piece.rows.array().tolist()]
 
@@ -22,7 +22,7 @@ def shards(batches: list[ColumnBatch]) -> list[int]:
 
 def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None:
     """Its page is there still, for others: a row has moved away, and comes back."""
-    rows, again = Rows(), np.array([1])
+    rows, again = StreamRows(), np.array([1])
     rows.append(stored(1, 2, "x"))
     rows.append(stored(2, 1, "x"))
     assert shards(rows.remove(again)) == []
@@ -35,7 +35,7 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
 
 
 def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() -> None:
-    rows = Rows()
+    rows = StreamRows()
     rows.append(stored(1, 2 * PAGE + 1, "x"))
     rows.remove(np.arange(1, 2 * PAGE + 1))
     assert sorted(rows.pages) == [0, 2]

@@ -16,15 +16,15 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Corrupt, LeaseExpired, Misuse
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.lease import Grant, Who
-from dataplane.stream.packing import Packed, pack
+from dataplane.stream.lease import RowLease, Who
+from dataplane.stream.packing import PackedIntegers, pack
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.pieces import Begun
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED
 from dataplane.stream.row_metadata import UNFINISHED, Arrival
 from dataplane.stream.sampler import CompleteGroups, Fifo
-from dataplane.stream.settings import Settings
-from dataplane.stream.snapshot import Snapshot, finish, put_back, put_columns, restore_head
+from dataplane.stream.settings import StreamSettings
+from dataplane.stream.snapshot import StreamSnapshot, finish, put_back, put_columns, restore_head
 from dataplane.stream.snapshot_format import Head, decode_rows, encode_rows
 from tests.cases import each_case
 from tests.unit.stream.example_streams import Demand, Entry, Home
@@ -43,7 +43,7 @@ class Stream:
     """A home with fewer words. Each append or extend is a shard of its own, counted from 1."""
 
     def __init__(self, leased: Home | None = None, **limits: int) -> None:
-        self.leased = Home(Settings(TASKS, **limits), mark="m", now=NOW) if leased is None else leased
+        self.leased = Home(StreamSettings(TASKS, **limits), mark="m", now=NOW) if leased is None else leased
         self.now = NOW if leased is None else LATER
         self.shards = 0
 
@@ -69,28 +69,30 @@ class Stream:
         ref = stored(self.shards, rows, *columns)
         return self.leased.append(self.ticket(rows), ref, keys, digest, arrival, self.now)
 
-    def extend(self, rows: Any, *columns: str, under: Grant | None = None, replace: bool = False) -> None:
+    def extend(self, rows: Any, *columns: str, under: RowLease | None = None, replace: bool = False) -> None:
         self.shards += 1
         rows = np.asarray(rows, np.int64)
         holds = None if under is None else np.full(len(rows), under.hold)
         ref = stored(self.shards, len(rows), *columns)
         self.leased.extend(rows, ref, {}, self.now, replace=replace, holds=holds)
 
-    def consume(self, rows: int = 100, task: str = "actor", columns: Sequence[str] = ("x",), how: Any = None) -> Grant:
+    def consume(
+        self, rows: int = 100, task: str = "actor", columns: Sequence[str] = ("x",), how: Any = None
+    ) -> RowLease:
         """A grant; one of no rows where there are none, or no more."""
-        got: list[Grant] = []
+        got: list[RowLease] = []
         failed: list[Exception] = []
         number = self.leased.settings.task(task)
         demand = Demand(number, rows, 1, tuple(columns), how or Fifo(), Who("c"), 10.0, got.append, failed.append)
         self.leased.consume(demand, self.now)
         self.leased.forget(demand)
         assert all(isinstance(error, Closed | Misuse) for error in failed)
-        return got[0] if got else Grant(0, number, np.empty(0, np.int64), (), Who("c"), 0.0, 0.0)
+        return got[0] if got else RowLease(0, number, np.empty(0, np.int64), (), Who("c"), 0.0, 0.0)
 
-    def ack(self, grant: Grant) -> None:
+    def ack(self, grant: RowLease) -> None:
         self.leased.ack(grant.number, "c", None, self.now)
 
-    def nack(self, grant: Grant, *, seen: bool = True) -> None:
+    def nack(self, grant: RowLease, *, seen: bool = True) -> None:
         self.leased.nack(grant.number, "c", None, self.now, seen=seen)
 
     def drop(self, *rows: int) -> None:
@@ -108,7 +110,7 @@ def sent(what: Any) -> Any:
     return msgspec.msgpack.decode(msgspec.msgpack.encode(what), type=type(what))
 
 
-def contents(snapshot: Snapshot, size: int = PAGE) -> Contents:
+def contents(snapshot: StreamSnapshot, size: int = PAGE) -> Contents:
     starts = [start for page in snapshot.pages for start in range(page * PAGE, (page + 1) * PAGE, size)]
     limits = [min(size, PAGE - start % PAGE) for start in starts]
     return [(snapshot.block(*at), snapshot.columns(*at)) for at in zip(starts, limits, strict=True)]
@@ -122,7 +124,7 @@ def empty(head: Head, released: Callable[[list[ColumnBatch]], None] = lambda _: 
 
 def restored(stream: Stream, size: int = PAGE) -> Stream:
     """The stream as it is now, made again from blocks of so many numbers."""
-    snapshot = Snapshot(stream.leased.alone.leased, stream.now)
+    snapshot = StreamSnapshot(stream.leased.alone.leased, stream.now)
     again = Stream(empty(sent(snapshot.head)))
     for block, columns in contents(snapshot, size):
         put_back(again.leased.alone.leased, block, again.now)
@@ -303,7 +305,7 @@ def test_it_goes_on_where_the_first_was(
 # Who lies
 
 
-def packed(*numbers: float) -> Packed:
+def packed(*numbers: float) -> PackedIntegers:
     return pack(np.array(numbers))
 
 
@@ -313,7 +315,7 @@ def of_three(**other: Any) -> tuple[Head, bytes]:
     stream.append(3, keys=list("abc"), groups=["g", "g", 1], tags={"t": [1, 2, 3]})
     stream.append(7)
     stream.drop(*range(3, 10))
-    snapshot = Snapshot(stream.leased.alone.leased, NOW)
+    snapshot = StreamSnapshot(stream.leased.alone.leased, NOW)
     return snapshot.head, changed(snapshot.block(0, PAGE), **other)
 
 
@@ -328,14 +330,17 @@ def changed(block: bytes, **other: Any) -> bytes:
         {"offsets": packed(0, 1, 10)}, {"offsets": packed(0, 1, 1 << 62)},
         {"offsets": packed((1 << 63) - 1, -(1 << 63), -(1 << 63) + 1)},  # each more than the one before, overflowing
         {"offsets": packed(0, 1)}, {"offsets": packed(0, 1, 2, 3)}, {"offsets": packed(0.0, 1.0, 2.0)},
-        {"offsets": Packed(1 << 60, 0, 1)},  # as many as would fill the memory
-        {"offsets": Packed(-1)}, {"offsets": Packed(3, (1 << 64) - 1, 1)},
-        {"offsets": Packed(3, 0, (1 << 64) - 1)}, {"versions": Packed(0)}, {"versions": packed(0, 0, 0, 0)},
+        {"offsets": PackedIntegers(1 << 60, 0, 1)},  # as many as would fill the memory
+        {"offsets": PackedIntegers(-1)}, {"offsets": PackedIntegers(3, (1 << 64) - 1, 1)},
+        {"offsets": PackedIntegers(3, 0, (1 << 64) - 1)}, {"versions": PackedIntegers(0)},
+        {"versions": packed(0, 0, 0, 0)},
         {"versions": packed(0.5, 0, 0)}, {"arrived": packed(0.5, 0)}, {"arrived": packed(0, 0, np.nan)},
-        {"arrived": packed(0, np.inf, 0)}, {"states": Packed(5)}, {"states": Packed(7)},
-        {"states": Packed(6, LEASED)}, {"states": Packed(6, 5)}, {"states": Packed(6, -1)},
-        {"tries": Packed(5)}, {"tries": Packed(6, 256)}, {"tries": Packed(6, -1)}, {"dropped": packed(0, 1, 0)},
-        {"dropped": Packed(2)}, {"group": Packed(2)}, {"group": packed(0, 0, 2)}, {"group": packed(0, 0, -2)},
+        {"arrived": packed(0, np.inf, 0)}, {"states": PackedIntegers(5)}, {"states": PackedIntegers(7)},
+        {"states": PackedIntegers(6, LEASED)}, {"states": PackedIntegers(6, 5)}, {"states": PackedIntegers(6, -1)},
+        {"tries": PackedIntegers(5)}, {"tries": PackedIntegers(6, 256)}, {"tries": PackedIntegers(6, -1)},
+        {"dropped": packed(0, 1, 0)},
+        {"dropped": PackedIntegers(2)}, {"group": PackedIntegers(2)}, {"group": packed(0, 0, 2)},
+        {"group": packed(0, 0, -2)},
         {"group": packed(0, 0, 0)},  # and so no row is in the other
         {"groups": ["g"]}, {"groups": ["g", "g"]}, {"groups": ["g", 1, 2]}, {"drops": [(2, [0, 1])]},
         {"drops": [(-1, [0, 1])]}, {"drops": [(0, [1])]}, {"drops": [(0, [0, -1])]},
@@ -343,11 +348,11 @@ def changed(block: bytes, **other: Any) -> bytes:
         {"keyed": packed(0, 2, 1)}, {"keys": []}, {"keys": ["a", "b"]}, {"keys": ["a", "a", "c"]},
         {"keys": ["a", "b", ""]}, {"keys": ["~m.0", "b", "c"]}, {"calls": [("d", 0, 3, b"d")]},
         {"tags": {"t": []}}, {"tags": {"t": [1] * 4}}, {"tags": {f"{i}": [1] * 3 for i in range(300)}},
-        {"lengths": {"ids": Packed(2)}}, {"lengths": {"ids": packed(0, 1, -1)}},
-        {"lengths": {f"{i}": Packed(3) for i in range(65)}}, {"begun": [Begun(3, 0, "", 1.0, "ids", 0)]},
+        {"lengths": {"ids": PackedIntegers(2)}}, {"lengths": {"ids": packed(0, 1, -1)}},
+        {"lengths": {f"{i}": PackedIntegers(3) for i in range(65)}}, {"begun": [Begun(3, 0, "", 1.0, "ids", 0)]},
         {"begun": [Begun(0, 0, "", 1.0, "ids", 0)]},  # its version says that it is finished
-        {"begun": [Begun(0, 0, "", 1.0, "ids", 0)] * 2, "versions": Packed(3, UNFINISHED)},
-        {"begun": [Begun(0, 0, "", 1.0, "ids", 0, pieces=-1)], "versions": Packed(3, UNFINISHED)},
+        {"begun": [Begun(0, 0, "", 1.0, "ids", 0)] * 2, "versions": PackedIntegers(3, UNFINISHED)},
+        {"begun": [Begun(0, 0, "", 1.0, "ids", 0, pieces=-1)], "versions": PackedIntegers(3, UNFINISHED)},
     ],
     ids=lambda other: f"{other}"[:40],
 )  # fmt: skip
@@ -365,7 +370,7 @@ def test_a_block_that_no_stream_has(other: dict[str, Any]) -> None:
 def test_blocks_that_do_not_follow_each_other() -> None:
     stream = Stream()
     stream.append(2 * PAGE, keys=[f"{i}" for i in range(2 * PAGE)])
-    snapshot = Snapshot(stream.leased.alone.leased, NOW)
+    snapshot = StreamSnapshot(stream.leased.alone.leased, NOW)
     first, second, third = (snapshot.block(at, 100) for at in (0, 50, PAGE))
     leased = empty(snapshot.head)
     put_back(leased.alone.leased, first, LATER)

@@ -16,8 +16,8 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LeaseExpired, NotReady, ProtocolMismatch
 from dataplane.stream import requests as r
-from dataplane.stream.pieces import Piece, stale_version
-from dataplane.stream.settings import Settings
+from dataplane.stream.pieces import RowPiece, stale_version
+from dataplane.stream.settings import StreamSettings
 from tests.cases import each_case
 from tests.unit.stream.test_machine import INT, INTS, Partition, at
 
@@ -29,7 +29,7 @@ class Rows:
     """Rows in progress of a partition, and what they are by a plain model."""
 
     def __init__(self) -> None:
-        self.part = Partition(Settings(("train",)))
+        self.part = Partition(StreamSettings(("train",)))
         self.pieces: dict[int, list[tuple[tuple[bytes, int], int, int]]] = {}  # row -> shard, version, tokens
         self.tokens: dict[int, int] = {}
         self.nodes: dict[int, set[bytes]] = {}
@@ -53,14 +53,14 @@ class Rows:
 
     def grow(self, row: int, node: bytes, version: int, count: int, again: bool) -> None:
         ref, token = self.shard(node, "x", INTS), self.tokens[row]
-        piece = Piece(token, len(self.pieces[row]), version, False, self.part.shards)
+        piece = RowPiece(token, len(self.pieces[row]), version, False, self.part.shards)
         answers = [self.ask_grow(row, piece, ref, count) for _ in range(1 + again)]
         assert [answer.new for answer in answers] == [True, False][: 1 + again]
         self.pieces[row].append((ref.shards()[0], version, count))
         self.nodes[row].add(node)
         self.free.discard(row)
 
-    def ask_grow(self, row: int, piece: Piece, ref: BatchRef, count: int) -> Any:
+    def ask_grow(self, row: int, piece: RowPiece, ref: BatchRef, count: int) -> Any:
         lengths = {"x": at(count)} if "x" in ref.columns else {}
         sequence = self.part.sequence()
         return self.part.ask(
@@ -77,7 +77,7 @@ class Rows:
         return found
 
     def leave(self, row: int) -> None:
-        self.part.ask(r.Leave(client=f"n/1/{self.tokens[row]}"))
+        self.part.ask(r.EndClient(client=f"n/1/{self.tokens[row]}"))
         self.free.add(row)
 
     def take(self, row: int) -> None:
@@ -95,12 +95,12 @@ class Rows:
         shards = ref.select("x").shards() if self.pieces[row] else ()
         assert shards == tuple(shard for shard, _, _ in self.pieces[row])
         with pytest.raises(LeaseExpired):
-            self.ask_grow(row, Piece(old, told.pieces, 1, False, 7), self.shard(NODES[0], "x", INTS), 1)
+            self.ask_grow(row, RowPiece(old, told.pieces, 1, False, 7), self.shard(NODES[0], "x", INTS), 1)
 
     def finish(self, row: int) -> None:
         token, count = self.tokens[row], len(self.pieces[row])
         version = stale_version(self.spans(row), 0.0, 3)
-        piece, ref = Piece(token, count, version, True, 1), self.shard(NODES[0], "version_spans", SPANS)
+        piece, ref = RowPiece(token, count, version, True, 1), self.shard(NODES[0], "version_spans", SPANS)
         for _ in range(2):
             self.ask_grow(row, piece, ref, 0)
         self.finished[row] = self.pieces.pop(row)

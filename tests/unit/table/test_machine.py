@@ -29,7 +29,7 @@ class Asked:
         self.machine = TableMachine("t")
         self.sequence = 0
 
-    def run(self, request: r.Request) -> r.AnyResult | None:
+    def run(self, request: r.StreamRequest) -> r.AnyResult | None:
         decision = self.machine.decide(r.encode_request(request), 1, 0.0)
         result = decision.result
         for command in decision.commands:
@@ -37,11 +37,11 @@ class Asked:
         if result == NOTHING:
             return None
         found = r.decode_result(result)
-        if isinstance(found, r.Refused):
+        if isinstance(found, r.CommandRefused):
             raise found.error
         return found
 
-    def do(self, kind: type[r.Request], **fields: Any) -> Any:
+    def do(self, kind: type[r.StreamRequest], **fields: Any) -> Any:
         """As the next request of a client."""
         self.sequence += 1
         return self.run(kind(client="c", sequence=self.sequence, **fields))
@@ -50,7 +50,7 @@ class Asked:
         return self.do(r.Upsert, keys=keys, ref=b"" if ref is None else ref.encode(), **more)
 
     def look(self, **more: Any) -> Any:
-        return self.run(r.Look(all=True, **more))
+        return self.run(r.LookRows(all=True, **more))
 
 
 def test_what_is_remembered_of_a_large_write_is_small() -> None:
@@ -64,7 +64,7 @@ def test_what_is_remembered_of_a_large_write_is_small() -> None:
     assert isinstance(again, r.Looked)
     assert r.encode_result(again) == r.encode_result(first)
     asked.sequence = 1
-    asked.do(r.Clear, keys=keys[:1])
+    asked.do(r.ClearRows, keys=keys[:1])
     with pytest.raises(Misuse, match="was cleared"):
         asked.run(write)
 
@@ -77,7 +77,7 @@ def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> Non
         asked.run(r.Upsert(client="c", sequence=1, keys=["0"]))
     with pytest.raises(ProtocolMismatch, match="has a sequence"):
         asked.run(r.Upsert(keys=["0"]))
-    asked.run(r.End(clients=["c"]))
+    asked.run(r.ForgetClients(clients=["c"]))
     asked.run(r.Upsert(client="c", sequence=1, keys=["new"]))
     assert "new" in asked.look().keys
 

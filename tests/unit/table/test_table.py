@@ -13,7 +13,7 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, SchemaMismatch
 from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
-from dataplane.table.table import Table
+from dataplane.table.table import TableRows
 from dataplane.table.table_cells import MAX_COLUMNS
 
 INT = Field("dense", "int64", ())
@@ -24,8 +24,8 @@ def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef
     return ref_to(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
 
 
-def made(first: int = 0) -> Table:
-    return Table("t", itertools.count(1).__next__, first)
+def made(first: int = 0) -> TableRows:
+    return TableRows("t", itertools.count(1).__next__, first)
 
 
 def numbers(*rows: int) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from dataplane.transport import choice
 from dataplane.transport.base import Transport, TransportError
-from dataplane.transport.choice import Choice, started
+from dataplane.transport.choice import TransportChoice, started
 from dataplane.transport.tcp import Tcp
 
 NODE, OTHER = b"node", b"other"
@@ -42,16 +42,16 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def chosen(clock: Clock) -> Choice:
-    return Choice([FIRST, SECOND], clock)
+def chosen(clock: Clock) -> TransportChoice:
+    return TransportChoice([FIRST, SECOND], clock)
 
 
-def fail(chosen: Choice, node: bytes, transport: Transport, times: int = 1) -> None:
+def fail(chosen: TransportChoice, node: bytes, transport: Transport, times: int = 1) -> None:
     for _ in range(times):
         chosen.failed(node, transport, TransportError("no"))
 
 
-def test_one_that_fails_is_put_last_for_that_node_and_a_while(chosen: Choice, clock: Clock) -> None:
+def test_one_that_fails_is_put_last_for_that_node_and_a_while(chosen: TransportChoice, clock: Clock) -> None:
     fail(chosen, NODE, FIRST, 2)
     assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
     fail(chosen, NODE, FIRST)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from dataplane.transport.base import Memory
-from dataplane.transport.offers import DONE, Offered
+from dataplane.transport.offers import DONE, OfferedMemory
 
 
 @pytest.fixture
@@ -20,18 +20,18 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @pytest.fixture
-def offered() -> Offered:
-    return Offered(Memory(0, 0, 100))
+def offered() -> OfferedMemory:
+    return OfferedMemory(Memory(0, 0, 100))
 
 
-def test_each_byte_is_granted_once(offered: Offered, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_each_byte_is_granted_once(offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]) -> None:
     stream, _ = pair
     wanted = [[(10, 20), (30, 40)], [(15, 16)], [(0, 11)], [(20, 30)], [(39, 41)], [(0, 10), (40, 100)]]
     assert [offered.take(stream, each) for each in wanted] == [True, False, False, True, False, True]
 
 
 def test_an_end_before_the_last_word_leaves_the_reader_without_it(
-    offered: Offered, pair: tuple[socket.socket, socket.socket]
+    offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     stream, reader = pair
     assert offered.take(stream, [(0, 100)])
@@ -46,7 +46,7 @@ def test_an_end_before_the_last_word_leaves_the_reader_without_it(
 
 
 def test_an_end_after_the_last_word_leaves_the_connection_to_the_next(
-    offered: Offered, pair: tuple[socket.socket, socket.socket]
+    offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     """The reader withdraws as soon as it has the last word, maybe before the thread that said it has gone on."""
     stream, reader = pair
@@ -57,7 +57,7 @@ def test_an_end_after_the_last_word_leaves_the_connection_to_the_next(
     assert reader.recv(10) == DONE + b"next"
 
 
-def test_who_does_not_leave_is_cut_off(offered: Offered, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_who_does_not_leave_is_cut_off(offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]) -> None:
     stream, reader = pair
     assert offered.take(stream, [(0, 100)])
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.web.access import Access, read_token
+from dataplane.web.access import PageAccess, read_token
 from tests.cases import each_case
 
 TOKEN = "correct-horse-battery"
@@ -15,21 +15,21 @@ TOKEN = "correct-horse-battery"
 
 @each_case("host", ["localhost", "localhost:8642", "127.0.0.1:1", "127.9.9.9", "[::1]:8642", "[::1]"])
 def test_without_a_token_requests_for_this_host_are_answered(host: str) -> None:
-    assert Access(None).allows(host=host)
+    assert PageAccess(None).allows(host=host)
 
 
 @each_case("host", ["", "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]", "10.0.0.1"])
 def test_without_a_token_no_other_name_leads_here(host: str) -> None:
-    assert not Access(None).allows(host=host)
+    assert not PageAccess(None).allows(host=host)
 
 
 def test_the_token_comes_in_a_header_or_as_a_cookie_made_of_it() -> None:
-    access = Access(TOKEN)
+    access = PageAccess(TOKEN)
     assert access.allows(host="any", authorization=f"Bearer {TOKEN}")
     assert access.allows(host="any", authorization=f"bearer  {TOKEN} ")
     assert access.allows(host="any", cookie=access.cookie)
     assert TOKEN not in access.cookie
-    assert Access(TOKEN + "x").cookie != access.cookie
+    assert PageAccess(TOKEN + "x").cookie != access.cookie
 
 
 def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from dataplane.web.placement import EVENTS, Placement
+from dataplane.web.placement import EVENTS, ClusterState
 from tests.unit.web.looking import A, B, looked, stats
 
 KEY = f"rollouts/s1/0-{A}"
 
 
-def kinds(placement: Placement) -> list[str]:
+def kinds(placement: ClusterState) -> list[str]:
     return [event.kind for event in placement.events]
 
 
 def test_a_partition_that_another_leads_once_its_leader_is_gone_has_failed_over() -> None:
-    placement = Placement()
+    placement = ClusterState()
     assert placement.took(looked(0.0, stats(A, leads={KEY: 1}), stats(B, follows={KEY: 1}))) == {"rollouts"}
     assert placement.took(looked(1.0, stats(B, follows={KEY: 1}), silent={A: "gone"})) == set()
     assert [*placement.leaderless] == [KEY]
@@ -28,7 +28,7 @@ def test_a_partition_that_another_leads_once_its_leader_is_gone_has_failed_over(
 
 
 def test_events_and_names_are_bounded() -> None:
-    placement = Placement()
+    placement = ClusterState()
     for second in range(400):
         other = f"{second:016x}"
         placement.took(looked(float(second), stats(A), stats(other)))

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.client.weight_map import Piece, ranges_of
+from dataplane.client.weight_map import TensorPiece, ranges_of
 from dataplane.errors import Corrupt
-from dataplane.weights.layout import Base, Entry, PublishedPart, decode
+from dataplane.weights.layout import Base, PublishedPart, TensorSlice, decode
 from dataplane.weights.slices import Box, box_of, common, count, cover
 
 
@@ -48,12 +48,12 @@ def test_a_cover_names_each_element_once(data: st.DataObject) -> None:
 @given(st.data())
 def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple))
-    entry = Entry("w", "float32", shape, (0,) * len(shape), shape, 0, 64)
+    entry = TensorSlice("w", "float32", shape, (0,) * len(shape), shape, 0, 64)
     parts = [box for box in data.draw(st.lists(boxes(shape), min_size=1, max_size=3)) if count(box)]
     nbytes = 64 + entry.nbytes + 64
     if not parts:
         return
-    packed = ranges_of(nbytes, [Piece.of(entry, box, 0) for box in parts])
+    packed = ranges_of(nbytes, [TensorPiece.of(entry, box, 0) for box in parts])
     found = np.frombuffer(packed, "<i8").reshape(-1, 2) if packed else np.array([[0, nbytes]])
     assert (np.diff(found.reshape(-1)) > 0).all()
     read = np.zeros(nbytes, bool)
@@ -72,18 +72,18 @@ def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObje
 
 
 def test_a_part_is_encoded_and_a_false_one_refused() -> None:
-    entry = Entry("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 64)
+    entry = TensorSlice("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 64)
     part = PublishedPart(3, 0, 2, [88], [entry], {0: Base(2, b"node", 17)})
     assert decode(part.encode()) == part
     assert (part.nbytes, entry.nbytes, entry.box) == (88, 24, box_of((2, 0), (2, 6)))
     wrong = [
-        Entry("w", "bfloat16", (4, 6), (3, 0), (2, 6), 0, 64),
-        Entry("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 66),
-        Entry("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 63),
-        Entry("w", "bfloat16", (4, 6), (2, 0), (2, 6), 1, 0),
-        Entry("w", "bfloat16", (4, 6), (2, 0), (2, 6), -1, 0),
-        Entry("w", "bfloat16", (4,), (2, 0), (2, 6), 0, 0),
-        Entry("w", "nothing", (4, 6), (2, 0), (2, 6), 0, 0),
+        TensorSlice("w", "bfloat16", (4, 6), (3, 0), (2, 6), 0, 64),
+        TensorSlice("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 66),
+        TensorSlice("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 63),
+        TensorSlice("w", "bfloat16", (4, 6), (2, 0), (2, 6), 1, 0),
+        TensorSlice("w", "bfloat16", (4, 6), (2, 0), (2, 6), -1, 0),
+        TensorSlice("w", "bfloat16", (4,), (2, 0), (2, 6), 0, 0),
+        TensorSlice("w", "nothing", (4, 6), (2, 0), (2, 6), 0, 0),
     ]
     for each in wrong:
         with pytest.raises(Corrupt):

@@ -19,7 +19,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
 from dataplane.wire.framing import frame
-from dataplane.wire.local import Channel, listen
+from dataplane.wire.local import LocalChannel, listen
 
 messages: msgspec.msgpack.Decoder[Any] = decoder(AnyRequest | AnyReply)
 
@@ -33,7 +33,7 @@ class End:
         self.closed: list[DataplaneError | None] = []
         self.taken: list[int] = []
         self.on_message: Callable[[Any], object] = lambda message: None
-        self.channel = Channel(connected, messages, self._received, self.closed.append, descriptors=descriptors)
+        self.channel = LocalChannel(connected, messages, self._received, self.closed.append, descriptors=descriptors)
 
     def _received(self, message: Any) -> None:
         self.got.append(message)
@@ -102,14 +102,14 @@ async def test_what_was_said_last_is_heard_also_by_who_was_talking(ends: Ends) -
     one.channel.send(m.Failure(0, "Rejected", "because", {}))
     one.channel.close()
     for i in range(3):
-        two.channel.send(m.Stats(i))
+        two.channel.send(m.ReadStats(i))
     assert await two.end() is None
     assert two.got == [m.Failure(0, "Rejected", "because", {})]
 
 
 NONSENSE = {
     "no message": b"\x02\x00\x00\x00\xc1\xc1",
-    "another type": frame(m.Stats(1))[:-1] + b"\xa0",
+    "another type": frame(m.ReadStats(1))[:-1] + b"\xa0",
     "text that is no UTF-8": b"\x0c\x00\x00\x00\x95\xa7failure\x00\xa1\xff",
     "too deep": (20_000).to_bytes(4, "little") + b"\x91" * 20_000,
     "too long": (m.MAX_FRAME + 1).to_bytes(4, "little"),
@@ -120,9 +120,9 @@ NONSENSE = {
 async def test_nonsense_closes(raw: Any, what: str) -> None:
     theirs, ours = raw
     end = End(ours)
-    theirs.sendall(frame(m.Stats(1)) + NONSENSE[what] + frame(m.Stats(2)))
+    theirs.sendall(frame(m.ReadStats(1)) + NONSENSE[what] + frame(m.ReadStats(2)))
     assert isinstance(await end.end(), ProtocolMismatch)
-    assert end.got == [m.Stats(1)]
+    assert end.got == [m.ReadStats(1)]
     with suppress(ConnectionResetError):  # what it had not read is lost
         assert theirs.recv(1) == b""
 
@@ -132,7 +132,7 @@ async def test_a_side_that_does_not_read_is_cut_off(raw: Any) -> None:
     end = End(ours)
     sent = 0
     while not end.closed:
-        end.channel.send(sm.Put(1, bytes(1 << 20), b"", "", 1.0))
+        end.channel.send(sm.PutShard(1, bytes(1 << 20), b"", "", 1.0))
         sent += 1
         assert sent < 40
     assert isinstance(end.closed[0], ProtocolMismatch)
@@ -147,8 +147,8 @@ def pipes(count: int) -> tuple[list[int], list[int]]:
     return [read for read, _ in both], [write for _, write in both]
 
 
-def grants(count: int) -> list[m.Grant]:
-    return [m.Grant(i, 4096, False) for i in range(count)]
+def grants(count: int) -> list[m.SegmentGrant]:
+    return [m.SegmentGrant(i, 4096, False) for i in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends
     one, _ = ends
     before = len(os.listdir("/proc/self/fd"))
     reads, writes = pipes(70)
-    one.channel.send(sm.Put(0, bytes(3 << 20), b"", "", 1.0))
+    one.channel.send(sm.PutShard(0, bytes(3 << 20), b"", "", 1.0))
     one.channel.send(sm.Reserved(1, [], grants(70)), writes)
     assert len(os.listdir("/proc/self/fd")) == before + 210
     one.channel.close()
@@ -209,7 +209,7 @@ async def test_who_waits_for_room_is_let_in_one_by_one_in_order(raw: Any) -> Non
     theirs, ours = raw
     theirs.setblocking(False)
     end, order = End(ours), list[int]()
-    message = sm.Put(1, bytes(2 << 20), b"", "", 1.0)
+    message = sm.PutShard(1, bytes(2 << 20), b"", "", 1.0)
 
     async def answer(number: int) -> None:
         await end.channel.room()
@@ -233,12 +233,12 @@ async def test_nothing_is_read_while_answers_are_not_taken_and_all_of_it_after(r
     theirs, ours = raw
     theirs.setblocking(False)
     end = End(ours)
-    end.on_message = lambda message: end.channel.send(sm.Put(message.id, bytes(2 << 20), b"", "", 1.0))
-    theirs.sendall(b"".join(frame(m.Stats(number)) for number in range(10)))
+    end.on_message = lambda message: end.channel.send(sm.PutShard(message.id, bytes(2 << 20), b"", "", 1.0))
+    theirs.sendall(b"".join(frame(m.ReadStats(number)) for number in range(10)))
     await end.message()
     await asyncio.sleep(0)
     assert len(end.got) == 1
-    await taken(theirs, 10 * len(frame(sm.Put(1, bytes(2 << 20), b"", "", 1.0))))
+    await taken(theirs, 10 * len(frame(sm.PutShard(1, bytes(2 << 20), b"", "", 1.0))))
     await end.message(10)
     end.channel.close()
 
@@ -251,14 +251,14 @@ async def test_a_receiver_that_fails_ends_the_channel_and_nothing_is_left_unread
         raise KeyError(message.id)
 
     end.on_message = fail
-    theirs.sendall(frame(m.Stats(1)) + frame(m.Stats(2)))
+    theirs.sendall(frame(m.ReadStats(1)) + frame(m.ReadStats(2)))
     assert isinstance(await end.end(), ProtocolMismatch)
-    assert end.got == [m.Stats(1)]
+    assert end.got == [m.ReadStats(1)]
 
 
 async def test_what_can_not_be_encoded_is_misuse_and_the_channel_goes_on(ends: Ends) -> None:
     one, two = ends
     with pytest.raises(Misuse, match="what no message can"):
-        one.channel.send(sm.Stored(1, 1 << 64))
-    one.channel.send(m.Stats(2))
-    assert await two.message() == m.Stats(2)
+        one.channel.send(sm.ShardStored(1, 1 << 64))
+    one.channel.send(m.ReadStats(2))
+    assert await two.message() == m.ReadStats(2)

@@ -15,7 +15,7 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, Misuse
 from dataplane.stream.sampler import BuiltIn, CompleteGroups, Fifo, Freshest, TokenBalanced, Weighted
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.wire import messages as m
 from dataplane.wire.boundary import encoded
 from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
@@ -45,11 +45,11 @@ def fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any]]:
 def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
     if kind in simple:
         return simple[kind]
-    if kind is m.Grant:
-        return st.builds(m.Grant, simple[int], simple[int], simple[bool])
-    if kind is Settings:
+    if kind is m.SegmentGrant:
+        return st.builds(m.SegmentGrant, simple[int], simple[int], simple[bool])
+    if kind is StreamSettings:
         names = st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3, unique=True)
-        return st.builds(Settings, names.map(tuple), st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9))
+        return st.builds(StreamSettings, names.map(tuple), st.integers(0, 9), st.integers(0, 9), st.integers(-1, 9))
     if kind is BatchRef:
         return st.just(ref_to(b"12345678", 2, [("x", Field("dense", "int64", ()), 16, 1, 0)]))
     if get_origin(kind) is np.ndarray:

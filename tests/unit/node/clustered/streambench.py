@@ -22,17 +22,17 @@ from dataplane.node.clustered.open_streams import ClusteredStream, machine, open
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.session import PartitionSession
 from dataplane.node.clustered.streams import ClusteredStreams
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.requests.stream_client import StreamClient
 from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.settings import Settings
+from dataplane.stream.settings import StreamSettings
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
-from dataplane.wire.partition_messages import Frame
+from dataplane.wire.partition_messages import PartitionFrame
 from tests.unit.node.partitions.bench import WAIT_S, Bench, benches, until
 
 S, TASK = "rollouts", "train"
@@ -90,7 +90,7 @@ class StreamBench(StoringBench):
         self.deaf = False
         """Whether what other nodes send is lost on the way."""
 
-    def receive(self, frame: Frame) -> None:
+    def receive(self, frame: PartitionFrame) -> None:
         if not self.deaf:
             super().receive(frame)
 
@@ -104,7 +104,7 @@ class StreamBench(StoringBench):
         """The shards in the store."""
         return len(self.store.shards)
 
-    def hosted(self) -> Hosted:
+    def hosted(self) -> HostedReplica:
         """The replica of the stream here."""
         record = self.directory.records.find(S)
         hosted = None if record is None else self.replicas.find(record.key or "")
@@ -147,7 +147,7 @@ class Client(Putting):
         return answer if answer is None or isinstance(answer, m.Message) else await answer()
 
     async def open(self, tasks: Sequence[str] = (TASK,), **settings: Any) -> rm.Opened:
-        opened: rm.Opened = await self.ask(rm.Open(1, S, Settings(tuple(tasks), **settings)))
+        opened: rm.Opened = await self.ask(rm.OpenStream(1, S, StreamSettings(tuple(tasks), **settings)))
         self.stream = self.node.service.streams.find(opened.stream)
         return opened
 
@@ -158,14 +158,14 @@ class Client(Putting):
         assert found is not None
         return found
 
-    async def append(self, ids: Sequence[int], *, timeout_s: float = WAIT_S, **said: Any) -> rm.Appended:
+    async def append(self, ids: Sequence[int], *, timeout_s: float = WAIT_S, **said: Any) -> rm.RowsAppended:
         """Admit, put and append, as a client does: rows whose tags say their ids."""
         rows, groups, keys, version = len(ids), said.get("groups", []), said.get("keys", []), said.get("version", 0)
         digest = b"digest" if keys else b""
-        admit = rm.Admit(1, self.stream.token, rows, 8 * rows, version, (keys or [""])[0], digest, 0.0)
-        admitted: rm.Admitted = await self.ask(admit, timeout_s)
+        admit = rm.AdmitRows(1, self.stream.token, rows, 8 * rows, version, (keys or [""])[0], digest, 0.0)
+        admitted: rm.RowsAdmitted = await self.ask(admit, timeout_s)
         if not admitted.ticket:
-            return rm.Appended(1, 0, False)
+            return rm.RowsAppended(1, 0, False)
         scope, ref = "", said.get("ref")
         try:
             if ref is None:
@@ -173,10 +173,10 @@ class Client(Putting):
             versions = np.full(rows, version, np.int64).tobytes()
             said = keys, digest, groups, versions, {"id": list(ids)}, None, {}
             columns = {"ticket": admitted.ticket, "staged": scope, "ref": ref.encode()}
-            request = rm.Append(1, self.stream.token, *said, **columns)
-            reply: rm.Appended = await self.ask(request, timeout_s)
+            request = rm.AppendRows(1, self.stream.token, *said, **columns)
+            reply: rm.RowsAppended = await self.ask(request, timeout_s)
         except BaseException:
-            self.streams.answer(rm.GiveBack(self.stream.token, admitted.ticket), Deadline.after(0.0))
+            self.streams.answer(rm.ReturnPermit(self.stream.token, admitted.ticket), Deadline.after(0.0))
             self.staged.free(scope)
             raise
         return reply
@@ -214,13 +214,13 @@ class Client(Putting):
             keys, count = list(rows), len(rows)
         scope, brought = self.stage(count, *columns)
         try:
-            await self.ask(rm.Extend(1, token, numbers, holds, keys, {}, False, staged=scope, ref=brought.encode()))
+            await self.ask(rm.ExtendRows(1, token, numbers, holds, keys, {}, False, staged=scope, ref=brought.encode()))
         except BaseException:
             self.staged.free(scope)
             raise
 
-    async def lost(self) -> rm.LostRows:
-        found: rm.LostRows = await self.ask(rm.TakeLost(1, self.stream.token))
+    async def lost(self) -> rm.LostRowsTaken:
+        found: rm.LostRowsTaken = await self.ask(rm.TakeLostRows(1, self.stream.token))
         return found
 
 

@@ -16,7 +16,7 @@ from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.clustered.column_holders import ColumnHolders
 from dataplane.node.clustered.table_directory import machine
 from dataplane.node.clustered.tables import ClusteredTables
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.table import requests as t
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
@@ -104,17 +104,17 @@ class User(Putting):
 
     async def look(self, *columns: str, **more: Any) -> Any:
         """All rows."""
-        return await self.ask(t.Look(all=True, columns=list(columns), **more))
+        return await self.ask(t.LookRows(all=True, columns=list(columns), **more))
 
     async def read(self, keys: Sequence[str], *columns: str) -> BatchRef:
         """What the rows have of these columns."""
         return BatchRef.decode((await self.ask(t.Read(keys=list(keys), columns=list(columns) or None))).ref)
 
     async def clear(self, *keys: str) -> None:
-        await self.ask(t.Clear(keys=list(keys)))
+        await self.ask(t.ClearRows(keys=list(keys)))
 
     async def ready(self, *columns: str, timeout_s: float = 0.0, **more: Any) -> list[int]:
-        found: list[int] = (await self.ask(t.Ready(columns=list(columns), **more), timeout_s)).rows.tolist()
+        found: list[int] = (await self.ask(t.FindReady(columns=list(columns), **more), timeout_s)).rows.tolist()
         return found
 
     async def take(self, task: str, *rows: int, claim: str = "") -> list[int] | None:
@@ -133,7 +133,7 @@ def leader(nodes: Sequence[TableBench], name: str = T, followers: int | None = 1
     return None
 
 
-def hosted_at(node: TableBench, name: str = T) -> Hosted | None:
+def hosted_at(node: TableBench, name: str = T) -> HostedReplica | None:
     """The node's replica of the table."""
     record = node.tables.directory.records.find(name)
     hosted = None if record is None or record.key is None else node.replicas.find(record.key)

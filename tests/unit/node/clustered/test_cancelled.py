@@ -38,7 +38,7 @@ async def chosen(client: Client) -> Any:
 
 
 async def admission(client: Client) -> Any:
-    return await client.ask(rm.Admit(1, client.stream.token, 3, 24, 0, "", b"", 0.0))
+    return await client.ask(rm.AdmitRows(1, client.stream.token, 3, 24, 0, "", b"", 0.0))
 
 
 REQUESTS: list[Request] = [rows, groups, chosen, admission]
@@ -90,7 +90,7 @@ async def let_go(client: Client, given: Any) -> None:
     if isinstance(given, r.Delivered):
         await client.settle(given, done=False, seen=False)
     else:
-        client.streams.answer(rm.GiveBack(client.stream.token, given.ticket), Deadline.after(0.0))
+        client.streams.answer(rm.ReturnPermit(client.stream.token, given.ticket), Deadline.after(0.0))
 
 
 @pytest.fixture(autouse=True)

@@ -34,13 +34,13 @@ async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytes
         (client,) = clients([node])
         asks, at, outcomes = client.session, client.partition, list[object]()
         node.deaf = True
-        cut_off = asyncio.create_task(asks.ask(at, appending(client), r.Appended, settled=outcomes.append))
+        cut_off = asyncio.create_task(asks.ask(at, appending(client), r.AppendResult, settled=outcomes.append))
         with pytest.raises(OutcomeUnknown):
-            await asks.ask(at, appending(client), r.Appended, settled=outcomes.append)
+            await asks.ask(at, appending(client), r.AppendResult, settled=outcomes.append)
         cut_off.cancel()
         node.deaf = False
         await until(lambda: len(outcomes) == 2)
-        assert {outcome.first for outcome in outcomes if isinstance(outcome, r.Appended)} == {0, 2}
+        assert {outcome.first for outcome in outcomes if isinstance(outcome, r.AppendResult)} == {0, 2}
         assert leader.machine().leased.partition.rows.count == 4
 
 
@@ -50,7 +50,7 @@ async def test_a_read_that_is_not_answered_may_be_made_again(monkeypatch: pytest
     async with streaming(2) as (_, (node,)):
         (client,) = clients([node])
         node.deaf = True
-        for request, kind in ((r.Find(keys=["a"]), r.FoundRows), (r.Measure(), r.Figures)):
+        for request, kind in ((r.Find(keys=["a"]), r.FoundRows), (r.Measure(), r.PartitionFigures)):
             with pytest.raises(PeerUnavailable):
                 await client.session.ask(client.partition, request, kind)
 
@@ -60,15 +60,15 @@ async def test_what_was_given_to_who_waits_no_more_is_given_back() -> None:
         client = await node.opened(max_rows=10)
         asks, at = client.session, client.partition
         wanted = r.Admit(rows=8, nbytes=8, version=0)
-        first = await asks.ask(at, wanted, r.Admitted)
+        first = await asks.ask(at, wanted, r.AdmitResult)
         waiting = asyncio.create_task(
-            asks.ask(at, wanted, r.Admitted, Deadline.after(WAIT_S), waits=lambda: "append", late=lambda given: None)
+            asks.ask(at, wanted, r.AdmitResult, Deadline.after(WAIT_S), waits=lambda: "append", late=lambda given: None)
         )
         await until(lambda: len(node.hosted().waiters))
         waiting.cancel()
         await until(lambda: not len(node.hosted().waiters))
-        await asks.ask(at, r.GiveBack(ticket=first.ticket), r.Done)
-        assert await asks.ask(at, wanted, r.Admitted)
+        await asks.ask(at, r.GiveBack(ticket=first.ticket), r.Succeeded)
+        assert await asks.ask(at, wanted, r.AdmitResult)
 
 
 async def test_what_a_client_that_has_gone_is_known_late_to_need_is_under_a_sequence_of_its_own() -> None:
@@ -76,10 +76,10 @@ async def test_what_a_client_that_has_gone_is_known_late_to_need_is_under_a_sequ
     async with stream_nodes(1) as [node]:
         client = await node.opened()
         asks, at, machine = client.session, client.partition, node.machine()
-        await asks.ask(at, appending(client), r.Appended)
+        await asks.ask(at, appending(client), r.AppendResult)
         number = await asks._sequences(at).take()  # of a request that is not settled when the client goes
         client.streams.leave()
-        await asks.ask(at, r.Drop(rows=np.arange(2)), r.Done)
+        await asks.ask(at, r.Drop(rows=np.arange(2)), r.Succeeded)
         await until(lambda: machine.leased.partition.rows.count == 0)
         asks._sequences(at).over(number)
         await until(lambda: asks.client not in machine.sessions.producers)

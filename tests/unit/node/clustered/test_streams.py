@@ -54,7 +54,7 @@ def losing(node: StreamBench, *kinds: type, times: int = 1) -> list[Any]:
     """What the node loses of what it is sent: so many items of each of these kinds."""
     receive, lost = node.receive, list[Any]()
 
-    def heard(frame: pt.Frame) -> None:
+    def heard(frame: pt.PartitionFrame) -> None:
         items = []
         for item in frame.items:
             gives = not isinstance(item, pt.Answered) or len(item.result) > 1
@@ -62,7 +62,7 @@ def losing(node: StreamBench, *kinds: type, times: int = 1) -> list[Any]:
                 lost.append(item)
             else:
                 items.append(item)
-        receive(pt.Frame(frame.node, frame.life, frame.to, items))
+        receive(pt.PartitionFrame(frame.node, frame.life, frame.to, items))
 
     node.receive = heard  # type: ignore[method-assign]
     return lost
@@ -138,7 +138,7 @@ async def test_rows_whose_delivery_fits_no_frame_are_still_to_be_had() -> None:
         for first in range(0, 20_000, 1000):
             keys = [f"{number:0250d}" for number in range(first, first + 1000)]
             request = r.Append(ref=near.put(1000 // 8)[[0] * 1000], versions=np.zeros(1000, np.int64), keys=keys)
-            await near.session.ask(near.partition, msgspec.structs.replace(request, digest=b"d"), r.Appended)
+            await near.session.ask(near.partition, msgspec.structs.replace(request, digest=b"d"), r.AppendResult)
         with pytest.raises(LimitExceeded, match="fewer rows"):
             await far.take(20_000, timeout_s=2.0)
         assert len(ids_of(await far.take(1000))) == 1000, "or they are leased to who was told nothing"
@@ -198,7 +198,7 @@ async def test_room_of_a_client_that_went_while_its_node_was_cut_off_is_there_ag
     async with streaming(3, max_rows=12) as (leader, (_, other)):
         client = clients([other])[0]
         await client.append([0])
-        assert (await client.ask(rm.Admit(1, client.stream.token, 2, 16, 0, "", b"", 0.0), 5.0)).ticket
+        assert (await client.ask(rm.AdmitRows(1, client.stream.token, 2, 16, 0, "", b"", 0.0), 5.0)).ticket
         leased, receive = leader.machine().leased, leader.receive
         assert leased.admission.clients()
         leader.receive = lambda frame: None if frame.node == other.name else receive(frame)  # type: ignore[method-assign]
@@ -222,11 +222,11 @@ async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> Non
             return real(request)
 
         third.service.answer = once  # type: ignore[method-assign]
-        admit = rm.Admit(1, client.stream.token, 1, 8, 0, "b", b"other", 0.0)
+        admit = rm.AdmitRows(1, client.stream.token, 1, 8, 0, "b", b"other", 0.0)
         ticket = (await client.ask(admit)).ticket
         with pytest.raises(Misuse):
             said = ["a"], b"other", [], np.zeros(1, np.int64).tobytes(), {}, None, {}
-            await client.ask(rm.Append(1, client.stream.token, *said, ticket=ticket, ref=kept.encode()))
+            await client.ask(rm.AppendRows(1, client.stream.token, *said, ticket=ticket, ref=kept.encode()))
         await until(lambda: not lost and not third.service.holders._claimed)
         (key,) = kept.shards()
         third.needed.recovered({key[1]: key})  # which frees what nobody needs

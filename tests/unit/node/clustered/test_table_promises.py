@@ -22,7 +22,7 @@ async def test_a_table_is_written_soon_though_its_partition_was_retired_and_no_m
         assert hosted is not None
         machine = hosted.machine
         assert isinstance(machine, TableMachine)
-        await user.ask(r.Drop())
+        await user.ask(r.DropTable())
         await until(lambda: machine.idle)
         await found.replicas.request(hosted.partition, r.encode_request(r.Retire()), 5.0)
         async with asyncio.timeout(8.0):

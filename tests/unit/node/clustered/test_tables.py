@@ -99,7 +99,7 @@ async def test_a_partition_that_is_in_use_stays(tmp_path: Path) -> None:
         other = nodes[1].client()
         for _ in range(20):  # while its partition comes and goes
             await other.write(["a"])
-            await other.ask(t.Drop())
+            await other.ask(t.DropTable())
         await other.write(["b"], "x")
         assert len(await waiting) == 1
 

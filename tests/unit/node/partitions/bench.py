@@ -15,15 +15,15 @@ from dataplane.cluster.detector import Detector
 from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.node.partitions.hosted import Hosted
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import Logs, Machines, in_memory
 from dataplane.node.partitions.waiters import NOTHING
-from dataplane.replication.settings import Settings
+from dataplane.replication.settings import ReplicationSettings
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done, Message
-from dataplane.wire.partition_messages import Frame
+from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer import Peers
 from tests.keys import KEY
 from tests.processes import WAIT_S, until
@@ -31,7 +31,7 @@ from tests.simulation.machine import Append, Appended, Lease, Leased, decode_res
 from tests.unit.node.partitions.machine import Machine, opening
 
 #: Short, so that a test that waits for a lease is short too; long enough for a machine with much else to do.
-SETTINGS = Settings(lease_s=1.0, grace_s=1.3, drift=0.01, beat_s=0.15, retry_s=0.4, snapshot_every=64)
+SETTINGS = ReplicationSettings(lease_s=1.0, grace_s=1.3, drift=0.01, beat_s=0.15, retry_s=0.4, snapshot_every=64)
 
 _numbers = itertools.count(1)
 AnyBench = TypeVar("AnyBench", bound="Bench")
@@ -45,7 +45,7 @@ class Bench(Partitions):
         name: str,
         coordinator: Coordinator,
         *,
-        settings: Settings = SETTINGS,
+        settings: ReplicationSettings = SETTINGS,
         logs: Logs = in_memory,
         host: str = "",
         keeps: bool = False,
@@ -76,7 +76,7 @@ class Bench(Partitions):
         self._sequence = 0
 
     def _answer(self, request: Any) -> Message:
-        assert isinstance(request, Frame)
+        assert isinstance(request, PartitionFrame)
         self.receive(request)
         return Done(0)
 
@@ -103,7 +103,7 @@ class Bench(Partitions):
 
     # What clients do
 
-    def at(self, partition: str) -> Hosted | None:
+    def at(self, partition: str) -> HostedReplica | None:
         """The replica here, if it answers."""
         hosted = self.replicas.find(partition)
         return hosted if hosted is not None and hosted.replica.serves(time.monotonic()) else None

@@ -12,7 +12,7 @@ from dataplane.cluster.membership import Member
 from dataplane.errors import OutcomeUnknown
 from dataplane.node.shards import fetch
 from dataplane.node.shards.fetch import Fetcher
-from dataplane.transport.choice import Choice
+from dataplane.transport.choice import TransportChoice
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
 from tests.keys import KEY
@@ -37,7 +37,7 @@ async def test_a_free_that_is_not_answered_may_have_been_done(tmp_path: Path, mo
     mine.start()
     members = Members(of={OWNER: Member(1, owner.address)})
     async with moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored:
-        fetcher = Fetcher(ME, stored, mine, members, Choice(()))
+        fetcher = Fetcher(ME, stored, mine, members, TransportChoice(()))
         with pytest.raises(OutcomeUnknown, match="free it again"):
             await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
         assert heard.is_set()

@@ -16,7 +16,7 @@ from dataplane.cluster.membership import Member
 from dataplane.errors import PeerUnavailable
 from dataplane.node.shards.reading import ShardReads, WantedRanges
 from dataplane.transport.base import Memory
-from dataplane.transport.choice import Choice
+from dataplane.transport.choice import TransportChoice
 from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
@@ -78,7 +78,7 @@ async def reading(owner: Owner) -> AsyncIterator[ShardReads]:
     )
     await tcp.start()
     peers.start()
-    made = ShardReads(ME, peers, members, Choice((tcp,)))
+    made = ShardReads(ME, peers, members, TransportChoice((tcp,)))
     yield made
     await peers.aclose()
     await tcp.aclose()
