@@ -91,7 +91,7 @@ async def test_no_answer_in_time(scripted: Scripted, connection: Connection, mon
     with pytest.raises(dp.PeerUnavailable) as caught:
         await connection.request(stats(connection), m.Figures, 0.0)
     assert caught.value.address == scripted.address
-    await scripted.until(lambda: scripted.kinds() == ["Stats", "Cancel"])
+    await scripted.until(lambda: scripted.kinds() == ["ReadStats", "Cancel"])
     # The answer that comes too late is nobody's, and the connection lives on.
     assert scripted.channel is not None
     scripted.channel.send(m.Figures(scripted.asked[0].id, {}))
@@ -160,7 +160,7 @@ async def test_what_the_node_itself_says_of_another_is_passed_on(scripted: Scrip
 
 GRANTED: list[tuple[Any, str]] = [
     (lambda i: sm.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),
-    (lambda i: sm.Held(i, pack([4, 0, 0, 4096, 0, 0, 5, 0, 0, 64, 0, 0]), [b""], []), "Unpin"),
+    (lambda i: sm.Held(i, pack([4, 0, 0, 4096, 0, 0, 5, 0, 0, 64, 0, 0]), [b""], []), "UnpinShards"),
     (lambda i: sm.ShardStored(i, 4), "Free"),
 ]
 
@@ -210,7 +210,7 @@ async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, c
         await connection.request(sm.PinShards(connection.next_id(), [2**60] * 500_000, 1.0), sm.Held, 1.0)
     scripted.answer = lambda request: [m.Figures(request.id, {})]
     await connection.request(stats(connection), m.Figures, 5.0)
-    assert scripted.kinds() == ["Stats"]
+    assert scripted.kinds() == ["ReadStats"]
 
 
 async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, connection: Connection) -> None:
@@ -242,8 +242,8 @@ async def test_what_waits_at_a_full_socket_is_sent_before_the_plane_is_closed(
     scripted.channel.go_on()
     await settling
     connection.close()
-    await scripted.until(lambda: "Leave" in scripted.kinds())
-    assert scripted.kinds() == ["Unpin"] * 40 + ["Leave"]
+    await scripted.until(lambda: "Disconnect" in scripted.kinds())
+    assert scripted.kinds() == ["UnpinShards"] * 40 + ["Disconnect"]
     del pin
 
 
@@ -263,7 +263,7 @@ async def test_a_put_that_waits_as_the_plane_is_closed_is_undone(
     connection.close()
     with pytest.raises(dp.Closed):
         await waiting
-    assert [type(request).__name__ for request in scripted.asked][:3] == ["Put", "Cancel", "Free"]
+    assert [type(request).__name__ for request in scripted.asked][:3] == ["PutShard", "Cancel", "Free"]
     assert scripted.asked[2].shards == [4]
     del pin
 
