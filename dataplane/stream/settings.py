@@ -42,11 +42,12 @@ class StreamSettings(msgspec.Struct, frozen=True, array_like=True):
         """Raises Misuse if a stream with these settings was opened with others."""
         defaults = StreamSettings(asked.tasks)
 
-        def shown(value: object, name: str) -> str:
-            return repr(value) if value != getattr(defaults, name) or name == "tasks" else "the default"
+        def unset(name: str, value: object) -> bool:
+            return type(value) is int and value == getattr(defaults, name)
 
         other = [
-            f"{name} {shown(there, name)}, and this asks for {shown(wanted, name)}"
+            f"{f'the default {name}' if unset(name, there) else f'{name}={there!r}'}, and this asks for "
+            f"{'the default' if unset(name, wanted) else repr(wanted)}"
             for name in self.__struct_fields__
             if (there := getattr(self, name)) != (wanted := getattr(asked, name))
         ]

@@ -276,7 +276,7 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
 @each_case(
     ("module", "source"),
     [
-        ("dataplane.batch.ref", "from dataplane.batch.rows import Rows\nfrom .. import errors"),
+        ("dataplane.batch.ref", "from dataplane.batch.rows import RowIndices\nfrom .. import errors"),
         ("dataplane.wire.local", "from dataplane.store.arena import Extent"),
         ("dataplane.node.node", "import dataplane.observe.metrics, os"),
         (

@@ -14,10 +14,10 @@ import sys
 import dataplane.batch.layout
 assert not {"torch", "pyarrow", "xxhash", "tensordict"} & set(sys.modules), "layout"
 import numpy as np
-from dataplane.batch.batch import Batch, Column, Piece
+from dataplane.batch.batch import Batch, Column, StoredPiece
 from dataplane.batch.layout import aligned_bytes
 from dataplane.batch.put_plan import plan
-from dataplane.batch.rows import Rows
+from dataplane.batch.rows import RowIndices
 from dataplane.client.memory import CarriedShard
 planned = plan(
     {
@@ -29,8 +29,8 @@ planned = plan(
 memory = aligned_bytes(planned.nbytes)
 for job in planned.jobs(memory):
     job()
-held, rows = CarriedShard(memory.data, 0, len(memory)), Rows.range(0, planned.rows)
-batch = Batch({name: Column(name, c.field, [Piece(c, held, rows)]) for name, c in planned.layout().columns})
+held, rows = CarriedShard(memory.data, 0, len(memory)), RowIndices.range(0, planned.rows)
+batch = Batch({name: Column(name, c.field, [StoredPiece(c, held, rows)]) for name, c in planned.layout().columns})
 for column in batch.values():
     column.numpy(), column.to_list(), column.nbytes
 assert not {"torch", "pyarrow", "tensordict"} & set(sys.modules), "columns"
