@@ -102,7 +102,7 @@ def test_settings() -> None:
     [
         ({"memroy": "1GiB"}, "no setting memroy: there are memory, spill"),
         ({"memory": "much"}, "memory is bytes, or a number"),
-        ({"memory": [1]}, "size"),
+        ({"memory": [1]}, "memory is bytes as an integer or text"),
         ({"transports": ["smoke"]}, "transports are some of tcp, ucx, nixl"),
         ({"timeout": "long"}, "timeout is a number of seconds"),
         ({"timeout": float("nan")}, "timeout is a number of seconds"),
