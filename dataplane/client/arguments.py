@@ -168,7 +168,7 @@ def settings(
 def check_rows(found: int, rows: int, column: str = "") -> None:
     """Raises SchemaMismatch if columns of `found` rows are given for `rows` rows."""
     if found != rows:
-        message = f"{found} rows of columns for {rows} rows"
+        message = f"the columns have {found} rows, and {rows} rows are named"
         raise SchemaMismatch(message, column=column, expected=f"{rows} rows", found=f"{found} rows")
 
 

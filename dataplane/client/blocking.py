@@ -49,7 +49,7 @@ class Blocking:
 
     def __reduce__(self) -> tuple[Any, ...]:
         kind = type(self).__name__
-        raise Misuse(f"{kind} belongs to the process that made it and cannot be pickled: send a name or a reference")
+        raise Misuse(f"{kind} belongs to the process that made it and cannot be pickled: send its name, or its `ref`")
 
     def _wrap(self, found: Any) -> Any:
         """The blocking object for a result that has a blocking class, else the result."""

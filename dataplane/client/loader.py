@@ -120,7 +120,7 @@ class Loader:
         how: Mapping[str, Any],
     ) -> None:
         if not isinstance(stream, Stream):
-            raise Misuse(f"a loader takes the stream of a synchronous plane, not {type(stream).__name__}")
+            raise Misuse(f"a loader takes plane.stream(NAME) of a synchronous plane, not {type(stream).__name__}")
         stream.settings.task(task)
         if isinstance(how["columns"], str) or not how["columns"]:
             raise Misuse(f"columns is a list of one name or more, not {how['columns']!r}")
@@ -202,7 +202,7 @@ class Loader:
         """Continue counting from a saved state, and choose rows as its sampler did. Raises Misuse if the state is
         invalid, or if its stream, task or kind of sampler is another."""
         if state.get("form") != _STATE or not {"steps", "rows"} <= state.keys():
-            raise Misuse(f"this is no state of a loader: {dict(state)!r}"[:400])
+            raise Misuse(f"the state of a loader is what state_dict() returned, not {dict(state)!r}"[:400])
         saved, mine = (state.get("stream"), state.get("task")), (self._stream.name, self._task)
         if saved != mine:
             raise Misuse(f"a state of task {saved[1]!r} of stream {saved[0]!r}, for task {mine[1]!r} of {mine[0]!r}")

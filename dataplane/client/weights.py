@@ -362,7 +362,7 @@ def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
             return None, int(number)
     except ValueError:
         pass
-    raise Misuse(f'a version is a whole number, ">= N" or None, not {version!r}')
+    raise Misuse(f'a version is a whole number, ">= N", or None for the newest; not {version!r}')
 
 
 PLACED = "placed"

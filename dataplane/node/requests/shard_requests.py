@@ -334,7 +334,7 @@ class ShardRequests:
         if self._hosts is None or self._hosts.fetcher is None:
             what = "nodes of the cluster"
             raise LimitExceeded(
-                f"replicas={request.replicas}, and this node is in no cluster: start it with --seeds or --join",
+                f"replicas={request.replicas}, and this node is in no cluster: leave it out, or use --seeds",
                 what=what,
                 asked=request.replicas,
                 limit=1,
