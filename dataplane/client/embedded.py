@@ -139,8 +139,15 @@ class EmbeddedNode(Launched):
             return
         self.signal(signal.SIGUSR1)
         _retired.append(self)
-        if not wait:
-            return
+        try:
+            if wait:
+                await self._ending()
+        finally:
+            # A node that goes on, for other clients or since the machine is busy, is reaped when it ends.
+            threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True).start()
+
+    async def _ending(self) -> None:
+        """Wait until its process has ended, but only for a moment."""
         ended = asyncio.Event()
         with suppress(ProcessLookupError, TimeoutError):
             watched = os.pidfd_open(self.pid)
@@ -152,7 +159,10 @@ class EmbeddedNode(Launched):
             finally:
                 loop.remove_reader(watched)
                 os.close(watched)
-        _reap()
+
+    def _reap(self) -> None:
+        self.wait()
+        _retired.remove(self)
 
     def forget(self) -> None:
         """Remove the node from those that this process's `connect` and children find."""
@@ -174,10 +184,6 @@ class EmbeddedNode(Launched):
 _running: list[EmbeddedNode] = []
 _retired: list[EmbeddedNode] = []
 _starting = threading.Lock()
-
-
-def _reap() -> None:
-    _retired[:] = [node for node in _retired if not node.ended]
 
 
 def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
