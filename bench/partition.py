@@ -26,7 +26,9 @@ from bench.measure import row, table, write_json
 from bench.membership import ready, server
 from bench.namespaces import together
 
-NODES, BLOCKS, CLIENTS = 4, (1, 8, 64, 512), 16
+NODES, BLOCKS = 4, (1, 8, 64, 512)
+APPENDING_NODES, CLIENTS = 8, 16
+"""Nodes with so many clients each that append single rows, beside the leader's."""
 ROWS = {1: 600, 8: 4_000, 64: 24_000, 512: 96_000}
 """Rows of a run, by those of a block."""
 
@@ -60,9 +62,11 @@ def nodes(count: int) -> Iterator[list[dp.Plane]]:
         yield planes
 
 
-def flow(planes: Sequence[dp.Plane], block: int, rows: int, clients: int = 1) -> dict[str, float]:
-    """Append, take and ack so many rows in blocks, from a process on each node but the leader's; what that cost.
-    `clients`: planes of each process that append, each one block at a time."""
+def flow(
+    planes: Sequence[dp.Plane], block: int, rows: int, clients: int = 1, *, consumed: bool = True
+) -> dict[str, float]:
+    """Append so many rows in blocks, from a process on each node but the leader's, and take and ack them if they are to
+    be `consumed`; what that cost. `clients`: planes of each process that append, each one block at a time."""
     name = f"flow-{block}-{clients}-{time.monotonic_ns()}"
     stream = planes[0].stream(name, tasks=[_TASK])
     stream.append({"x": np.zeros(1, np.float32)})  # which has a leader and a follower then
@@ -71,7 +75,8 @@ def flow(planes: Sequence[dp.Plane], block: int, rows: int, clients: int = 1) ->
     leader = next(at for at, plane in enumerate(planes) if any(name in key for key in plane.stats().leads))
     others = [plane for plane in planes if plane is not planes[leader]] or list(planes)
     blocks = rows // block // len(others)
-    working = [Worker("bench.partition", plane.address, name, block, blocks, clients) for plane in others]
+    taken = blocks * block if consumed else 0
+    working = [Worker("bench.partition", plane.address, name, block, blocks, clients, taken) for plane in others]
     for worker in working:
         worker.hear()
     pids = [plane.stats().pid for plane in planes]
@@ -132,11 +137,11 @@ class Worker:
 
 def work() -> None:
     """What a worker's process does."""
-    address, name, block, blocks, clients = sys.argv[1:]
-    asyncio.run(_work(address, name, int(block), int(blocks), int(clients)))
+    address, name, *counts = sys.argv[1:]
+    asyncio.run(_work(address, name, *map(int, counts)))
 
 
-async def _work(address: str, name: str, block: int, blocks: int, clients: int) -> None:
+async def _work(address: str, name: str, block: int, blocks: int, clients: int, taken: int) -> None:
     async with AsyncExitStack() as planes:
         streams = []
         for _ in range(clients):
@@ -156,8 +161,8 @@ async def _work(address: str, name: str, block: int, blocks: int, clients: int) 
 
         async def consume() -> None:
             rows = 0
-            while rows < blocks * block:
-                async with streams[0].consume(_TASK, rows=min(512, blocks * block - rows), columns=["x"]) as delivery:
+            while rows < taken:
+                async with streams[0].consume(_TASK, rows=min(512, taken - rows), columns=["x"]) as delivery:
                     rows += len(delivery)
 
         await asyncio.gather(consume(), *map(produce, streams))
@@ -166,14 +171,16 @@ async def _work(address: str, name: str, block: int, blocks: int, clients: int) 
 
 
 def measure(count: int, runs: int) -> dict[int, dict[str, list[float]]]:
-    """By rows of a block, what `flow` found in so many runs; by -1, of rows that many clients append singly."""
+    """By rows of a block, what `flow` found in so many runs; by -1, of single rows that many clients append."""
     found: dict[int, dict[str, list[float]]] = {}
     with nodes(count) as planes:
         for _ in range(runs):
             for block in BLOCKS:
                 for what, value in flow(planes, block, ROWS[block]).items():
                     found.setdefault(block, {}).setdefault(what, []).append(value)
-            for what, value in flow(planes, 1, 10 * ROWS[1], CLIENTS).items():
+    with nodes(APPENDING_NODES + 1) as planes:
+        for _ in range(runs):
+            for what, value in flow(planes, 1, 20 * ROWS[1], CLIENTS, consumed=False).items():
                 found.setdefault(-1, {}).setdefault(what, []).append(value)
     return found
 
@@ -192,7 +199,7 @@ def main() -> None:
             "rows/s that fill the leader's core, blocks of 512", found[512]["leader_full_rows_s"], at_least=5e5, unit=""
         ),
         row(
-            f"rows/s that fill the leader's core, singly by {CLIENTS} clients a node",
+            f"rows/s that fill the leader's core, singly by {CLIENTS} clients on each of {APPENDING_NODES} nodes",
             found[-1]["leader_full_rows_s"],
             at_least=2e4,
             unit="",
