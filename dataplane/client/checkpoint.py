@@ -196,7 +196,7 @@ async def _fill(to: _Restoring) -> None:
             for table, order in zip(tables, orders, strict=True):
                 if len(rows) != (table.num_rows if order is None else len(order)) or table.num_rows > len(rows):
                     raise file.corrupt(f"has {table.num_rows} rows of columns for {len(rows)} rows")
-            await _put_columns(to, rows, columns.task, list(zip(tables, orders, strict=True)))
+            await _restore_columns(to, rows, columns.task, list(zip(tables, orders, strict=True)))
         elif _decoded(file, END, int, (kind, payload)) != frames or not file.ended:
             raise file.corrupt("has frames too few or too many")
         else:
@@ -204,13 +204,13 @@ async def _fill(to: _Restoring) -> None:
         frames += 1
 
 
-async def _put_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[tuple[Any, Index | None]]) -> None:
+async def _restore_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[tuple[Any, Index | None]]) -> None:
     """Put each table with its rows in this order, and tell the stream to which of its rows they belong."""
     share = to.connection.welcome.capacity // _SHARE
     if len(rows) > 1 and sum(table.nbytes for table, _ in tables) > share:
         half = len(rows) // 2
         for part in (slice(0, half), slice(half, len(rows))):
-            await _put_columns(to, rows[part], task, [_cut(to.file, table, order, part) for table, order in tables])
+            await _restore_columns(to, rows[part], task, [_cut(to.file, table, order, part) for table, order in tables])
         return
     whole: BatchRef | None = None
     for table, order in tables:

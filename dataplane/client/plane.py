@@ -124,7 +124,7 @@ class AsyncPlane:
         """
         self.check()
         columns = await self.writer.optioned(columns, narrow, objects)
-        asked = self.putting(columns, scope, dedupe, replicas, timeout, device)
+        asked = self.put_exchange(columns, scope, dedupe, replicas, timeout, device)
         if asked is not None:
             return await self.connection.exchange(asked)
         self.check()
@@ -147,14 +147,14 @@ class AsyncPlane:
                 raise
         return ref
 
-    def putting(
+    def put_exchange(
         self, columns: Any, scope: Any, dedupe: Any, replicas: Any, timeout: Any, device: Any
     ) -> Exchange[Any, BatchRef] | None:
         """The single request of a put of small, simple columns; None for others. Raises as `put`."""
         self.check()
         if dedupe or replicas != 1 or device is not None:
             return None
-        return self.writer.putting(columns, _scope(scope), arguments.seconds(timeout))
+        return self.writer.put_exchange(columns, _scope(scope), arguments.seconds(timeout))
 
     async def draft(
         self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S

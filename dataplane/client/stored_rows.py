@@ -14,7 +14,7 @@ def put_row(plane: Plane, row: SmallColumns, timeout: float) -> tuple[bytes, int
     """Store a row that `batch.small_columns` laid out. Returns its node and its shard. Raises as `Plane.put`."""
     inner = plane._inner
     inner.check()
-    return plane._turns.ask(inner.writer.putting_row(row, arguments.seconds(timeout)))
+    return plane._turns.ask(inner.writer.row_put_exchange(row, arguments.seconds(timeout)))
 
 
 def put_rows(plane: Plane, rows: Sequence[SmallColumns], timeout: float) -> tuple[bytes, list[int]]:

@@ -393,7 +393,7 @@ class AsyncStream:
         one that was begun first among those without a holder; None if there is none. If several call at once, one gets
         it. Raises LeaseExpired, for a key, if another process holds it, or it is no longer in progress."""
         token, lease_s = row_token(), row_lease(lease)
-        reply = await self.ask(r.TakeUp(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
+        reply = await self.ask(r.ResumeRow(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
         return AsyncRow(self, reply.rows[0], token, lease_s) if reply.rows else None
 
     async def stats(self) -> Mapping[str, Any]:

@@ -115,7 +115,7 @@ class Plane(PlaneCalls):
         if device is not None:
             _close_at_end(self)
         one = self._turns.free and not narrow and objects == "store" and not self._inner.traced
-        asked = self._inner.putting(columns, scope, dedupe, replicas, timeout, device) if one else None
+        asked = self._inner.put_exchange(columns, scope, dedupe, replicas, timeout, device) if one else None
         if asked is not None:
             return self._turns.ask(asked)
         how: dict[str, Any] = {"scope": scope, "dedupe": dedupe, "replicas": replicas, "timeout": timeout}

@@ -162,13 +162,13 @@ class AsyncRow:
         LeaseExpired."""
         async with self._turn:
             if not self.ended:
-                await self._stream.ask(r.GiveUp(key=self.key, token=self._token), r.Succeeded)
+                await self._stream.ask(r.AbandonRow(key=self.key, token=self._token), r.Succeeded)
                 self.ended = True
 
     async def renew(self) -> None:
         """Renew the lease, as each piece does. Raises LeaseExpired."""
         self._require()
-        await self._stream.ask(r.Hear(key=self.key, token=self._token), r.Succeeded)
+        await self._stream.ask(r.RenewRow(key=self.key, token=self._token), r.Succeeded)
 
     async def ref(self) -> BatchRef:
         """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
@@ -182,7 +182,7 @@ class AsyncRow:
 
     async def _listed(self) -> Listed:
         """The row's current state, from the leader."""
-        request = r.TakeUp(key=self.key, token=self._token, lease_s=self._lease_s)
+        request = r.ResumeRow(key=self.key, token=self._token, lease_s=self._lease_s)
         return (await self._stream.ask(request, r.UnfinishedRows)).rows[0]
 
     def _require(self) -> None:
@@ -201,7 +201,7 @@ class AsyncRow:
     async def release(self) -> None:
         """Release the row: the next process that resumes it continues it. Does nothing if another process holds it."""
         try:
-            await self._stream.ask(r.Hear(key=self.key, token=self._token, free=True), r.Succeeded)
+            await self._stream.ask(r.RenewRow(key=self.key, token=self._token, free=True), r.Succeeded)
         except DataplaneError:
             return
 

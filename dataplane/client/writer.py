@@ -163,7 +163,7 @@ class ShardWriter:
         sizes = [column.logical_nbytes for column in planned.columns]
         return rm.Inline(_payload(planned.columns), layout_of(planned.columns), sizes)
 
-    def putting(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
+    def put_exchange(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
         """A put of simple columns that go into one shard: one request, or two if they are large. None for others."""
         laid = laid_out(columns, _IN_LOOP)
         if laid is None:
@@ -207,7 +207,7 @@ class ShardWriter:
         seal = sm.SealShards(connection.next_id(), [(shard, laid.layout)], scope, False)
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
-    def putting_row(self, row: SmallColumns, timeout: float) -> Exchange[sm.ShardStored, tuple[bytes, int]]:
+    def row_put_exchange(self, row: SmallColumns, timeout: float) -> Exchange[sm.ShardStored, tuple[bytes, int]]:
         """The request to put a row that is laid out already, of at most `sm.MAX_INLINE` bytes. Its result is the node
         and the number of the shard. Raises as `AsyncPlane.put`."""
         request = sm.PutShard(self._connection.next_id(), row.payload, row.layout, "", timeout)

@@ -3,7 +3,7 @@
 Invariants: every request with an id gets exactly one reply, whatever fails while it is decoded, executed or encoded
 (`wire.boundary`), also if the node ends the connection meanwhile; nothing is sent once the client has gone. A request
 that need not wait is executed at once. A request that waits runs in an asyncio task, which is cancelled when the
-connection ends; the waiting requests of all clients share one memory bound (`node.requests.request_bytes`). A client
+connection ends; the waiting requests of all clients share one memory bound (`node.requests.waiting_bytes`). A client
 that violates the protocol is disconnected, without effect on others. The descriptor of a segment is sent to a client
 at most twice: for reading, and for writing if the client owns the segment.
 """
@@ -25,9 +25,9 @@ from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, Pro
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
 from dataplane.node.performance import graphs_of
-from dataplane.node.requests.request_bytes import REQUEST, SMALL, WaitingBytes, footprint
 from dataplane.node.requests.row_requests import ROW_REQUESTS, RowRequest, RowRequests
 from dataplane.node.requests.shard_requests import SHARD_REQUESTS, ShardRequest, ShardRequests
+from dataplane.node.requests.waiting_bytes import REQUEST, SMALL, WaitingBytes, footprint
 from dataplane.node.sessions.checks import bound
 from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.needed_shards import NeededShards
@@ -145,7 +145,7 @@ class Client:
         if error is None or isinstance(error, PeerUnavailable):
             log.info("client %s has gone: %s", self.label, error)
             self._rows.leave()
-            self._go()
+            self._release_all()
             return False
         _complaints.log(logging.WARNING, f"pid {self.pid}", "client %s was cut off: %s", self.label, line(error))
         self._leaving = True
@@ -157,11 +157,11 @@ class Client:
             asyncio.get_running_loop().add_reader(self._socket.fileno(), self._linger)
         except OSError:  # the end of the connection would never be noticed
             self._leaving = False
-            self._go()
+            self._release_all()
             return False
         return True
 
-    def _go(self) -> None:
+    def _release_all(self) -> None:
         """Release everything that the client held, when its process has ended or closed the connection."""
         self._rows.free_pending()
         self._store.leave(self)
@@ -183,7 +183,7 @@ class Client:
         self._leaving = False
         asyncio.get_running_loop().remove_reader(self._socket.fileno())
         self._socket.close()
-        self._go()
+        self._release_all()
 
     # Requests
 

@@ -36,7 +36,7 @@ from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
 from dataplane.node.memory_trim import MemoryTrim
 from dataplane.node.performance import graphs_of
-from dataplane.node.requests.request_bytes import WaitingBytes
+from dataplane.node.requests.waiting_bytes import WaitingBytes
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.arena import OWN

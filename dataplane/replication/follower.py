@@ -37,9 +37,9 @@ class Follower:
     def append(self, message: AppendEntries, now: float) -> None:
         """Append the leader's entries after the common prefix, and acknowledge them once they are on disk (section
         2.1)."""
-        self._hear(message, now)
+        self._heard(message, now)
         state, log = self._state, self._state.log
-        if not log.has(message.previous, message.previous_epoch):
+        if not log.matches(message.previous, message.previous_epoch):
             missing = Missing(message.configuration.epoch, message.sent_s, message.previous, state.committed)
             state.send(message.configuration.leader, missing)
             return
@@ -52,7 +52,7 @@ class Follower:
     def install(self, message: Install, now: float) -> None:
         """Accept a part of the leader's snapshot. Install the snapshot once it is complete, unless this log has
         reached its index meanwhile. Raises Corrupt for an invalid part."""
-        self._hear(message, now)
+        self._heard(message, now)
         state = self._state
         if message.index > state.committed:
             if self._snapshot != (message.index, message.epoch):
@@ -102,7 +102,7 @@ class Follower:
             return until if now < until < beat else beat
         return math.inf
 
-    def _hear(self, message: AppendEntries | Install, now: float) -> None:
+    def _heard(self, message: AppendEntries | Install, now: float) -> None:
         self._state.promise.hear(self._state.configuration.leader, now)
         self._sent_s = max(self._sent_s, message.sent_s)
 

@@ -234,4 +234,4 @@ class Leader:
             to = min(to, peers[follower].match)
         if to > state.committed:
             state.commit(to, self._requests)
-            state.compact(self._recruitment.lag(state))
+            state.take_snapshot(self._recruitment.lag(state))

@@ -2,7 +2,7 @@
 
 Invariant: two logs with an entry of the same epoch at the same index are equal up to it. An epoch has one leader,
 which never changes a proposed entry, and an entry is accepted only after the one before it (`has`). So (index,
-epoch) is enough to compare two logs, and `Append` carries no more.
+epoch) is enough to compare two logs, and `AppendEntries` carries no more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Log:
     def command(self, index: int) -> bytes:
         return self._entries[index - self.base - 1].command
 
-    def has(self, index: int, epoch: int) -> bool:
+    def matches(self, index: int, epoch: int) -> bool:
         """Whether this log equals, up to `index`, any log that has an entry of `epoch` there."""
         if index < self.base:
             return True  # the snapshot holds committed commands only, and all logs agree on those
@@ -103,7 +103,7 @@ class Log:
         log's entry at that index is the snapshot's last one: a follower that has just restarted may have committed
         entries beyond the snapshot, and may become the leader before it gets them again (Raft's InstallSnapshot;
         Ongaro and Ousterhout, ATC 2014, section 7)."""
-        if self.has(snapshot.index, snapshot.epoch):
+        if self.matches(snapshot.index, snapshot.epoch):
             self.compact(snapshot)
             return
         self._entries = []

@@ -1,7 +1,7 @@
 """The nodes that a partition considers lost, and which of their shards are lost. This is part of the partition's state.
 
-When a node returns, its older shards stay lost; shards from a certain number on count as present. The last `MAX_LOST`
-lost nodes are remembered.
+When a node returns, its older shards stay lost; shards from a certain number on count as present. The last
+`MAX_LOST_NODES` lost nodes are remembered.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataplane.errors import OwnerDied
 ALL = (1 << 63) - 1
 """A number above that of every shard."""
 
-MAX_LOST = 4096
+MAX_LOST_NODES = 4096
 """The most nodes that are remembered."""
 
 
@@ -46,7 +46,7 @@ class LostNodes:
         self._before[node] = before
         if before == ALL:
             self.away.add(node)
-        if len(self._before) > MAX_LOST:
+        if len(self._before) > MAX_LOST_NODES:
             oldest = next(iter(self._before))
             del self._before[oldest]
             self.away.discard(oldest)

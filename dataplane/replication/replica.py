@@ -228,7 +228,7 @@ class Replica:
         elif wanted is not None:
             state.reconfiguration.ask(state.configuration, wanted, now, state.effects)
         if self._leader is None:
-            state.compact(0)
+            state.take_snapshot(0)
         effects, state.effects = state.effects, []
         changes = state.log.changes
         if changes:

@@ -81,7 +81,7 @@ class State:
         self.committed = snapshot.index
         self.since_snapshot = 0
 
-    def compact(self, spare: int) -> None:
+    def take_snapshot(self, spare: int) -> None:
         """Replace committed commands by a snapshot once there are `snapshot_every` plus `spare` of them, with as many
         bytes as the last snapshot, so that a large state is encoded less often."""
         log = self.log

@@ -87,20 +87,20 @@ class EndCommand(Command, tag=50, kw_only=True):
     clients: list[str]
 
 
-class UnkeepCommand(Command, tag=19, kw_only=True):
+class FreeReplacedCommand(Command, tag=19, kw_only=True):
     """Free these replaced column batches (by number), which have no readers any more."""
 
     batches: Index
 
 
-class PutBackCommand(Command, tag=21, kw_only=True):
+class RestoreBlockCommand(Command, tag=21, kw_only=True):
     """Restore rows of a checkpoint, at `time_s` of the clock of the partition."""
 
     block: bytes
     time_s: float
 
 
-class GrowCommand(Command, tag=26, kw_only=True):
+class ExtendRowCommand(Command, tag=26, kw_only=True):
     """Add a piece to a row in progress, at `time_s` of the clock of the partition."""
 
     row: int
@@ -111,7 +111,7 @@ class GrowCommand(Command, tag=26, kw_only=True):
     nodes: tuple[bytes, ...] = ()
 
 
-class TakeUpCommand(Command, tag=27, kw_only=True):
+class ResumeRowCommand(Command, tag=27, kw_only=True):
     """Replace the producer of a row in progress, which has the token `before`, by the client with this token, at
     `time_s` of the clock of the partition."""
 
@@ -122,7 +122,7 @@ class TakeUpCommand(Command, tag=27, kw_only=True):
     time_s: float
 
 
-class GiveUpCommand(Command, tag=28, kw_only=True):
+class AbandonRowCommand(Command, tag=28, kw_only=True):
     """Drop a row in progress, by its producer with this token."""
 
     row: int
@@ -136,10 +136,10 @@ AnyCommand = (
     | DropCommand
     | RemoveCommand
     | EndCommand
-    | UnkeepCommand
-    | PutBackCommand
-    | GrowCommand
-    | TakeUpCommand
+    | FreeReplacedCommand
+    | RestoreBlockCommand
+    | ExtendRowCommand
+    | ResumeRowCommand
     | r.Lose
     | r.Return
     | r.TakeLost
@@ -148,9 +148,9 @@ AnyCommand = (
     | r.Open
     | r.OutboxReceived
     | r.Restore
-    | r.PutColumns
+    | r.RestoreColumnBatch
     | r.FinishRestore
-    | GiveUpCommand
+    | AbandonRowCommand
 )
 """All commands. Some requests need no decision and are commands themselves."""
 

@@ -42,7 +42,7 @@ def extend(leased: LeasedRows, command: ExtendCommand) -> None:
         hold = np.where(holds > 0, holds, -1)
     elif len(under) and under[0] > 0:
         hold = int(under[0])
-    # Only the leader knows the readers of replaced columns: replicas keep these until its `Unkeep`.
+    # Only the leader knows the readers of replaced columns: replicas keep these until its `FreeReplacedCommand`.
     readers = leased.leases.holding(rows) if command.replace else set()
     replaced = leased.partition.extend(
         rows,

@@ -22,7 +22,7 @@ from dataplane.stream.page import Flags, Index
 _LEAST = 8  # groups for which the arrays have room at first
 
 
-class Groups:
+class GroupCounts:
     """Counts by group."""
 
     def __init__(self, tasks: int) -> None:
@@ -196,8 +196,8 @@ class Groups:
         """The names of these groups; None for a row without one."""
         return list(map(self._names.get, numbers.tolist()))
 
-    def copy(self) -> Groups:
+    def copy(self) -> GroupCounts:
         """A copy of the names and of the counts of dropped rows."""
-        copied = Groups(0)
+        copied = GroupCounts(0)
         copied._names, copied._dropped, copied._past = dict(self._names), self._dropped.copy(), self._past.copy()
         return copied

@@ -200,18 +200,18 @@ class StreamLeader(ReplicatedStream):
             )
         return int(rows[0])
 
-    def _grow(self, asked: r.Grow, now: float) -> c.Command | r.AnyResult:
+    def _extend_row(self, asked: r.ExtendRow, now: float) -> c.Command | r.AnyResult:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.piece.token)
         if row is None:
             return r.AppendResult(-1, 1, False)
         if unfinished.is_new(row, asked.piece):
             unfinished.check(row, asked.ref)
             unfinished.heard(row, asked.piece.token, now)
-        return c.GrowCommand(
+        return c.ExtendRowCommand(
             row=row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes
         )
 
-    def _take_up(self, asked: r.TakeUp, now: float) -> c.Command | r.AnyResult:
+    def _resume_row(self, asked: r.ResumeRow, now: float) -> c.Command | r.AnyResult:
         if not 0 < asked.lease_s < float("inf"):
             raise Misuse(f"a row is held for more than 0 s, not {asked.lease_s}")
         unfinished = self.leased.partition.unfinished
@@ -221,13 +221,13 @@ class StreamLeader(ReplicatedStream):
         unfinished.require_free(row, asked.token, now)
         unfinished.reserve(row, asked.client, asked.lease_s, now)
         before = unfinished.begun[row].token
-        return c.TakeUpCommand(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
+        return c.ResumeRowCommand(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
 
-    def _give_up(self, asked: r.GiveUp, now: float) -> c.Command | None:
+    def _abandon_row(self, asked: r.AbandonRow, now: float) -> c.Command | None:
         row = self._begun(asked, asked.token)
-        return None if row is None else c.GiveUpCommand(row=row, token=asked.token)
+        return None if row is None else c.AbandonRowCommand(row=row, token=asked.token)
 
-    def _hear(self, asked: r.Hear, now: float) -> None:
+    def _renew_row(self, asked: r.RenewRow, now: float) -> None:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.token)
         if row is not None and asked.free:
             unfinished.release(row, asked.token)
@@ -326,8 +326,8 @@ _DECIDE: dict[type, Callable[[StreamLeader, Any, float], Any]] = {
     r.Return: _itself,
     r.EndClient: StreamLeader._leave,
     r.Restore: _itself,
-    r.PutBack: lambda leader, asked, now: c.PutBackCommand(block=asked.block, time_s=now),
-    r.PutColumns: _itself,
+    r.RestoreBlock: lambda leader, asked, now: c.RestoreBlockCommand(block=asked.block, time_s=now),
+    r.RestoreColumnBatch: _itself,
     r.FinishRestore: _itself,
     r.Look: reads.look,
     r.Find: reads.find,
@@ -337,10 +337,10 @@ _DECIDE: dict[type, Callable[[StreamLeader, Any, float], Any]] = {
     r.TakeSnapshot: lambda leader, asked, now: leader.snapshots.take(leader, asked, now),
     r.ReadSnapshot: lambda leader, asked, now: leader.snapshots.read(leader, asked, now),
     r.ReleaseSnapshot: lambda leader, asked, now: leader.snapshots.release(leader, asked, now),
-    r.Grow: StreamLeader._grow,
-    r.TakeUp: StreamLeader._take_up,
-    r.GiveUp: StreamLeader._give_up,
-    r.Hear: StreamLeader._hear,
+    r.ExtendRow: StreamLeader._extend_row,
+    r.ResumeRow: StreamLeader._resume_row,
+    r.AbandonRow: StreamLeader._abandon_row,
+    r.RenewRow: StreamLeader._renew_row,
     r.ListUnfinished: reads.unfinished,
     r.Tick: lambda leader, asked, now: leader.leased.tick(now),
 }

@@ -21,7 +21,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Misuse
 from dataplane.stream.admission import Admission, Usage
 from dataplane.stream.column_batch import ColumnBatch, ReplacedBatches
-from dataplane.stream.commands import Command, RemoveCommand, SettleCommand, UnkeepCommand
+from dataplane.stream.commands import Command, FreeReplacedCommand, RemoveCommand, SettleCommand
 from dataplane.stream.lease import Leases, RowLease
 from dataplane.stream.page import Index
 from dataplane.stream.partition_state import StreamState
@@ -30,12 +30,12 @@ from dataplane.stream.row_choice import Demand, choose, least
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.settings import StreamSettings
 
-LostRow = tuple[str, str | int | None, int, int]
+LossRecord = tuple[str, str | int | None, int, int]
 """Key, group and policy version of a lost row, and the tasks that had acked it (bit t for task t)."""
 _LEASE_OVER = "the lease ran out before they were acked"
 _CLIENT_GONE = "the process that had them ended or disconnected"
 
-MAX_LOST = 1 << 16
+MAX_LOST_ROWS = 1 << 16
 """Lost rows of a stream that are remembered, the latest ones."""
 
 
@@ -63,7 +63,7 @@ class LeasedRows:
         self._leading = False
         self.group_sizes: dict[int, int] = {}
         """By task, the size of the whole groups of its last request."""
-        self.lost: dict[int, LostRow] = {}
+        self.lost: dict[int, LossRecord] = {}
         """The lost rows that were not reported yet, by number."""
         self.replaced = ReplacedBatches()
         self.partition.loose = self._note_loose
@@ -181,7 +181,7 @@ class LeasedRows:
         states = self.partition.progress.states(self.partition.rows.places(rows), len(rows))
         acked = [sum(1 << task for task in np.flatnonzero(of == ACKED).tolist()) for of in states.T]
         self.lost.update(zip(rows.tolist(), zip(keys, groups, versions, acked, strict=True), strict=True))
-        for row in list(self.lost)[:-MAX_LOST]:
+        for row in list(self.lost)[:-MAX_LOST_ROWS]:
             del self.lost[row]
 
     def _lease(self, demand: Demand, rows: Index, now: float) -> RowLease:
@@ -225,7 +225,7 @@ class LeasedRows:
                 due.append(RemoveCommand(rows=free))
         for each in self.replaced.unread(self.leases):
             each.over = True
-            due.append(UnkeepCommand(batches=each.batches))
+            due.append(FreeReplacedCommand(batches=each.batches))
         return due
 
     def leave(self, client: str) -> None:

@@ -110,7 +110,7 @@ class StreamMachine(StreamLeader, StateMachine):
                 return Decision((flying[0],))
             if flying is not None:
                 raise OutcomeUnknown("this append is on its way, with others or by itself: ask again")
-        if not keys and type(asked) in (r.Append, r.Grow):
+        if not keys and type(asked) in (r.Append, r.ExtendRow):
             raise ProtocolMismatch("an append to replicas has a sequence, or could be done twice")
         commands, result = self._decided(asked, term, now)
         if not commands:

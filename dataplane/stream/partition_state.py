@@ -18,7 +18,7 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Misuse
 from dataplane.stream.column_batch import ColumnBatch, Hold
-from dataplane.stream.groups import Groups
+from dataplane.stream.groups import GroupCounts
 from dataplane.stream.keys import Keys
 from dataplane.stream.page import Flags, Index
 from dataplane.stream.pieces import Listed, RowPiece
@@ -47,7 +47,7 @@ class StreamState:
     def _empty(self) -> None:
         self.rows = StreamRows()
         self.keys = Keys(self._mark)
-        self.groups = Groups(len(self.settings.tasks))
+        self.groups = GroupCounts(len(self.settings.tasks))
         self.metadata = RowMetadata(self.rows)
         self.progress = StreamProgress(self.rows, len(self.settings.tasks))
         self.unfinished = UnfinishedRowsTable(self.rows, self.metadata)
@@ -284,7 +284,7 @@ class StreamState:
         return [name for task, name in enumerate(self.settings.tasks) if len(self.progress.in_state(task, DEAD))]
 
     def labels(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
-        """Groups, versions and tags of these rows, in the form of a delivery."""
+        """GroupCounts, versions and tags of these rows, in the form of a delivery."""
         places = self.rows.places(rows)
         named = self.groups.names(self.metadata.groups(places))
         tags = {name: values.tolist() for name, values in self.metadata.tags(places).items()}

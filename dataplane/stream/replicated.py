@@ -36,8 +36,8 @@ from dataplane.stream.snapshot import (
     columns_state,
     finish,
     head_of,
-    put_back,
-    put_columns,
+    restore_block,
+    restore_column_batch,
     restore_columns,
     restore_head,
     restore_rows,
@@ -184,7 +184,7 @@ class ReplicatedStream:
         extend(self.leased, command)
         self._holds(command.ref, command.nodes)
 
-    def _do_grow(self, command: c.GrowCommand) -> r.AnyResult:
+    def _do_extend_row(self, command: c.ExtendRowCommand) -> r.AnyResult:
         _check_counts(1, list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         partition, row = self.leased.partition, command.row
@@ -193,14 +193,14 @@ class ReplicatedStream:
             self._holds(command.ref, command.nodes)
         return r.AppendResult(row, 1, new)
 
-    def _do_take_up(self, command: c.TakeUpCommand) -> r.AnyResult:
+    def _do_resume_row(self, command: c.ResumeRowCommand) -> r.AnyResult:
         unfinished, row = self.leased.partition.unfinished, command.row
         unfinished.require(row, command.before, command.token)
         unfinished.take(row, command.token, command.client, command.lease_s, self.clock_s)
         (listed,) = self.leased.partition.listed([row], self.clock_s)
         return r.UnfinishedRows([msgspec.structs.replace(listed, columns=unfinished.columns(row).encode())])
 
-    def _do_give_up(self, command: c.GiveUpCommand) -> None:
+    def _do_abandon_row(self, command: c.AbandonRowCommand) -> None:
         unfinished = self.leased.partition.unfinished
         if command.token not in unfinished.ended:
             unfinished.require(command.row, command.token)
@@ -252,7 +252,7 @@ class ReplicatedStream:
         rows = command.rows[partition.rows.there(command.rows)]
         partition.remove(rows[partition.progress.dropped(partition.rows.places(rows), len(rows))])
 
-    def _do_unkeep(self, command: c.UnkeepCommand) -> None:
+    def _do_free_replaced(self, command: c.FreeReplacedCommand) -> None:
         if self.leased.replaced.remove(command.batches):
             self.leased.partition.unkept(command.batches)
 
@@ -291,9 +291,9 @@ class ReplicatedStream:
 
     # From a snapshot for users
 
-    def _do_put_columns(self, command: r.PutColumns) -> None:
+    def _do_restore_columns(self, command: r.RestoreColumnBatch) -> None:
         self._require_there(command.ref, command.nodes)
-        put_columns(self.leased, command.rows, command.task, command.ref, command.nodes)
+        restore_column_batch(self.leased, command.rows, command.task, command.ref, command.nodes)
         self._holds(command.ref, command.nodes)
 
     # The state as bytes
@@ -363,12 +363,12 @@ _APPLY: dict[type, Callable[[ReplicatedStream, Any], r.AnyResult | None]] = {
     c.SettleCommand: ReplicatedStream._do_settle,
     c.DropCommand: ReplicatedStream._do_drop,
     c.RemoveCommand: ReplicatedStream._do_remove,
-    c.UnkeepCommand: ReplicatedStream._do_unkeep,
-    c.GrowCommand: ReplicatedStream._do_grow,
-    c.TakeUpCommand: ReplicatedStream._do_take_up,
-    c.GiveUpCommand: ReplicatedStream._do_give_up,
+    c.FreeReplacedCommand: ReplicatedStream._do_free_replaced,
+    c.ExtendRowCommand: ReplicatedStream._do_extend_row,
+    c.ResumeRowCommand: ReplicatedStream._do_resume_row,
+    c.AbandonRowCommand: ReplicatedStream._do_abandon_row,
     c.EndCommand: lambda machine, command: machine.sessions.drop(command.clients),
-    c.PutBackCommand: lambda machine, command: put_back(machine.leased, command.block, command.time_s),
+    c.RestoreBlockCommand: lambda machine, command: restore_block(machine.leased, command.block, command.time_s),
     r.Lose: ReplicatedStream._do_lose,
     r.Return: lambda machine, command: machine.lost_nodes.come_back(command.node, command.first),
     r.OutboxReceived: lambda machine, command: machine.outboxes.confirm(command.node, command.last),
@@ -377,6 +377,6 @@ _APPLY: dict[type, Callable[[ReplicatedStream, Any], r.AnyResult | None]] = {
     r.Clear: ReplicatedStream._do_clear,
     r.Open: ReplicatedStream._do_open,
     r.Restore: lambda machine, command: restore_head(machine.leased, command.head),
-    r.PutColumns: ReplicatedStream._do_put_columns,
+    r.RestoreColumnBatch: ReplicatedStream._do_restore_columns,
     r.FinishRestore: lambda machine, command: finish(machine.leased),
 }

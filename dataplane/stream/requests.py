@@ -286,18 +286,18 @@ class ReleaseSnapshot(StreamRequest, frozen=True, tag=33, kw_only=True):
 
 
 class Restore(StreamRequest, frozen=True, tag=34, kw_only=True):
-    """Begin to restore a checkpoint with this head into an empty partition. Its rows follow by `PutBack`."""
+    """Begin to restore a checkpoint with this head into an empty partition. Its rows follow by `RestoreBlock`."""
 
     head: Head
 
 
-class PutBack(StreamRequest, frozen=True, tag=35, kw_only=True):
+class RestoreBlock(StreamRequest, frozen=True, tag=35, kw_only=True):
     """Restore rows of a checkpoint, under their old numbers, in ascending blocks. `block`: an encoded `RowsState`."""
 
     block: bytes
 
 
-class PutColumns(StreamRequest, frozen=True, tag=36, kw_only=True):
+class RestoreColumnBatch(StreamRequest, frozen=True, tag=36, kw_only=True):
     """Restore columns of restored rows. `task`: the task for which their producer held the rows, -1 for none."""
 
     rows: Index
@@ -317,7 +317,7 @@ class BegunRow(StreamRequest, frozen=True, kw_only=True):
     key: str = ""
 
 
-class Grow(BegunRow, frozen=True, tag=43, kw_only=True):
+class ExtendRow(BegunRow, frozen=True, tag=43, kw_only=True):
     """Add a piece to a row in progress. Answered by `AppendResult`. `new` is False if the piece was added before, or
     the holder of its token has finished the row or given it up."""
 
@@ -327,7 +327,7 @@ class Grow(BegunRow, frozen=True, tag=43, kw_only=True):
     nodes: tuple[bytes, ...] = ()
 
 
-class TakeUp(BegunRow, frozen=True, tag=44, kw_only=True):
+class ResumeRow(BegunRow, frozen=True, tag=44, kw_only=True):
     """Make this client the producer of a row in progress. Without `row` and `key`: of the first one that no producer
     holds. Answered by `UnfinishedRows` with this row, or with none if every row is held."""
 
@@ -335,13 +335,13 @@ class TakeUp(BegunRow, frozen=True, tag=44, kw_only=True):
     lease_s: float
 
 
-class GiveUp(BegunRow, frozen=True, tag=45, kw_only=True):
+class AbandonRow(BegunRow, frozen=True, tag=45, kw_only=True):
     """Drop a row in progress, by its producer."""
 
     token: int
 
 
-class Hear(BegunRow, frozen=True, tag=46, kw_only=True):
+class RenewRow(BegunRow, frozen=True, tag=46, kw_only=True):
     """Renew the lease of a row in progress or, with `free`, end it."""
 
     token: int
@@ -383,13 +383,13 @@ AnyRequest = (
     | ReadSnapshot
     | ReleaseSnapshot
     | Restore
-    | PutBack
-    | PutColumns
+    | RestoreBlock
+    | RestoreColumnBatch
     | FinishRestore
-    | Grow
-    | TakeUp
-    | GiveUp
-    | Hear
+    | ExtendRow
+    | ResumeRow
+    | AbandonRow
+    | RenewRow
     | ListUnfinished
 )
 
@@ -404,9 +404,9 @@ FromClient = (
     | ListDeadLetters
     | Measure
     | ListUnfinished
-    | TakeUp
-    | GiveUp
-    | Hear
+    | ResumeRow
+    | AbandonRow
+    | RenewRow
     | TakeSnapshot
     | ReadSnapshot
     | ReleaseSnapshot

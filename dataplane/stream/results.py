@@ -83,7 +83,7 @@ class TicketGiven(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class LostRowsResult(StreamResult, frozen=True, tag=7):
-    """Rows that were lost with the nodes that stored their columns: the offset of each, and its `LostRow`."""
+    """Rows that were lost with the nodes that stored their columns: the offset of each, and its `LossRecord`."""
 
     rows: list[tuple[int, str, str | int | None, int, int]]
 

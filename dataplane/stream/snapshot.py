@@ -273,7 +273,7 @@ def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) ->
 # From a checkpoint
 
 
-def put_back(leased: LeasedRows, block: bytes, now: float) -> None:
+def restore_block(leased: LeasedRows, block: bytes, now: float) -> None:
     """Restore the rows of a block, without columns. Raises Corrupt. Blocks come in ascending order."""
     with refused("a block of rows that no stream wrote"):
         state = decode_rows(block)
@@ -283,7 +283,9 @@ def put_back(leased: LeasedRows, block: bytes, now: float) -> None:
         restore_rows(leased.partition, state, now)
 
 
-def put_columns(leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spares: Sequence[bytes] = ()) -> None:
+def restore_column_batch(
+    leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spares: Sequence[bytes] = ()
+) -> None:
     """Restore columns of restored rows. `task`: the task whose lease the producer of the columns had, -1 for none.
     `spares`: nodes that have copies of these columns. Raises Corrupt, SchemaMismatch, LimitExceeded."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(leased.settings.tasks):

@@ -82,7 +82,7 @@ def asked(known: Facts) -> list[r.StreamRequest]:
         r.ListDeadLetters(**who, task="actor", most=-(2**62)),
         r.ReadSnapshot(**who, snapshot=2**62, first=2**62, count=2**62),
         r.OutboxReceived(**who, node=b"nobody", last=2**62),
-        r.PutColumns(**who, sequence=6, rows=HUGE, ref=ref),
+        r.RestoreColumnBatch(**who, sequence=6, rows=HUGE, ref=ref),
     ]
 
 

@@ -40,10 +40,10 @@ def a_follower_acks_before_it_has_appended(plant: Plant) -> None:
     def late(self: Any, message: m.AppendEntries, now: float) -> None:
         log = self._state.log
         _, before = waiting.pop(id(self), (self, None))
-        if before is not None and log.has(before.previous, before.previous_epoch):
+        if before is not None and log.matches(before.previous, before.previous_epoch):
             log.merge(before.previous, before.entries, self._state.committed)
         append(self, msgspec.structs.replace(message, entries=()), now)
-        if message.entries and log.has(message.previous, message.previous_epoch):
+        if message.entries and log.matches(message.previous, message.previous_epoch):
             waiting[id(self)] = self, message
             configuration = message.configuration
             match = message.previous + len(message.entries)

@@ -71,7 +71,7 @@ class TransferQueueClient:
             raise ValueError(f"{rows} rows of fields for metadata of {len(metadata)}")
         if len(set(metadata.partition_ids)) > 1:
             raise ValueError("rows are put into one partition at a time: use metadata.chunk_by_partition()")
-        row_access.by_meta(session().partition(metadata.partition_ids[0]), metadata, columns)
+        row_access.put_by_meta(session().partition(metadata.partition_ids[0]), metadata, columns)
         return metadata.add_fields(data)
 
     def set_custom_meta(self, metadata: BatchMeta) -> None:
@@ -79,7 +79,7 @@ class TransferQueueClient:
         own = session()
         for part in metadata.chunk_by_partition():
             if any(part.custom_meta):
-                row_access.by_meta(own.partition(part.partition_ids[0]), part, None)
+                row_access.put_by_meta(own.partition(part.partition_ids[0]), part, None)
 
     # getting
 

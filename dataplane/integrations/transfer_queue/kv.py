@@ -71,7 +71,7 @@ def kv_batch_put(
 
 def _put(keys: Sequence[str], partition_id: str, columns: Any, tags: Any) -> KVBatchMeta:
     named, own = named_keys(list(keys)), session()
-    found, fields = row_access.by_key(
+    found, fields = row_access.put_by_key(
         own.partition(partition_id), named, columns, tags, grouped=own.settings.grouped and columns is not None
     )
     return _meta(partition_id, named, found.tags, fields)

@@ -79,7 +79,7 @@ def _batched(name: str, entry: Any) -> Any:
     return list(tensordicts.rows_of(name, entry))
 
 
-def by_key(
+def put_by_key(
     partition: JobPartition, keys: list[str], columns: Mapping[str, Values] | None, tags: Tags | None, *, grouped: bool
 ) -> tuple[TableSlice, list[str]]:
     """Put rows by key. Returns their metadata, with the fields that all of them have. `grouped`: tag each new row
@@ -128,7 +128,7 @@ def insert(partition: JobPartition, rows: int, columns: Mapping[str, Values] | N
     return sharing.write(partial(partition.table.upsert, keys), columns)
 
 
-def by_meta(partition: JobPartition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
+def put_by_meta(partition: JobPartition, meta: BatchMeta, columns: Mapping[str, Values] | None) -> None:
     """Put more fields, and the tags, of the rows of a BatchMeta. Raises StorageKeyNotFoundError if a row was
     cleared."""
     tags = meta.custom_meta if any(meta.custom_meta) else None

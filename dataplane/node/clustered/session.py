@@ -50,8 +50,8 @@ _AGAIN_S = (0.5, 5.0)  # the first and the longest pause between attempts of a r
 _ADMITS = (r.Admit, r.Append)
 
 _ACKS = (r.Ack, r.Nack)
-_UNFINISHED = (r.Grow, r.TakeUp, r.GiveUp)
-_RESTORING = (r.Restore, r.PutBack, r.PutColumns, r.FinishRestore)
+_UNFINISHED = (r.ExtendRow, r.ResumeRow, r.AbandonRow)
+_RESTORING = (r.Restore, r.RestoreBlock, r.RestoreColumnBatch, r.FinishRestore)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,16 +45,16 @@ class Restores:
             raise
         return rm.Opened(request.id, token, head.settings, restored.generation)
 
-    async def put_back(self, request: rm.RestoreRows) -> m.Done:
+    async def restore_rows(self, request: rm.RestoreRows) -> m.Done:
         """Restore rows. Raises Misuse, Corrupt, LimitExceeded, OutcomeUnknown."""
-        await self._session.ask(self._find(request.stream).partition, r.PutBack(block=request.block), r.Succeeded)
+        await self._session.ask(self._find(request.stream).partition, r.RestoreBlock(block=request.block), r.Succeeded)
         return m.Done(request.id)
 
-    async def put_columns(self, request: rm.RestoreColumns) -> BatchRef:
+    async def restore_columns(self, request: rm.RestoreColumns) -> BatchRef:
         """Restore columns of restored rows. Returns a reference to them. Raises Misuse, SchemaMismatch,
         LimitExceeded, Lost, OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
-        asked = r.PutColumns(rows=checks.int64("rows", request.rows), ref=ref, task=request.task)
+        asked = r.RestoreColumnBatch(rows=checks.int64("rows", request.rows), ref=ref, task=request.task)
         claim = await self._service.claim(partition, ref)
         await self._session.ask(partition, asked, r.Succeeded, settled=partial(happened, (claim,)))
         return ref

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from dataplane.clock import Deadline
 from dataplane.node.local.tables import LocalTableClient, TableRequest
-from dataplane.node.requests.inline import InlineRequests
+from dataplane.node.requests.inline_columns import InlineRequests
 from dataplane.node.requests.pending_shards import PendingShards
 from dataplane.node.requests.stream_client import StreamClient, StreamRequest
 from dataplane.node.sessions.checks import deadline_of

@@ -174,20 +174,20 @@ class StreamClient:
         result: Any = r.Succeeded()
         if isinstance(asked, r.Ack):
             await self._on(stream, lambda at: self._session.ack(at, asked.grant, asked.replica))
-        elif isinstance(asked, r.TakeUp):
-            result = await self._on(stream, lambda at: self._take_up(at, asked))
+        elif isinstance(asked, r.ResumeRow):
+            result = await self._on(stream, lambda at: self._resume_row(at, asked))
         else:
             deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
             result = await self._ask(stream, asked, r.StreamResult, deadline)
         return rm.StreamAnswer(identifier, stream.token, result)
 
-    async def _take_up(self, partition: Any, asked: r.TakeUp) -> r.UnfinishedRows:
+    async def _resume_row(self, partition: Any, asked: r.ResumeRow) -> r.UnfinishedRows:
         """Take over a row in progress. If the request was cancelled meanwhile, release the row."""
         waits = True
 
         def settled(outcome: Outcome) -> None:
             if not waits and isinstance(outcome, r.UnfinishedRows) and outcome.rows:
-                self._session.soon(partition, r.Hear(row=outcome.rows[0].row, token=asked.token, free=True))
+                self._session.soon(partition, r.RenewRow(row=outcome.rows[0].row, token=asked.token, free=True))
 
         try:
             return await self._session.ask(partition, asked, r.UnfinishedRows, settled=settled)
@@ -231,9 +231,9 @@ class StreamClient:
         """Answer a request about a stream that the client restores."""
         match request:
             case rm.RestoreRows():
-                return await self._restores.put_back(request)
+                return await self._restores.restore_rows(request)
             case rm.RestoreColumns():
-                self._staged.kept(request.staged, await self._restores.put_columns(request))
+                self._staged.kept(request.staged, await self._restores.restore_columns(request))
             case rm.PublishRestored():
                 return await self._restores.finish(request)
             case rm.DropStream():
@@ -278,10 +278,10 @@ class StreamClient:
         return rm.RowsAppended(request.id, reply.first, reply.new)
 
     def extend_stored(self, request: rm.ExtendRows, ref: BatchRef) -> bool:
-        """As `append_stored`, for an extend. Returns whether the columns are new. Raises as `_extend` and `_grow`."""
+        """As `append_stored`, for an extend. Returns whether the columns are new. Raises as `_extend`."""
         stream = self._service.find(request.stream)
         if request.piece is not None:
-            return at_once(self._grow(request, ref, request.piece, stream))
+            return at_once(self._extend_row(request, ref, request.piece, stream))
         at_once(self._extend(request, ref, stream))
         return True
 
@@ -325,7 +325,7 @@ class StreamClient:
         if request.piece is None:
             await self._extend(request, ref, stream)
         else:
-            again = not await self._grow(request, ref, request.piece, stream)
+            again = not await self._extend_row(request, ref, request.piece, stream)
         self._staged.kept(request.staged, ref, [np.arange(len(ref))] if again else [])
 
     async def _extend(self, request: rm.ExtendRows, ref: BatchRef, stream: OpenedStream) -> None:
@@ -352,14 +352,14 @@ class StreamClient:
 
         await self._on(stream, extend)
 
-    async def _grow(self, request: rm.ExtendRows, ref: BatchRef, piece: RowPiece, stream: OpenedStream) -> bool:
+    async def _extend_row(self, request: rm.ExtendRows, ref: BatchRef, piece: RowPiece, stream: OpenedStream) -> bool:
         """Add the next piece to a row in progress. Returns whether it is new. Raises LeaseExpired, Misuse,
         SchemaMismatch, LimitExceeded, OwnerDied, PeerUnavailable, OutcomeUnknown."""
         nodes, lengths = tuple(request.spares), checks.lengths(request.lengths, ref)
 
         if len(request.keys) != 1:
             raise ProtocolMismatch(f"a piece of {len(request.keys)} rows")
-        asked = r.Grow(key=request.keys[0], piece=piece, ref=ref, lengths=lengths, nodes=nodes)
+        asked = r.ExtendRow(key=request.keys[0], piece=piece, ref=ref, lengths=lengths, nodes=nodes)
 
         async def grow(partition: Any) -> bool:
             claim = await self._claim(partition, ref, nodes)

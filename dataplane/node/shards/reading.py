@@ -204,7 +204,7 @@ class ShardReads:
             if self._closed:
                 raise TransportError("this node has stopped")
             try:
-                checking = self._checking.submit(_check, wanted.memory, ranges, offered.chunk, offered.sums)
+                checking = self._checking.submit(_verify_checksums, wanted.memory, ranges, offered.chunk, offered.sums)
             except OSError as error:
                 raise TransportError(f"what came can not be checked: {error.strerror}") from None
             try:
@@ -269,7 +269,7 @@ class ShardReads:
         await self._checking.aclose()
 
 
-def _check(memory: memoryview, ranges: ByteRanges, chunk: int, sums: bytes) -> None:
+def _verify_checksums(memory: memoryview, ranges: ByteRanges, chunk: int, sums: bytes) -> None:
     """Check the chunks of these ranges, in a thread. Raises _Damaged if one does not match its checksum."""
     for start, stop in ranges:
         for begin in range(start, stop, chunk):

@@ -42,7 +42,7 @@ class Bringer(Client):
         self._token += 1
         token, sequence = self._token, self.next_sequence()
         if self.ending or self.world.rng.random() < 0.5:
-            take = r.TakeUp(client=self.name, sequence=sequence, row=-1, token=token, lease_s=clients.ROW_LEASE_S)
+            take = r.ResumeRow(client=self.name, sequence=sequence, row=-1, token=token, lease_s=clients.ROW_LEASE_S)
             self.call(take, lambda answer: self._taken(token, answer))
             return
         node, shard, copies = self._stored.store(self.world.rng, self._partition)
@@ -76,7 +76,7 @@ class Bringer(Client):
         if what < 0.08:
             self._pause()  # forgets it
         elif what < 0.15:
-            give_up = r.GiveUp(client=self.name, sequence=self.next_sequence(), row=row, token=token)
+            give_up = r.AbandonRow(client=self.name, sequence=self.next_sequence(), row=row, token=token)
             self.call(give_up, lambda answer: self._pause())
         else:
             late_s = clients.ROW_LEASE_S * rng.uniform(0.7, 1.4) if what < 0.25 else 0.03 * rng.random()
@@ -84,7 +84,7 @@ class Bringer(Client):
 
     def _grow(self, row: int, token: int, pieces: int, last: bool) -> None:
         node, shard, copies = self._stored.store(self.world.rng, self._partition)
-        request = r.Grow(
+        request = r.ExtendRow(
             client=self.name,
             sequence=self.next_sequence(),
             row=row,
@@ -95,7 +95,7 @@ class Bringer(Client):
         )
         self.call(request, lambda answer: self._grown(request, answer))
 
-    def _grown(self, request: r.Grow, answer: Answer) -> None:
+    def _grown(self, request: r.ExtendRow, answer: Answer) -> None:
         if not isinstance(answer, r.AppendResult) or not answer.new:
             self._stored.forget(self._partition, request.ref, request.nodes)
             self._pause()

@@ -73,13 +73,13 @@ class Checker(LogChecker):
                     continue  # the task is done with it: nobody's columns are in the way
                 if held is None or held[0] != hold // MAX_TASKS:
                     raise Violation(f"3: {command.client} extends row {offset} under {hold // MAX_TASKS} after {held}")
-        if isinstance(command, c.GrowCommand) and isinstance(result, r.AppendResult) and result.new:
+        if isinstance(command, c.ExtendRowCommand) and isinstance(result, r.AppendResult) and result.new:
             row, piece = model.rows.get(command.row), command.piece
             if row is None or row.dropped or row.token != piece.token or len(row.pieces) != piece.number:
                 raise Violation(
                     f"7: {command.client} brings {piece} of row {command.row}, which another brings, or has"
                 )
-        if isinstance(command, c.TakeUpCommand) and isinstance(result, r.UnfinishedRows):
+        if isinstance(command, c.ResumeRowCommand) and isinstance(result, r.UnfinishedRows):
             told = BatchRef.decode(result.rows[0].columns)
             pieces = model.rows[command.row].pieces
             if pieces and told.select("y").shards() != tuple(pieces):

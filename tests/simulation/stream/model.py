@@ -80,11 +80,11 @@ class Model:
                 self.rows[offset].holders["reward"] = holders
                 self.rows[offset].shards["reward"] = command.ref.shards()[0]
                 self.rows[offset].reward = command.ref.shards()[0][1]
-        elif isinstance(command, c.GrowCommand):
+        elif isinstance(command, c.ExtendRowCommand):
             self._grow(command, result)
-        elif isinstance(command, c.TakeUpCommand):
+        elif isinstance(command, c.ResumeRowCommand):
             self.rows[command.row].token = command.token
-        elif isinstance(command, c.GiveUpCommand):
+        elif isinstance(command, c.AbandonRowCommand):
             if command.row in self.rows and self.rows[command.row].token == command.token:
                 self.rows[command.row].dropped = True
                 self.dropped.add(command.row)
@@ -120,7 +120,7 @@ class Model:
                 self.keys[key] = self.next
             self.next += 1
 
-    def _grow(self, command: c.GrowCommand, result: r.AnyResult) -> None:
+    def _grow(self, command: c.ExtendRowCommand, result: r.AnyResult) -> None:
         assert isinstance(result, r.AppendResult)
         if not result.new:
             return

@@ -11,7 +11,7 @@ from dataplane.stream import commands as c
 from dataplane.stream import extension, leader, replicated
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.groups import Groups
+from dataplane.stream.groups import GroupCounts
 from dataplane.stream.keys import Keys
 from dataplane.stream.leader import StreamLeader
 from dataplane.stream.lease import Leases
@@ -120,9 +120,11 @@ def a_snapshot_lacks_what_is_lost(plant: Plant) -> None:
 
 
 def a_group_is_given_before_it_is_whole(plant: Plant) -> None:
-    sizes = Groups.sizes
+    sizes = GroupCounts.sizes
     plant(
-        Groups, "sizes", lambda self, numbers, task: (sizes(self, numbers, task)[0], sizes(self, numbers, task)[1] + 1)
+        GroupCounts,
+        "sizes",
+        lambda self, numbers, task: (sizes(self, numbers, task)[0], sizes(self, numbers, task)[1] + 1),
     )
 
 

@@ -9,7 +9,7 @@ import pytest
 from dataplane.errors import Corrupt
 from dataplane.replication import configuration as c
 from dataplane.replication import sessions as producers
-from dataplane.replication.lost_nodes import MAX_LOST, LostNodes
+from dataplane.replication.lost_nodes import MAX_LOST_NODES, LostNodes
 from dataplane.replication.messages import Install
 from dataplane.replication.recruitment import choose
 from dataplane.replication.replica import Replica
@@ -68,7 +68,7 @@ def test_of_too_many_producers_those_are_forgotten_that_were_not_heard_for_longe
 
 def test_the_last_ones_are_remembered() -> None:
     lost = LostNodes()
-    for number in range(MAX_LOST + 1):
+    for number in range(MAX_LOST_NODES + 1):
         lost.lose(number.to_bytes(8, "big"))
-    assert len(lost.state()) == len(lost.away) == MAX_LOST
+    assert len(lost.state()) == len(lost.away) == MAX_LOST_NODES
     assert (0).to_bytes(8, "big") not in lost

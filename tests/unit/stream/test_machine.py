@@ -169,9 +169,9 @@ def test_a_replica_recovers_while_a_stream_is_restored(part: Partition) -> None:
     again.ask(r.Restore(client="c", sequence=1, head=taken.head))
     for page in taken.pages:
         rows = part.ask(r.ReadSnapshot(client="c", snapshot=taken.snapshot, first=page * PAGE, count=PAGE))
-        again.ask(r.PutBack(client="c", sequence=again.sequence() + 9, block=rows.block))
+        again.ask(r.RestoreBlock(client="c", sequence=again.sequence() + 9, block=rows.block))
         for of, task, ref in rows.columns:
-            again.ask(r.PutColumns(client="c", sequence=again.sequence() + 9, rows=of, task=task, ref=ref))
+            again.ask(r.RestoreColumnBatch(client="c", sequence=again.sequence() + 9, rows=of, task=task, ref=ref))
     again.ask(r.FinishRestore(client="c", sequence=99))
     again.fail_over()
     assert list(again.leader.leased.partition.rows.pages) == [0, 1]

@@ -24,7 +24,7 @@ from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED
 from dataplane.stream.row_metadata import UNFINISHED, Arrival
 from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import StreamSettings
-from dataplane.stream.snapshot import StreamSnapshot, finish, put_back, put_columns, restore_head
+from dataplane.stream.snapshot import StreamSnapshot, finish, restore_block, restore_column_batch, restore_head
 from dataplane.stream.snapshot_format import Head, decode_rows, encode_rows
 from tests.cases import each_case
 from tests.unit.stream.example_streams import Demand, Entry, Home
@@ -127,9 +127,9 @@ def restored(stream: Stream, size: int = PAGE) -> Stream:
     snapshot = StreamSnapshot(stream.leased.alone.leased, stream.now)
     again = Stream(empty(sent(snapshot.head)))
     for block, columns in contents(snapshot, size):
-        put_back(again.leased.alone.leased, block, again.now)
+        restore_block(again.leased.alone.leased, block, again.now)
         for rows, task, ref in columns:
-            put_columns(again.leased.alone.leased, rows, task, ref)
+            restore_column_batch(again.leased.alone.leased, rows, task, ref)
     finish(again.leased.alone.leased)
     again.shards = stream.shards + 1000
     return again
@@ -362,7 +362,7 @@ def test_a_block_that_no_stream_has(other: dict[str, Any]) -> None:
     state = leased.alone.machine.snapshot()
     for wrong in (block, block[:-1]):
         with pytest.raises(Corrupt):
-            put_back(leased.alone.leased, wrong, LATER)
+            restore_block(leased.alone.leased, wrong, LATER)
     assert leased.alone.machine.snapshot() == state, "nothing has changed"
     leased.drop()
 
@@ -373,15 +373,15 @@ def test_blocks_that_do_not_follow_each_other() -> None:
     snapshot = StreamSnapshot(stream.leased.alone.leased, NOW)
     first, second, third = (snapshot.block(at, 100) for at in (0, 50, PAGE))
     leased = empty(snapshot.head)
-    put_back(leased.alone.leased, first, LATER)
+    restore_block(leased.alone.leased, first, LATER)
     for again in (first, second):
         with pytest.raises(Corrupt):
-            put_back(leased.alone.leased, again, LATER)
-    put_back(leased.alone.leased, third, LATER)
+            restore_block(leased.alone.leased, again, LATER)
+    restore_block(leased.alone.leased, third, LATER)
     with pytest.raises(Corrupt):
-        put_back(leased.alone.leased, snapshot.block(200, 100), LATER)
+        restore_block(leased.alone.leased, snapshot.block(200, 100), LATER)
     with pytest.raises(Corrupt, match="already"):  # a key of another's
-        put_back(
+        restore_block(
             leased.alone.leased, changed(snapshot.block(PAGE + 100, 100), keys=decode_rows(first).keys, calls=[]), LATER
         )
     assert leased.partition.rows.count == 200
@@ -418,11 +418,11 @@ def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
 def test_columns_that_no_stream_has(rows: list[int], task: int, count: int) -> None:
     head, block = of_three()
     leased = empty(head)
-    put_back(leased.alone.leased, block, LATER)
+    restore_block(leased.alone.leased, block, LATER)
     with pytest.raises(Corrupt):
-        put_columns(leased.alone.leased, np.array(rows), task, stored(1, count, "x"))
-    put_columns(leased.alone.leased, np.arange(3), -1, stored(1, 3, "x"))
+        restore_column_batch(leased.alone.leased, np.array(rows), task, stored(1, count, "x"))
+    restore_column_batch(leased.alone.leased, np.arange(3), -1, stored(1, 3, "x"))
     with pytest.raises(Corrupt, match="already"):
-        put_columns(leased.alone.leased, np.arange(1), -1, stored(2, 1, "x"))
+        restore_column_batch(leased.alone.leased, np.arange(1), -1, stored(2, 1, "x"))
     finish(leased.alone.leased)
     assert Stream(leased).consume().rows.tolist() == [0, 1, 2]

@@ -64,7 +64,7 @@ class Rows:
         lengths = {"x": at(count)} if "x" in ref.columns else {}
         sequence = self.part.sequence()
         return self.part.ask(
-            r.Grow(client=f"n/1/{piece.token}", sequence=sequence, row=row, piece=piece, ref=ref, lengths=lengths)
+            r.ExtendRow(client=f"n/1/{piece.token}", sequence=sequence, row=row, piece=piece, ref=ref, lengths=lengths)
         )
 
     def spans(self, row: int) -> list[tuple[int, int]]:
@@ -82,7 +82,7 @@ class Rows:
 
     def take(self, row: int) -> None:
         token, old = self.token(), self.tokens[row]
-        ask = r.TakeUp(client=f"n/1/{token}", sequence=self.part.sequence(), row=row, token=token, lease_s=60.0)
+        ask = r.ResumeRow(client=f"n/1/{token}", sequence=self.part.sequence(), row=row, token=token, lease_s=60.0)
         if row not in self.free:
             with pytest.raises(LeaseExpired):
                 self.part.ask(ask)
@@ -108,7 +108,7 @@ class Rows:
     def give_up(self, row: int) -> None:
         for _ in range(2):
             client = f"n/1/{self.tokens[row]}"
-            self.part.ask(r.GiveUp(client=client, sequence=self.part.sequence(), row=row, token=self.tokens[row]))
+            self.part.ask(r.AbandonRow(client=client, sequence=self.part.sequence(), row=row, token=self.tokens[row]))
         del self.pieces[row]
 
     def lose(self) -> None:
@@ -197,7 +197,7 @@ def test_two_that_take_up_one_row_at_once_are_not_both_given_it() -> None:
     rows = Rows()
     rows.begin()
     rows.leave(0)
-    take = [r.TakeUp(client=f"n/1/{i}", sequence=1, row=-1, token=i, lease_s=60.0) for i in (7, 8)]
+    take = [r.ResumeRow(client=f"n/1/{i}", sequence=1, row=-1, token=i, lease_s=60.0) for i in (7, 8)]
     first = rows.part.decide(take[0])
     assert rows.part.decide(take[1]) == r.UnfinishedRows([])
     with pytest.raises(LeaseExpired):

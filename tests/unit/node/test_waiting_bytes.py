@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dataplane.errors import LimitExceeded
-from dataplane.node.requests.request_bytes import WaitingBytes, footprint
+from dataplane.node.requests.waiting_bytes import WaitingBytes, footprint
 from dataplane.table import requests as t
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm

@@ -2,7 +2,7 @@
 
 The node stores the bytes as a new shard, to which the rows refer. If there is room in the stream and in memory, the
 request is completed at once. Otherwise the message waits; its bytes count against the bound for waiting requests
-(`node.requests.request_bytes`).
+(`node.requests.waiting_bytes`).
 
 Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, even if
 the client disconnects or cancels in between.
