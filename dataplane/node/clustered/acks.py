@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.errors import DataplaneError, OutcomeUnknown
 from dataplane.node.clustered.open_streams import OpenPartition
+from dataplane.node.partitions.record import called
 from dataplane.node.sessions.interface import ASK_S, Outcome
 from dataplane.stream import requests as r
 
@@ -56,7 +57,9 @@ class Acks:
             async with asyncio.timeout(ASK_S):
                 outcome = await asyncio.shield(self._unknown[key])
         except TimeoutError:
-            raise OutcomeUnknown(f"{key[0]} has not answered in time whether these rows are done") from None
+            raise OutcomeUnknown(
+                f"the leader of {called(key[0])} has not answered in time whether these rows are acked"
+            ) from None
         self._unknown.pop(key, None)
         if isinstance(outcome, DataplaneError):
             raise outcome

@@ -25,7 +25,7 @@ from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.partitions import Partitions
-from dataplane.node.partitions.record import is_durable
+from dataplane.node.partitions.record import called, is_durable
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.stream import requests as r
 
@@ -107,7 +107,9 @@ class DurableColumns:
             async with asyncio.timeout(until.remaining_s):
                 await pending.wait()
         except TimeoutError:
-            raise PeerUnavailable(f"{partition} has not said what it needs here since this node was started") from None
+            raise PeerUnavailable(
+                f"{called(partition)} has not reported its columns on this node since the node was started"
+            ) from None
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
         """As `RetainedShards.settled`, once the partition has reported its needs."""

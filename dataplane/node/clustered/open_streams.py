@@ -94,7 +94,7 @@ class ClusteredStream:
         """Its record as last seen here. Raises Closed if it was dropped."""
         record = self._directory.records.find(self.name)
         if record is None or record.generation != self.generation:
-            raise Closed("the stream was dropped")
+            raise Closed(f"the stream {self.name!r} was dropped")
         return record
 
     @property

@@ -119,7 +119,7 @@ class LocalStream:
 
     def _check(self) -> None:
         if self.dropped:
-            raise Closed("the stream was dropped")
+            raise Closed(f"the stream {self.name!r} was dropped")
 
     def fits(self, rows: int, nbytes: int, version: int) -> bool:
         """Whether so many rows and bytes may be appended now."""

@@ -116,7 +116,7 @@ class UnreplicatedStream:
     def end(self, now: float) -> None:
         """Drop the stream. Waiting requests are refused."""
         for waiting in self.waiters.drain():
-            waiting.done(Closed("the stream was dropped"))
+            waiting.done(Closed(f"the stream {self.machine.name!r} was dropped"))
         self.machine.run(r.Clear(), now)
         self.machine.snapshots.leave(self.machine)
         self.leased.end()

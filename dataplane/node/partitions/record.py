@@ -107,6 +107,12 @@ def owner_of(partition: str) -> str:
     return "" if kind is None else f"{kind} {name_of(partition)}"
 
 
+def called(partition: str) -> str:
+    """The stream or table of the partition, for messages of errors; an invalid key as it is."""
+    owner, _, name = owner_of(partition).partition(" ")
+    return f"{owner} {name!r}" if owner else partition
+
+
 def maker_of(partition: str) -> str:
     """The node that created the partition."""
     return partition.rsplit("/", 1)[-1].removesuffix(DURABLE).partition("-")[2]

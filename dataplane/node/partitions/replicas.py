@@ -21,7 +21,7 @@ from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, Out
 from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.hosted import EARLY_S, HostedReplica
-from dataplane.node.partitions.record import is_durable
+from dataplane.node.partitions.record import called, is_durable
 from dataplane.node.partitions.recruiter import Recruiter
 from dataplane.node.partitions.unconfirmed_grants import UnconfirmedGrants
 from dataplane.node.partitions.waiters import NOTHING, Done, WaitingRequest
@@ -232,7 +232,7 @@ class Replicas:
             returned = True
             return result
         except TimeoutError:
-            raise PeerUnavailable(f"{partition} has not answered for {timeout_s:.1f} s") from None
+            raise PeerUnavailable(f"{called(partition)} has not answered for {timeout_s:.1f} s") from None
         finally:
             if waiting is not None and hosted is not None:
                 hosted.waiters.withdraw(waiting)

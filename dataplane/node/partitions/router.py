@@ -17,7 +17,7 @@ from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.errors import Backpressure, DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.channel import Late, PartitionChannel
-from dataplane.node.partitions.record import is_durable
+from dataplane.node.partitions.record import called, is_durable
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.replication.configuration import Configuration, decode
 from dataplane.replication.errors import NotLeader
@@ -61,7 +61,7 @@ class Router:
         request while a limit of the partition refuses it. Raises the error with which the partition refuses; Lost if
         certainly no replica is left; PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
-        kept: DataplaneError = PeerUnavailable(f"no leader of {partition} was found")
+        kept: DataplaneError = PeerUnavailable(f"no leader of {called(partition)} was found")
         pause_s = _SHORT_S
         silent: set[str] = set()
         while True:
@@ -87,10 +87,12 @@ class Router:
                 kept = error
             if deadline.remaining_s <= pause_s:
                 if unknown is not None:
-                    raise OutcomeUnknown(f"the leader of {partition} has not answered in time: {unknown}") from unknown
+                    raise OutcomeUnknown(
+                        f"the leader of {called(partition)} has not answered in time: {unknown}"
+                    ) from unknown
                 if isinstance(kept, Backpressure):
                     raise kept
-                raise PeerUnavailable(f"the leader of {partition} has not answered in time: {kept}") from kept
+                raise PeerUnavailable(f"the leader of {called(partition)} has not answered in time: {kept}") from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
 
@@ -150,7 +152,7 @@ class Router:
             configuration = self.configurations[partition] = decode(value)
         replicas = (configuration.leader, *configuration.followers)
         if all(self._members.gone(node, durable=is_durable(partition)) for node, _ in replicas):
-            raise Lost(f"every replica of {partition} has died")
+            raise Lost(f"every replica of {called(partition)} has died")
         return configuration
 
     def _last(self, partition: str) -> Configuration:
@@ -160,7 +162,9 @@ class Router:
             return hosted.configuration
         if partition in self.configurations:
             return self.configurations[partition]
-        raise Unavailable(f"the coordinator has forgotten {partition}, and was not told of it yet")
+        raise Unavailable(
+            f"the coordinator has no record of {called(partition)}, and no replica has written it again yet"
+        )
 
     def _there(self, node: str) -> bool:
         return node in self._members.current
