@@ -27,6 +27,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Clock, monotonic
 from dataplane.cluster.seal import EntrySeal
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Registration, Unavailable
@@ -114,7 +115,7 @@ class Membership:
         self._registered_once = False
         self.listed = False
         """Whether this node was among the members that the coordinator last reported."""
-        self._evicting: set[asyncio.Task[None]] = set()
+        self._evictions = BackgroundTasks()
         self._bytes: tuple[Mapping[str, Member], Mapping[bytes, Member]] | None = None
 
     # The members
@@ -201,9 +202,7 @@ class Membership:
                 group.create_task(self._look())
                 group.create_task(self._sweep())
         finally:
-            for task in self._evicting:
-                task.cancel()
-            await asyncio.gather(*self._evicting, return_exceptions=True)
+            await self._evictions.aclose()
 
     async def _keep(self) -> None:
         pause_s = _PAUSE_S
@@ -362,9 +361,7 @@ class Membership:
     def _evict(self, name: str) -> None:
         """Remove the registration of a process that has ended."""
         if name in self._registered:
-            task = asyncio.get_running_loop().create_task(self._evict_now(name, self._registered[name][1]))
-            self._evicting.add(task)
-            task.add_done_callback(self._evicting.discard)
+            self._evictions.spawn(self._evict_now(name, self._registered[name][1]))
 
     async def _evict_now(self, name: str, value: bytes) -> None:
         with suppress(Unavailable, OutcomeUnknown):  # tried again when the registration is seen again

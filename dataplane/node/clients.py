@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from dataplane import waiting
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.log_lines import log_line
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
 from dataplane.node.performance import graphs_of
@@ -38,7 +39,7 @@ from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
-from dataplane.wire.boundary import Heads, failure, line
+from dataplane.wire.boundary import Heads, failure
 from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import frame
 from dataplane.wire.invalid_messages import InvalidMessageLog
@@ -147,7 +148,7 @@ class Client:
             self._rows.leave()
             self._release_all()
             return False
-        _complaints.log(logging.WARNING, f"pid {self.pid}", "client %s was cut off: %s", self.label, line(error))
+        _complaints.log(logging.WARNING, f"pid {self.pid}", "client %s was cut off: %s", self.label, log_line(error))
         self._leaving = True
         self._rows.leave()
         self._store.reservations.revoke(self)
@@ -283,7 +284,7 @@ class Client:
             )
             return
         self._greeted = True
-        self.label = f"{line(request.label[:80])} (pid {self.pid})"
+        self.label = f"{log_line(request.label[:80])} (pid {self.pid})"
         grants: list[m.SegmentGrant] = []
         descriptors: list[int] = []
         segment, nbytes = self._store.prewarm(self) if request.writes else (None, 0)

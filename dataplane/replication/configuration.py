@@ -29,7 +29,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     leader: ReplicaId
     followers: tuple[ReplicaId, ...] = ()
 
-    def holds(self, replica: ReplicaId) -> bool:
+    def includes(self, replica: ReplicaId) -> bool:
         """Whether the replica certainly has every command that was committed by this epoch."""
         return replica == self.leader or replica in self.followers
 
@@ -49,12 +49,10 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """The next epoch, led by a follower, without the silent leader (section 2.4)."""
         return Configuration(self.epoch + 1, follower, tuple(f for f in self.followers if f != follower))
 
-    def restored_by(self, replica: ReplicaId) -> Configuration:
-        """The configuration, led by this replica, that it writes to a coordinator that has lost the partition. The
-        replica is the leader, or a follower whose leader has ended. The epoch is of the next generation, so it
-        differs from every lost one."""
-        epoch = (self.epoch // GENERATION + 1) * GENERATION
-        return Configuration(epoch, replica, tuple(f for f in self.followers if f != replica))
+    def restored(self) -> Configuration:
+        """The same replicas in the next generation: the leader writes them to a coordinator that has lost the
+        partition. The epoch differs from every lost one."""
+        return Configuration((self.epoch // GENERATION + 1) * GENERATION, self.leader, self.followers)
 
 
 def encode(configuration: Configuration) -> bytes:

@@ -50,8 +50,8 @@ class Follower:
         self._acknowledge()
 
     def install(self, message: Install, now: float) -> None:
-        """Accept a part of the leader's snapshot. Install the snapshot once it is complete, unless this log has
-        reached its index meanwhile. Raises Corrupt for an invalid part."""
+        """Accept a part of the leader's snapshot. Install the snapshot once it is complete, unless this replica
+        has committed its index meanwhile. Raises Corrupt for an invalid part."""
         self._heard(message, now)
         state = self._state
         if message.index > state.committed:
@@ -67,7 +67,6 @@ class Follower:
                 state.send(message.configuration.leader, received)
                 return
             state.install(StateSnapshot(message.index, message.epoch, bytes(self._parts)))
-            self._matched = 0
         self._parts = bytearray()
         self._snapshot = 0, 0
         self._match(message.index)
@@ -80,14 +79,14 @@ class Follower:
 
     def wanted(self, now: float) -> Configuration | None:
         """The configuration to request if this replica should become the leader, else None. It should if the leader was
-        silent for `grace_s`."""
+        silent for `grace_s` or has ended, or if an earlier process of this replica leads the epoch."""
         state = self._state
         configuration = state.configuration
         if configuration.leader == state.me:
             return configuration.restarted()  # an earlier process of this replica began this epoch
         if state.me not in configuration.followers or not state.promise.silent(configuration.leader, now):
             return None
-        if not state.attention.judges(now) and not state.promise.ended(configuration.leader):
+        if not state.suspend_guard.judges(now) and not state.promise.ended(configuration.leader):
             return None
         return configuration.deposed_by(state.me)
 

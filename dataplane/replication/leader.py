@@ -18,7 +18,6 @@ import math
 from dataplane.errors import DataplaneError, LimitExceeded, OutcomeUnknown
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Refuse, SendAnswer
-from dataplane.replication.errors import NotLeader
 from dataplane.replication.lease import Lease
 from dataplane.replication.messages import EntriesAppended, Installing, LogEntry, Missing, Outdated
 from dataplane.replication.progress import PeerProgress
@@ -45,7 +44,7 @@ class Leader:
         state.log.append((LogEntry(self.term, b""),))
         self._start = state.log.last
         self._send(now)
-        self._commit(now)
+        self.commit()
 
     # Requests
 
@@ -56,11 +55,8 @@ class Leader:
         return state.committed >= self._start and state.promise.over(now) and self._lease.holds(self._followers(), now)
 
     def request(self, number: int, request: bytes, now: float) -> None:
-        """Answer a request, now or when its commands are committed, or refuse it."""
+        """Answer a request, now or when its commands are committed, or refuse it. Only while this replica `serves`."""
         state = self._state
-        if not self.serves(now):
-            self._refuse(number)
-            return
         try:
             decision = state.machine.decide(request, self.term, now)
         except DataplaneError as error:
@@ -84,45 +80,39 @@ class Leader:
         state.log.append(tuple(LogEntry(epoch, command) for command in decision.commands))
         self._requests[state.log.last] = number
         self._send(now)
-        self._commit(now)
+        self.commit()
 
-    def _refuse(self, number: int) -> None:
-        node, epoch = self._state.me[0], self._state.configuration.epoch
-        error = NotLeader(f"node {node} leads the partition, and has to wait", leader=node, epoch=epoch)
-        self._state.effects.append(Refuse(number, error))
+    # Peers
 
-    # Answers of peers
-
-    def appended(self, sender: ReplicaId, message: EntriesAppended, now: float) -> None:
+    def answered(self, sender: ReplicaId, message: EntriesAppended | Missing | Installing, now: float) -> None:
+        """A peer has answered a message of this leader's epoch: note what it has, and send what it lacks."""
         peer = self._heard(sender, message.sent_s)
         if peer is None:
             return
-        peer.appended(message)
-        self._commit(now)
-        peer.flow(self._state.configuration, now)
-
-    def missing(self, sender: ReplicaId, message: Missing, now: float) -> None:
-        peer = self._heard(sender, message.sent_s)
-        if peer is None:
-            return
-        peer.missing(message)
-        peer.flow(self._state.configuration, now)
-
-    def installing(self, sender: ReplicaId, message: Installing, now: float) -> None:
-        peer = self._heard(sender, message.sent_s)
-        if peer is not None:
+        if isinstance(message, EntriesAppended):
+            peer.appended(message)
+            self.commit()
+        elif isinstance(message, Missing):
+            peer.missing(message)
+        else:
             peer.installing(message)
-            peer.flow(self._state.configuration, now)
+        peer.flow(now)
 
     def gone(self, node: str, before_s: float) -> None:
         """Drop the replicas of a process that has ended by `before_s`, except those heard since."""
         for replica in [*self._peers]:
-            if replica[0] == node and not self._lease.since(replica, before_s):
+            if replica[0] == node and not self._lease.heard_since(replica, before_s):
                 self._drop(replica, before_s)
 
-    def stored(self, now: float) -> None:
-        """Commit entries that are on the leader's own disk now."""
-        self._commit(now)
+    def commit(self) -> None:
+        """Commit the entries that this replica has on disk and all present and possible followers have."""
+        state, peers = self._state, self._peers
+        to = state.log.persisted
+        for follower in self._followers():
+            to = min(to, peers[follower].match)
+        if to > state.committed:
+            state.commit(to, self._requests)
+            state.snapshot_if_due(self._recruitment.spare(state))
 
     # Time, and the configuration
 
@@ -130,11 +120,11 @@ class Leader:
         """Send heartbeats and repeated batches that are due, and give up silent recruits."""
         self._recruitment.give_up(self._followers(), now)
         for peer in self._peers.values():
-            peer.beat(self._state.configuration, now)
+            peer.beat(now)
 
     def wanted(self, now: float) -> Configuration | None:
         """The configuration to request, if a change is due: without silent followers, or with a recruit that has
-        caught up."""
+        caught up. A requested recruit stays requested until a newer configuration is seen."""
         state = self._state
         configuration, reconfiguration = state.configuration, state.reconfiguration
         dropped = self._dropped(configuration.followers, now)
@@ -144,7 +134,7 @@ class Leader:
             return next(w for w in reconfiguration.asked if len(w.followers) > len(configuration.followers))
         if not self.serves(now):
             return None
-        recruit = self._recruitment.ready(configuration, state, now)
+        recruit = self._recruitment.ready(state, now)
         return None if recruit is None else configuration.joined_by(recruit)
 
     def restored(self, now: float) -> Configuration | None:
@@ -153,7 +143,7 @@ class Leader:
         the lease, or held it when the process of that replica ended."""
         configuration, lease = self._state.configuration, self._lease
         if all(lease.holds((f,), min(now, self._out.get(f, now))) for f in self._followers()):
-            return configuration.restored_by(self._state.me)
+            return configuration.restored()
         return None
 
     def reconfigured(self, now: float) -> None:
@@ -163,16 +153,15 @@ class Leader:
         followers = state.configuration.followers
         for replica in [r for r in self._peers if r not in followers and not self._recruitment.recruits(r)]:
             state.send(replica, Outdated(state.configuration))  # a replica that cannot send may still receive
-            del self._peers[replica]
-            self._lease.forget(replica)
+            self._recruitment.drop(replica)
         self._out = {replica: until for replica, until in self._out.items() if replica in followers}
         for replica in followers:
             self._recruitment.joined(replica)
             if replica not in self._peers:
                 self._peers[replica] = PeerProgress(state, replica, now)
         for peer in self._peers.values():
-            peer.send_batch(state.configuration, now)
-        self._commit(now)
+            peer.send_batch(now)
+        self.commit()
 
     def recruit(self, replica: ReplicaId, now: float) -> None:
         """Bring a replica's log up to this one, then request it as a follower."""
@@ -180,7 +169,7 @@ class Leader:
         if replica == state.me or replica in self._peers:
             return
         self._recruitment.begin(replica, PeerProgress(state, replica, now))
-        self._peers[replica].send_batch(state.configuration, now)
+        self._peers[replica].send_batch(now)
 
     def step_down(self) -> None:
         """Answer all open requests with OutcomeUnknown: another leader decides the outcome of uncommitted commands."""
@@ -201,11 +190,12 @@ class Leader:
 
     def _dropped(self, followers: tuple[ReplicaId, ...], now: float) -> frozenset[ReplicaId]:
         """The followers to continue without."""
-        lease, out, judges = self._lease, self._out, self._state.attention.judges(now)
+        lease, out, judges = self._lease, self._out, self._state.suspend_guard.judges(now)
         return frozenset(f for f in followers if f in out or (judges and lease.silent(f, self._peers[f].since, now)))
 
     def _heard(self, sender: ReplicaId, sent_s: float) -> PeerProgress | None:
-        """The peer that acknowledges a message; None if the sender is not a peer."""
+        """The peer that acknowledges a message; None if the sender is not a peer, or sent it before its process
+        ended."""
         peer = self._peers.get(sender)
         if peer is None or sent_s <= self._out.get(sender, -math.inf):
             return None
@@ -218,20 +208,8 @@ class Leader:
         if peer in self._followers():
             self._out[peer] = until_s
         else:
-            self._recruitment.joined(peer)
-            self._peers.pop(peer, None)
-            self._lease.forget(peer)
+            self._recruitment.drop(peer)
 
     def _send(self, now: float) -> None:
         for peer in self._peers.values():
-            peer.flow(self._state.configuration, now)
-
-    def _commit(self, now: float) -> None:
-        """Commit the entries that this replica has on disk and all present and possible followers have."""
-        state, peers = self._state, self._peers
-        to = state.log.persisted
-        for follower in self._followers():
-            to = min(to, peers[follower].match)
-        if to > state.committed:
-            state.commit(to, self._requests)
-            state.take_snapshot(self._recruitment.lag(state))
+            peer.flow(now)

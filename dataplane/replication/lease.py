@@ -50,7 +50,7 @@ class Lease:
         """Whether a peer has acknowledged nothing for `lease_s`, counted from `since` at the earliest."""
         return now - max(self._renewed.get(peer, -math.inf), since) >= self._lease_s
 
-    def since(self, peer: ReplicaId, moment_s: float) -> bool:
+    def heard_since(self, peer: ReplicaId, moment_s: float) -> bool:
         """Whether the peer has acknowledged a message that was sent after this time."""
         return self._renewed.get(peer, -math.inf) > moment_s
 
@@ -81,17 +81,17 @@ class Promise:
         if len(heard) > _LEADERS:
             self._heard = {each: at for each, at in heard.items() if each == _ANY or now - at < self._grace_s}
 
-    def release(self) -> None:
+    def end_all(self) -> None:
         """End all promises."""
         self._heard = {_ANY: -math.inf}
 
-    def void(self, node: str, before_s: float) -> None:
+    def end_of_node(self, node: str, before_s: float) -> None:
         """End the promises to a node's process that has ended, if it was last heard by `before_s`."""
         for leader, at in self._heard.items():
             if leader[0] == node and at <= before_s:
                 self._heard[leader] = -math.inf
 
-    def end(self, leader: ReplicaId) -> None:
+    def end_of_leader(self, leader: ReplicaId) -> None:
         """End the promise to the leader of this epoch, whose process has ended. Its messages of this epoch that arrive
         later are ignored."""
         self._deaf_to = leader

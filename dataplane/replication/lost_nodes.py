@@ -22,17 +22,17 @@ class LostNodes:
 
     def __init__(self, state: Iterable[tuple[bytes, int]] = ()) -> None:
         self._before = dict(state)
-        self.away = {node for node, before in self._before.items() if before == ALL}
+        self.lost = {node for node, before in self._before.items() if before == ALL}
 
     def __bool__(self) -> bool:
         return bool(self._before)
 
     def __contains__(self, node: object) -> bool:
-        return node in self.away
+        return node in self.lost
 
     def there(self, node: bytes, shard: int) -> bool:
         """Whether this shard was not lost with its node. For the shard ALL: whether the node is not lost."""
-        return shard >= self._before.get(node, 0) and node not in self.away
+        return shard >= self._before.get(node, 0) and node not in self.lost
 
     def require(self, shards: Iterable[tuple[bytes, int]]) -> None:
         """Raises OwnerDied if one of these shards, given as (node, number), was lost."""
@@ -45,16 +45,16 @@ class LostNodes:
         before = max(before, self._before.pop(node, 0))
         self._before[node] = before
         if before == ALL:
-            self.away.add(node)
+            self.lost.add(node)
         if len(self._before) > MAX_LOST_NODES:
             oldest = next(iter(self._before))
             del self._before[oldest]
-            self.away.discard(oldest)
+            self.lost.discard(oldest)
 
     def come_back(self, node: bytes, first: int) -> None:
         """Note that a node has returned, with its shards from number `first` on."""
-        if node in self.away:
-            self.away.remove(node)
+        if node in self.lost:
+            self.lost.remove(node)
             del self._before[node]
             if first > 0:
                 self._before[node] = first

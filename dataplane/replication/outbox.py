@@ -59,7 +59,7 @@ class Outboxes:
         self.tell(entry, nodes)
 
     def tell(self, entry: bytes, nodes: Iterable[bytes]) -> None:
-        """Add an entry that does not end a reference, for the nodes that are not lost."""
+        """Add an entry for the nodes that are not lost, without a change of the counts."""
         for node in dict.fromkeys(nodes):
             if node not in self._lost:
                 self._last[node] = self._last.get(node, 0) + 1

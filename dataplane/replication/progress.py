@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import math
 
-from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.messages import AppendEntries, EntriesAppended, Install, Installing, Missing, StateSnapshot
 from dataplane.replication.state import State
 
 
 class PeerProgress:
     """The progress of one peer, a follower or a recruit. `match`: the last index that it is known to have, 0 for
-    none."""
+    none.
+
+    Invariant: the batch in flight, if there is one, has the entries from `_next` to `_target`. It ends when the peer
+    acknowledges `_target` or reports that it lacks the entry before; after `retry_s` it is sent again, from the first
+    entry that the peer may lack. A heartbeat is no batch.
+    """
 
     __slots__ = (
         "_batch_s",
@@ -36,7 +41,7 @@ class PeerProgress:
         self._peer = peer
         self.match = 0
         self.since = now
-        """The time since which an acknowledgement of the peer is awaited."""
+        """The time at which this leader began to send to the peer."""
         self._next = state.log.last + 1  # the first entry to send; the peer is assumed to have the earlier ones
         self._target = 0  # the peer's last index after the batch in flight
         self._on_its_way = False
@@ -67,43 +72,43 @@ class PeerProgress:
             self._received = min(message.received, len(self._snapshot.state))
             self._on_its_way = False
 
-    def flow(self, configuration: Configuration, now: float) -> None:
+    def flow(self, now: float) -> None:
         """Send the next batch, if there is one and none is in flight."""
         if not self._on_its_way and self._next <= self._state.log.last:
-            self.send_batch(configuration, now)
+            self.send_batch(now)
 
-    def beat(self, configuration: Configuration, now: float) -> None:
+    def beat(self, now: float) -> None:
         """Repeat a batch that was not acknowledged in time; send a heartbeat if nothing was sent for a beat."""
         settings = self._state.settings
         if self._on_its_way and now - self._batch_s >= settings.retry_s:
             self._next = max(self._next, self.match + 1)
-            self.send_batch(configuration, now)
+            self.send_batch(now)
         elif now - self._sent_s >= settings.beat_s:
             if self.match >= self._state.log.base:
-                self._send(configuration, self.match, 0, now)
+                self._send(self.match, 0, now)
             elif not self._on_its_way:
-                self.send_batch(configuration, now)
+                self.send_batch(now)
 
-    def send_batch(self, configuration: Configuration, now: float) -> None:
+    def send_batch(self, now: float) -> None:
         """Send the next batch, or a heartbeat if there is none, and expect an acknowledgement."""
         self._batch_s = now
         self._on_its_way = True
-        self._target = self._send(configuration, self._next - 1, self._state.settings.max_batch, now)
+        self._target = self._send(self._next - 1, self._state.settings.max_batch, now)
 
-    def _send(self, configuration: Configuration, previous: int, most: int, now: float) -> int:
+    def _send(self, previous: int, most: int, now: float) -> int:
         """Send at most `most` entries after `previous`, or the snapshot. Returns the last index sent."""
         state, log = self._state, self._state.log
         self._sent_s = now
         if previous < log.base:
-            return self._send_part(configuration, now)
+            return self._send_part(now)
         entries = log.after(previous, most, state.settings.max_bytes)
         state.send(
             self._peer,
-            AppendEntries(configuration, now, previous, log.epoch_at(previous), entries, state.committed),
+            AppendEntries(state.configuration, now, previous, log.epoch_at(previous), entries, state.committed),
         )
         return previous + len(entries)
 
-    def _send_part(self, configuration: Configuration, now: float) -> int:
+    def _send_part(self, now: float) -> int:
         """Send the next part of a snapshot. Returns the index of the snapshot. A snapshot of which a part was sent is
         sent to its end, even if the log has a newer one."""
         state = self._state
@@ -112,6 +117,6 @@ class PeerProgress:
         snapshot, offset = self._snapshot, self._received
         part = snapshot.state[offset : offset + state.settings.max_bytes]
         size = len(snapshot.state)
-        message = Install(configuration, now, snapshot.index, snapshot.epoch, size, offset, part)
+        message = Install(state.configuration, now, snapshot.index, snapshot.epoch, size, offset, part)
         state.send(self._peer, message)
         return snapshot.index

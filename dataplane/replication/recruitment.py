@@ -51,16 +51,22 @@ class Recruitment:
         self._peers[replica] = self._recruits[replica] = progress
 
     def joined(self, replica: ReplicaId) -> None:
+        """Note that the replica is a follower now, if it was a recruit."""
         self._recruits.pop(replica, None)
 
     def give_up(self, followers: tuple[ReplicaId, ...], now: float) -> None:
         """Forget silent recruits, except those that may be followers already."""
         for replica, progress in [*self._recruits.items()]:
             if replica not in followers and self._lease.silent(replica, progress.since, now):
-                del self._recruits[replica], self._peers[replica]
-                self._lease.forget(replica)
+                self.drop(replica)
 
-    def ready(self, configuration: Configuration, state: State, now: float) -> ReplicaId | None:
+    def drop(self, peer: ReplicaId) -> None:
+        """Forget a peer, whether it is a recruit or not."""
+        self._recruits.pop(peer, None)
+        self._peers.pop(peer, None)
+        self._lease.forget(peer)
+
+    def ready(self, state: State, now: float) -> ReplicaId | None:
         """A recruit that answers and is in sync: it has all committed entries and nearly all others. None if there is
         none."""
         for replica, progress in self._recruits.items():
@@ -71,7 +77,7 @@ class Recruitment:
     def in_sync(self, progress: PeerProgress, state: State) -> bool:
         return progress.match >= state.committed and state.log.last - progress.match <= state.settings.max_batch
 
-    def lag(self, state: State) -> int:
+    def spare(self, state: State) -> int:
         """The number of entries that are kept, rather than replaced by a snapshot, because recruits are about to
         receive them; at most three times `snapshot_every`. Without this, a slow recruit would be sent one snapshot
         after another."""

@@ -1,10 +1,10 @@
 """One replica of one partition, without I/O: each event is passed in with the time, and effects are returned.
 
-Each method is an event. `now` is by a clock of this replica that never goes back. The effects are to be executed in
-order. A replica learns configurations by the event `configured`, after its own request (`Swap`) or from the driver,
-which watches the value, and from messages of a newer epoch, in any order.
+Each method is an event. `now` is by a clock of this replica that never goes back. A replica learns configurations by
+the event `configured`, after its own request (`Swap`) or from the driver, which watches the value, and from messages of
+a newer epoch, in any order.
 
-A replica that has just started does not lead before it has requested a new epoch, even if the coordinator names it
+A replica that was started again does not lead before it has requested a new epoch, even if the coordinator names it
 as leader: it has forgotten its proposals in that epoch, and acknowledgements may still be in flight. For that reason,
 and because of promises that it may have made (`lease`), a replica with an old log starts in the same way as one with a
 new log. It accepts no message before it has the coordinator's configuration, from a read that began after it started:
@@ -19,15 +19,7 @@ from dataplane.replication.errors import NotLeader
 from dataplane.replication.follower import Follower
 from dataplane.replication.leader import Leader
 from dataplane.replication.machine import StateMachine
-from dataplane.replication.messages import (
-    AppendEntries,
-    EntriesAppended,
-    Install,
-    Installing,
-    Message,
-    Missing,
-    Outdated,
-)
+from dataplane.replication.messages import AppendEntries, Install, Message, Outdated
 from dataplane.replication.settings import ReplicationSettings
 from dataplane.replication.state import State
 from dataplane.replication.storage import StoredLog
@@ -54,7 +46,7 @@ class Replica:
         self._state = State(me, settings, machine, stored, now)
         self._fresh = fresh
         if fresh or alone:
-            self._state.promise.release()
+            self._state.promise.end_all()
         self._follower = Follower(self._state)
         self._leader: Leader | None = None
         self._forgotten = False  # the coordinator has no configuration
@@ -78,7 +70,7 @@ class Replica:
         return self._leader is not None
 
     @property
-    def mute(self) -> bool:
+    def orphaned(self) -> bool:
         """Whether the coordinator has lost the configuration and this replica cannot restore it, since it does not
         lead."""
         return self._forgotten and not self.leads
@@ -100,34 +92,32 @@ class Replica:
         """The coordinator has, or had, this configuration. The first one must be read after the replica was created."""
         self._forgotten = False
         self._adopt(configuration, now)
-        return self._effects(now)
+        return self._finish(now)
 
     def forgotten(self, now: float) -> list[Effect]:
         """The coordinator has lost the configuration. A leader writes its own again only if no other replica can have
         a newer one, so an epoch never has two leaders, and two leaders never answer."""
         self._forgotten = True
-        return self._effects(now)
+        return self._finish(now)
 
     def request(self, number: int, request: bytes, now: float) -> list[Effect]:
         """A client has sent a request. `number` is returned with the answer."""
-        if self._leader is None:
-            configuration = self._state.configuration
+        if self._leader is not None and self._leader.serves(now):
+            self._leader.request(number, request, now)
+        else:
+            leader, epoch = self._state.configuration.leader[0], self._state.configuration.epoch
             error = NotLeader(
-                f"node {self._state.me[0]} does not lead the partition",
-                leader=configuration.leader[0],
-                epoch=configuration.epoch,
+                f"node {self._state.me[0]} cannot answer for the partition now", leader=leader, epoch=epoch
             )
             self._state.effects.append(Refuse(number, error))
-        else:
-            self._leader.request(number, request, now)
-        return self._effects(now)
+        return self._finish(now)
 
     def receive(self, sender: ReplicaId, message: Message, now: float) -> list[Effect]:
         """A message of another replica has arrived. Raises Corrupt if its log cannot be one of this partition."""
         if not self._state.configuration.epoch:
             return []
         if isinstance(message, AppendEntries | Install):
-            if self._current(sender, message.configuration, now):
+            if self._accept(sender, message.configuration, now):
                 if isinstance(message, AppendEntries):
                     self._follower.append(message, now)
                 else:
@@ -135,30 +125,25 @@ class Replica:
         elif isinstance(message, Outdated):
             self._adopt(message.configuration, now)
         elif self._leader is not None and message.epoch == self._state.configuration.epoch:
-            if isinstance(message, EntriesAppended):
-                self._leader.appended(sender, message, now)
-            elif isinstance(message, Missing):
-                self._leader.missing(sender, message, now)
-            elif isinstance(message, Installing):
-                self._leader.installing(sender, message, now)
-        return self._effects(now)
+            self._leader.answered(sender, message, now)
+        return self._finish(now)
 
     def stored(self, ticket: int, now: float) -> list[Effect]:
         """The operations of `StoreOperation` up to this ticket are durable."""
         self._state.log.stored(ticket)
         if self._leader is not None:
-            self._leader.stored(now)
+            self._leader.commit()
         else:
             self._follower.stored()
-        return self._effects(now)
+        return self._finish(now)
 
     def tick(self, now: float) -> list[Effect]:
         """`deadline` has come."""
         self._ticked_s = now
-        self._state.attention.tick(now)
+        self._state.suspend_guard.tick(now)
         if self._leader is not None:
             self._leader.tick(now)
-        return self._effects(now)
+        return self._finish(now)
 
     def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
         """The process that `node` had at `before_s`, by this replica's clock, has ended. To be called only if that is
@@ -166,22 +151,22 @@ class Replica:
         state = self._state
         leader = state.configuration.leader
         if leader[0] == node and leader != state.me and self._adopted_s <= before_s:
-            state.promise.end(leader)
-        state.promise.void(node, before_s)
+            state.promise.end_of_leader(leader)
+        state.promise.end_of_node(node, before_s)
         if self._leader is not None:
             self._leader.gone(node, before_s)
-        return self._effects(now)
+        return self._finish(now)
 
     def recruit(self, replica: ReplicaId, now: float) -> list[Effect]:
         """Make another replica a follower, if this one leads. The other may have any log of this partition, or
         none."""
         if self._leader is not None and self._leader.serves(now):
             self._leader.recruit(replica, now)
-        return self._effects(now)
+        return self._finish(now)
 
     # Internals
 
-    def _current(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
+    def _accept(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
         """Adopt the configuration of a leader's message if it is newer. Returns whether the message is then one of the
         leader of this replica's epoch."""
         state = self._state
@@ -216,19 +201,19 @@ class Replica:
         if before.leader != configuration.leader:
             state.promise.hear(configuration.leader, now)
 
-    def _effects(self, now: float) -> list[Effect]:
+    def _finish(self, now: float) -> list[Effect]:
         """Request a change of the configuration if one is due, and return the effects: those for the disk first."""
         state = self._state
         leader = self._leader
-        wanted = self._follower.wanted(now) if leader is None else leader.wanted(now)
+        current: Configuration | None = state.configuration
         if self._forgotten:
-            restored = None if leader is None else leader.restored(now)
-            if restored is not None:
-                state.reconfiguration.ask(None, restored, now, state.effects)
-        elif wanted is not None:
-            state.reconfiguration.ask(state.configuration, wanted, now, state.effects)
-        if self._leader is None:
-            state.take_snapshot(0)
+            current, wanted = None, None if leader is None else leader.restored(now)
+        else:
+            wanted = self._follower.wanted(now) if leader is None else leader.wanted(now)
+        if wanted is not None:
+            state.reconfiguration.ask(current, wanted, now, state.effects)
+        if leader is None:
+            state.snapshot_if_due(0)
         effects, state.effects = state.effects, []
         changes = state.log.changes
         if changes:

@@ -4,7 +4,7 @@ A producer numbers its commands 1, 2, 3, ... and has at most `WINDOW` of them un
 each producer's last `WINDOW` numbers, so commands may overtake each other, and a retry within the window gets the
 result of the first attempt. A command with a lower number was answered, since the producer has sent later ones; its
 result is no longer kept, so a retry is refused rather than executed again. Kafka keeps five batches per producer for
-the same reason, and also refuses gaps.
+the same reason.
 
 The table is part of a state machine's state, and so of its snapshots; its entries are in the order of the log.
 """
@@ -38,7 +38,8 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
 
     def result(self, producer: str, sequence: int) -> bytes | None:
-        """The result of a command that was applied; None for one that was not. Raises Rejected for a number below the
+        """The result of a command that was applied; None for one that was not, or of a producer
+        that is no longer remembered. Raises Rejected for a number below the
         window, whose result is no longer kept."""
         session = self._sessions.get(producer)
         if session is None:

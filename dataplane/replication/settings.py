@@ -11,7 +11,8 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
     lease_s: float = 3.0
     """A leader answers while each follower has acknowledged a message that was sent within this time."""
     grace_s: float = 4.0
-    """A follower replaces its leader, or answers as a leader, only after no other leader was heard for this time."""
+    """A follower replaces its leader, or answers as a leader, only after no other leader was heard for this time, or is
+    known to have ended."""
     drift: float = 0.01
     """The largest deviation of a clock's second from a true second, as a fraction."""
     beat_s: float = 0.5

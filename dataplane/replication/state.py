@@ -24,7 +24,6 @@ class State:
     """The state of one replica that both roles use."""
 
     __slots__ = (
-        "attention",
         "committed",
         "configuration",
         "effects",
@@ -35,6 +34,7 @@ class State:
         "reconfiguration",
         "settings",
         "since_snapshot",
+        "suspend_guard",
     )
 
     def __init__(
@@ -48,7 +48,7 @@ class State:
         self.since_snapshot = 0
         """Bytes of the log from the snapshot to `committed`."""
         self.promise = Promise(settings.grace_s, now)
-        self.attention = SuspendGuard(settings.beat_s, now)
+        self.suspend_guard = SuspendGuard(settings.beat_s, now)
         self.reconfiguration = Reconfiguration(settings.retry_s)
         self.configuration = Configuration(0, ("", 0))
         """The newest configuration that was seen. Epoch 0, without a leader, means that none was seen yet."""
@@ -81,7 +81,7 @@ class State:
         self.committed = snapshot.index
         self.since_snapshot = 0
 
-    def take_snapshot(self, spare: int) -> None:
+    def snapshot_if_due(self, spare: int) -> None:
         """Replace committed commands by a snapshot once there are `snapshot_every` plus `spare` of them, with as many
         bytes as the last snapshot, so that a large state is encoded less often."""
         log = self.log

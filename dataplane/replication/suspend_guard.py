@@ -1,8 +1,9 @@
 """Detects that a replica did not run for a while, so that it does not take its own pause for silence of its peers.
 
-A replica is ticked at every beat. If a tick is overdue, the process or the whole host was stopped, or got too little
-processor time. Messages of peers may still wait to be received, and the replica has sent none that they could
-acknowledge. So it treats peers as silent again only after it has run for two beats. Waiting longer is always safe.
+A replica of the configuration is ticked at every beat. If a tick is overdue, the process or the whole host was stopped,
+or got too little processor time. Messages of peers may still wait to be received, and the replica has sent none that
+they could acknowledge. So it treats its leader or followers as silent again only after it has run for two beats.
+Waiting longer is always safe.
 """
 
 from __future__ import annotations

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import logging
 import struct
-import traceback
 from collections.abc import Mapping
 from typing import Any, get_args
 
 import msgspec
 
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, describe
+from dataplane.log_lines import clipped, error_line
 from dataplane.stream.packing import hook
 from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
@@ -26,11 +26,9 @@ from dataplane.wire.messages import MAX_FRAME, Failure, Message
 log = logging.getLogger(__name__)
 _complaints = InvalidMessageLog(log)
 
-# the most that is sent of an error: characters of its text and of a text in a field; entries and depth of a field
-_TEXT, _FIELD, _ENTRIES, _DEPTH = 4096, 1024, 256, 4
+# the most that is sent of an error: characters of a text in a field; entries and depth of a field
+_FIELD, _ENTRIES, _DEPTH = 1024, 256, 4
 _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # the integers that MessagePack can represent
-_FRAMES = 3  # the most frames of the stack in a log line about an unexpected error
-_LINE = 1024  # the most characters of a log line
 _encoder = msgspec.msgpack.Encoder(enc_hook=hook)
 
 
@@ -112,29 +110,9 @@ def failure(number: int, error: Exception, sender: object) -> Failure:
     if isinstance(error, DataplaneError):
         name, text, fields = describe(error)
         return Failure(number, name, clipped(text), _plain(fields))
-    _complaints.log(logging.ERROR, str(sender), "a request of %s failed: %s", sender, told(error))
+    _complaints.log(logging.ERROR, str(sender), "a request of %s failed: %s", sender, error_line(error))
     log.debug("the same, in full", exc_info=error)
     return Failure(number, "Rejected", "the node failed on this request; its log says how", {})
-
-
-def told(error: BaseException) -> str:
-    """An error in one line: the exception, and the frames that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)[-_FRAMES:]
-    where = ", ".join(
-        f"{frame.name} ({frame.filename.rpartition('/')[2]}:{frame.lineno})" for frame in reversed(frames)
-    )
-    return line(f"{type(error).__name__}: {error}; in {where}")
-
-
-def line(text: object) -> str:
-    """Untrusted text as one log line: printable, and bounded in length."""
-    return "".join(each if each.isprintable() else "?" for each in clipped(str(text), _LINE))
-
-
-def clipped(text: str, most: int = _TEXT) -> str:
-    """Text that can be encoded, and is bounded in length."""
-    text = text if len(text) <= most else text[:most] + "..."
-    return text.encode("utf-8", "replace").decode()
 
 
 def _plain(value: Any, depth: int = _DEPTH) -> Any:

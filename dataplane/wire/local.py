@@ -31,7 +31,8 @@ from typing import Any
 import msgspec
 
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Unauthenticated
-from dataplane.wire.boundary import refusal, told
+from dataplane.log_lines import error_line
+from dataplane.wire.boundary import refusal
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.messages import Message
 from dataplane.wire.partial_frames import PartialFrames
@@ -429,7 +430,7 @@ class LocalChannel:
         except DataplaneError as error:
             self.close(error)
         except Exception as error:  # the boundary: else the following messages would lie here until more come
-            log.error("what %s received failed: %s", self._received, told(error))
+            log.error("what %s received failed: %s", self._received, error_line(error))
             self.close(ProtocolMismatch("a message can not be dealt with; the log says why"))
         return self._open
 

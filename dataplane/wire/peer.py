@@ -28,10 +28,12 @@ import zmq
 import zmq.asyncio
 import zmq.auth.asyncio
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.config import check_host_port
 from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, ProtocolMismatch, revive
+from dataplane.log_lines import clipped, error_line, log_line
 from dataplane.wire.auth import Key
-from dataplane.wire.boundary import Heads, answered, clipped, encoded, failure, line, refusal, told
+from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
 from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.partition_messages import PartitionFrame
@@ -90,7 +92,7 @@ class Peers:
         self._router: _Socket | None = None
         self._links: dict[str, _Link] = {}
         self._ids = itertools.count(1)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._answering: Counter[bytes] = Counter()
         self._answering_bytes = 0
         self._dropped = 0
@@ -180,7 +182,7 @@ class Peers:
             with suppress(DataplaneError):
                 await self.request(address, request, kind, _TELL_S)
 
-        self._keep(asyncio.get_running_loop().create_task(ask()))
+        self._background.spawn(ask())
 
     def forget(self, address: str) -> None:
         """Close the connection to this address, since its node has ended. Pending requests to it fail."""
@@ -191,10 +193,6 @@ class Peers:
     def statistics(self) -> PeersStatistics:
         """Traffic since the start."""
         return PeersStatistics(self._asked_others, self._asked_here, self._dropped, self._posted)
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # answering
 
@@ -221,9 +219,8 @@ class Peers:
         elif self._may_wait(who, len(payload)):
             self._answering[who] += 1
             self._answering_bytes += len(payload)
-            task = asyncio.get_running_loop().create_task(self._answer_later(who, request.id, answer))
+            task = self._background.spawn(self._answer_later(who, request.id, answer))
             task.add_done_callback(lambda _: self._ended(who, len(payload), answer))
-            self._keep(task)
         else:
             _close(answer)
             busy = Backpressure("more is asked of this node at a time than it answers")
@@ -233,7 +230,7 @@ class Peers:
         """Handle received data that is no valid message: answer it if its number can be read."""
         said = refusal(error)
         sender = self._sender(who)
-        _complaints.log(logging.WARNING, sender, "%s sent what is no message: %s", sender, line(error))
+        _complaints.log(logging.WARNING, sender, "%s sent what is no message: %s", sender, log_line(error))
         if number is None:
             self._dropped += 1
         else:
@@ -270,10 +267,7 @@ class Peers:
     async def aclose(self) -> None:
         """Stop. Waiting requests raise PeerUnavailable. Idempotent."""
         router, self._router = self._router, None
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.aclose()
         for link in self._links.values():
             link.close()
         self._links.clear()
@@ -334,7 +328,7 @@ class _Socket:
                 self._heard(parts)
             except Exception as error:  # the boundary: handlers of other modules run behind it
                 _complaints.log(
-                    logging.ERROR, "a peer", "a message between nodes could not be dealt with: %s", told(error)
+                    logging.ERROR, "a peer", "a message between nodes could not be dealt with: %s", error_line(error)
                 )
         self._loop.call_soon(self._take)
 
@@ -404,7 +398,7 @@ class _Link:
             reply = _replies.decode(payload)
         except Exception as error:  # the boundary, as in `_asked`
             text = "%s answered what is no message: %s"
-            _complaints.log(logging.WARNING, self._address, text, self._address, line(error))
+            _complaints.log(logging.WARNING, self._address, text, self._address, log_line(error))
             return
         future = self.pending.get(reply.id)
         if future is not None and not future.done():

@@ -20,8 +20,8 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 
 #: From the ground up. Neighbours on a floor do not know each other.
 FLOORS = [
-    {"errors"},
-    {"config", "clock", "closing", "file_errors", "threads", "waiting", "workers", "device"},
+    {"errors", "log_lines"},
+    {"background_tasks", "config", "clock", "closing", "file_errors", "threads", "waiting", "workers", "device"},
     {"batch", "replication", "coordinator"},
     {"store", "stream"},
     {"table", "history", "recording", "weights"},

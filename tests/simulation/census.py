@@ -24,7 +24,7 @@ class Census:
     def members(self) -> list[Node]:
         """Those that the configuration names, and that run."""
         configuration = self._coordinator.configuration
-        return [node for node in self.nodes if node.up and configuration.holds(node.me)]
+        return [node for node in self.nodes if node.up and configuration.includes(node.me)]
 
     def last(self, node: Node) -> bool:
         """Whether without this node nobody would have what is committed."""

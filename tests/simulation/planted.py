@@ -68,12 +68,12 @@ def a_leader_ignores_its_lease(plant: Plant) -> None:
 
 def a_lease_counts_from_the_answer(plant: Plant) -> None:
     """And not from when the message was sent."""
-    appended = Leader.appended
+    answered = Leader.answered
 
-    def renewed_late(self: Any, sender: Any, message: m.EntriesAppended, now: float) -> None:
-        appended(self, sender, m.EntriesAppended(message.epoch, now, message.match), now)
+    def renewed_late(self: Any, sender: Any, message: Any, now: float) -> None:
+        answered(self, sender, msgspec.structs.replace(message, sent_s=now), now)
 
-    plant(Leader, "appended", renewed_late)
+    plant(Leader, "answered", renewed_late)
 
 
 def a_grace_that_forgets_drift(plant: Plant) -> None:
@@ -113,7 +113,7 @@ def an_old_epoch_is_accepted(plant: Plant) -> None:
         self._adopt(configuration, now)
         return self._leader is None
 
-    plant(Replica, "_current", any_epoch)
+    plant(Replica, "_accept", any_epoch)
 
 
 def a_recruit_is_promoted_that_was_not_in_sync(plant: Plant) -> None:
@@ -142,7 +142,7 @@ def a_replica_that_lost_its_log_comes_back_as_the_same(plant: Plant) -> None:
 
 
 def the_entry_before_is_not_compared(plant: Plant) -> None:
-    plant(Log, "has", lambda self, index, epoch: index <= self.last)
+    plant(Log, "matches", lambda self, index, epoch: index <= self.last)
 
 
 def a_command_is_applied_twice(plant: Plant) -> None:
@@ -169,15 +169,15 @@ def a_sync_is_skipped(plant: Plant) -> None:
 
 
 def a_leader_does_not_wait_for_its_own_disk(plant: Plant) -> None:
-    commit = Leader._commit
+    commit = Leader.commit
 
-    def hasty(self: Any, now: float) -> None:
+    def hasty(self: Any) -> None:
         log = self._state.log
         persisted, log.persisted = log.persisted, log.last
-        commit(self, now)
+        commit(self)
         log.persisted = max(persisted, log.base)
 
-    plant(Leader, "_commit", hasty)
+    plant(Leader, "commit", hasty)
 
 
 def a_snapshot_lacks_the_sequences(plant: Plant) -> None:
@@ -226,12 +226,12 @@ def a_lost_batch_is_not_sent_again(plant: Plant) -> None:
 
 
 def a_death_ends_every_promise(plant: Plant) -> None:
-    plant(Promise, "void", lambda self, *_: self.release())
+    plant(Promise, "end_of_node", lambda self, *_: self.end_all())
 
 
 def a_late_word_of_a_death_counts_for_the_process_after_it(plant: Plant) -> None:
-    void = Promise.void
-    plant(Promise, "void", lambda self, node, before_s: void(self, node, math.inf))
+    end_of_node = Promise.end_of_node
+    plant(Promise, "end_of_node", lambda self, node, before_s: end_of_node(self, node, math.inf))
 
 
 def a_living_leader_is_said_to_have_ended(plant: Plant) -> None:
@@ -244,7 +244,7 @@ def a_living_leader_is_said_to_have_ended(plant: Plant) -> None:
 
 
 def a_leader_without_its_lease_tells_a_coordinator_that_was_wiped(plant: Plant) -> None:
-    plant(Leader, "restored", lambda self, now: self._state.configuration.restored_by(self._state.me))
+    plant(Leader, "restored", lambda self, now: self._state.configuration.restored())
 
 
 def a_part_is_taken_for_the_snapshot(plant: Plant) -> None:

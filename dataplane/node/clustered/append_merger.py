@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import ShardKey
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.router import Router
 from dataplane.stream import requests as r
 

@@ -13,12 +13,12 @@ import secrets
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OwnerDied, PeerUnavailable
 from dataplane.node.clustered.retained_shards import Need, RetainedShards
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.record import is_durable
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done

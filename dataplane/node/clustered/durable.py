@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
 from dataplane.node.clustered.retained_shards import RetainedShards
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import called, is_durable

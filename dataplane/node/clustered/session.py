@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import (
@@ -35,7 +36,6 @@ from dataplane.errors import (
 from dataplane.node.clustered.acks import Acks
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.open_streams import OpenPartition
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.waiters import NOTHING

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
@@ -29,7 +30,6 @@ from dataplane.node.clustered.open_streams import (
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.retries import all_of, patiently
 from dataplane.node.clustered.session import PartitionSession
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import EPOCHS, Record

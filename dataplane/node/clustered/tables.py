@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 import msgspec
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Coordinator
@@ -30,7 +31,6 @@ from dataplane.node.clustered.session import PartitionProtocol, PartitionSession
 from dataplane.node.clustered.table_directory import TableDirectory, past
 from dataplane.node.local.tables import TABLES, TableRequest, checked, figures_of, not_ready
 from dataplane.node.partitions import record as kinds
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
 from dataplane.node.sessions.interface import ASK_S, Waiting, happened

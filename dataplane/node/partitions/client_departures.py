@@ -12,10 +12,10 @@ import logging
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.replicas import Replicas
 

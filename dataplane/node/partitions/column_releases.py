@@ -17,10 +17,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, runtime_checkable
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.replicas import Replicas
@@ -122,7 +122,7 @@ class ColumnReleases:
             if self._members.gone(node, durable=hosted.durable) and (hosted.partition, node) not in self._changing:
                 what = "what node %s alone held of %s is lost"
                 self._change(hosted, node, machine.losing(node), what)
-        for node in [each.hex() for each in machine.lost_nodes.away]:
+        for node in [each.hex() for each in machine.lost_nodes.lost]:
             member = self._members.current.get(node)
             if member is not None and (hosted.partition, node) not in self._changing:
                 returning = machine.returning(node, member.first)

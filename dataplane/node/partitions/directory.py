@@ -14,13 +14,13 @@ import logging
 import secrets
 from collections.abc import Callable, Iterable
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline, monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.cluster.placement import Rendezvous
 from dataplane.coordinator.base import DELETED, Coordinator
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable
 from dataplane.node.partitions import record as records
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import LostPartition, Record, is_durable, kind_of, name_of
 from dataplane.node.partitions.records import Records

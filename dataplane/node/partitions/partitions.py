@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.closing import close_each
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.client_departures import ClientDepartures
 from dataplane.node.partitions.column_releases import ColumnReleases, Settled

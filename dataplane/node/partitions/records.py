@@ -12,9 +12,9 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, OutcomeUnknown
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.record import Record, decode, encode
 
 log = logging.getLogger(__name__)

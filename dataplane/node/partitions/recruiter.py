@@ -51,7 +51,7 @@ class Recruiter:
         """Whether no configuration names the replica. A durable replica counts as unneeded only if such a configuration
         was seen."""
         configuration = hosted.configuration
-        return not configuration.holds(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
+        return not configuration.includes(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
 
     def _candidates(self, hosted: HostedReplica, now: float) -> list[str]:
         """The nodes to ask for a replica, on other hosts if there are any. None that was asked recently."""

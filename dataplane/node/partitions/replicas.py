@@ -14,11 +14,11 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable, Rejected
-from dataplane.node.partitions.background import BackgroundTasks
 from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.hosted import EARLY_S, HostedReplica
 from dataplane.node.partitions.record import called, is_durable
@@ -116,7 +116,7 @@ class Replicas:
     def incarnation(self, partition: str) -> int:
         """The incarnation of the replica here; 0 if there is none, or only a `mute` one that is not durable."""
         hosted = self._hosted.get(partition)
-        return 0 if hosted is None or (hosted.replica.mute and not hosted.durable) else hosted.me[1]
+        return 0 if hosted is None or (hosted.replica.orphaned and not hosted.durable) else hosted.me[1]
 
     def host(self, partition: str) -> HostedReplica:
         """The replica of a partition on this node, which is created empty if there is none. Raises Corrupt."""

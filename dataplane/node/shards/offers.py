@@ -8,12 +8,14 @@ waiting requests are served in turn by node, and after a long wait the reader is
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.gate import Gate
@@ -74,7 +76,7 @@ class Offers:
         self._sources = Sources(node)
         self._gate = Gate(MAX_OFFERS, MAX_OFFERS)
         self._offers: dict[bytes, _Offer] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self.sent_bytes = 0
 
     def __len__(self) -> int:
@@ -108,7 +110,8 @@ class Offers:
                 self._store.shards.find(shard)  # raises if it was freed meanwhile
                 offered = pm.Offered(request.id, secrets.token_bytes(16), place)
             self._check_member(request.node)  # it may have ended while it waited
-            until = asyncio.get_running_loop().call_later(timeout_s + 1.0, self._withdraw_soon, offered.ticket)
+            late = functools.partial(self._withdraw, offered.ticket)
+            until = asyncio.get_running_loop().call_later(timeout_s + 1.0, lambda: self._background.spawn(late()))
             here = place == self._node
             self._offers[offered.ticket] = _Offer(reader, request.shard, size, here, until, undo.pop_all())
         return offered
@@ -178,18 +181,13 @@ class Offers:
                 self.sent_bytes += max(0, min(request.came, offer.size))
             if request.whole:
                 self._sources.has(offer.shard, request.node)
-            self._withdraw_soon(request.ticket)
+            self._background.spawn(self._withdraw(request.ticket))
 
     def gone(self, nodes: Collection[bytes]) -> None:
         """Withdraw the offers to nodes that are no longer members."""
         self._sources.gone(nodes)
         for ticket in [ticket for ticket, offer in self._offers.items() if offer.reader.node in nodes]:
-            self._withdraw_soon(ticket)
-
-    def _withdraw_soon(self, ticket: bytes) -> None:
-        task = asyncio.get_running_loop().create_task(self._withdraw(ticket))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            self._background.spawn(self._withdraw(ticket))
 
     async def _withdraw(self, ticket: bytes) -> None:
         offer = self._offers.pop(ticket, None)
@@ -201,4 +199,4 @@ class Offers:
         """Withdraw all offers."""
         for ticket in list(self._offers):
             await self._withdraw(ticket)
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.join()

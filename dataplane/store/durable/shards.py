@@ -21,13 +21,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 import msgspec
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import NUMBERS, SHARDS, DataDirectory, refused
@@ -110,15 +111,10 @@ class DurableShards:
         self._wanted: list[_ReadRequest] = []
         self._writing = self._closed = False
         self._freed: list[DurableShard] = []
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
 
     def _by_thread(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
         return asyncio.wrap_future(self._workers.submit(work, *args, **kwargs))
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     # Writing
 
@@ -146,7 +142,7 @@ class DurableShards:
             nbytes += sum(len(content) for _, content in batch[-1].shards)
         self._writing = bool(batch)
         if batch:
-            self._start(self._write(batch))
+            self._background.spawn(self._write(batch))
 
     async def _write(self, batch: Sequence[_ReadRequest]) -> None:
         try:
@@ -211,7 +207,7 @@ class DurableShards:
             return
         self._freed.append(durable)
         if len(self._freed) == 1:
-            self._start(self._free())
+            self._background.spawn(self._free())
 
     async def _free(self) -> None:
         """Free rows and bytes. If that fails, the next process frees the rest."""
@@ -253,7 +249,7 @@ class DurableShards:
     def tend(self, last: int) -> None:
         """Reserve numbers for more shards than `last`. To be called regularly."""
         if last > self.directory.identity.numbers - NUMBERS // 2:
-            self._start(self._extend(last + NUMBERS))
+            self._background.spawn(self._extend(last + NUMBERS))
 
     async def _extend(self, last: int) -> None:
         with suppress(DataplaneError):
@@ -266,16 +262,14 @@ class DurableShards:
 
     async def aclose(self) -> None:
         """Finish the writes and reads in progress, as far as the disk answers, and stop."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_S)
+        await self._background.join(CLOSE_S)
         self.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.aclose()
 
     def close(self) -> None:
         """Stop, whatever is in progress. Idempotent."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
+        self._background.cancel()
         self.journal.close()
         self._workers.close(CLOSE_S)
         self.directory.close()

@@ -70,5 +70,5 @@ def test_the_last_ones_are_remembered() -> None:
     lost = LostNodes()
     for number in range(MAX_LOST_NODES + 1):
         lost.lose(number.to_bytes(8, "big"))
-    assert len(lost.state()) == len(lost.away) == MAX_LOST_NODES
+    assert len(lost.state()) == len(lost.lost) == MAX_LOST_NODES
     assert (0).to_bytes(8, "big") not in lost

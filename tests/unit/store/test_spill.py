@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dataplane.config import PAGE
 from dataplane.errors import Corrupt
-from dataplane.node.shards.reading import _check, _Damaged
+from dataplane.node.shards.reading import _verify_checksums, _Damaged
 from dataplane.store.spill import Disk
 from dataplane.store.spill_file import CHUNK, SpillFile
 from tests.cases import each_case
@@ -166,7 +166,7 @@ async def sent(disk: Disk, file: SpillFile, extent: int) -> bool:
         return False  # it is read back first, which says why it can not be
     try:
         memory = memoryview(bytearray(os.pread(opened.fd, extent, 0)))
-        _check(memory, [(0, extent)], CHUNK, opened.sums)
+        _verify_checksums(memory, [(0, extent)], CHUNK, opened.sums)
     except _Damaged:
         return False
     finally:

@@ -179,7 +179,7 @@ async def test_a_node_that_was_away_for_long_appends_again() -> None:
         lost = await clients([leader])[0].lost()
         assert len(lost.rows) == 1
         await back(other, [leader, follower])
-        await until(lambda: not leader.machine().lost_nodes.away)
+        await until(lambda: not leader.machine().lost_nodes.lost)
         assert (await writer.append([1])).new
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Coroutine
 from typing import Any
 
-from dataplane.wire.boundary import told
+from dataplane.log_lines import error_line
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,18 @@ class BackgroundTasks:
         task.add_done_callback(lambda _: work.close())  # it may have been cancelled before it began
         return task
 
+    async def join(self, timeout_s: float | None = None) -> None:
+        """Wait until the tasks that run now have ended, at most so long. Cancels none."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def cancel(self) -> None:
+        """Cancel all tasks, without waiting for their ends. Needs no running event loop."""
+        for task in self._tasks:
+            task.cancel()
+
     async def aclose(self) -> None:
-        """Cancel all tasks. Idempotent."""
+        """Cancel all tasks but the one that calls this, and wait for their ends. Idempotent."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()
@@ -38,5 +48,5 @@ async def _run(work: Coroutine[Any, Any, object]) -> None:
     try:
         await work
     except Exception as error:
-        log.error("work in the background failed: %s", told(error))
+        log.error("work in the background failed: %s", error_line(error))
         log.debug("the same, in full", exc_info=error)
