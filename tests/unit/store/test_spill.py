@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dataplane.config import PAGE
 from dataplane.errors import Corrupt
-from dataplane.node.shards.reading import _verify_checksums, _Damaged
+from dataplane.node.shards.reading import _Damaged, _verify_checksums
 from dataplane.store.spill import Disk
 from dataplane.store.spill_file import CHUNK, SpillFile
 from tests.cases import each_case
