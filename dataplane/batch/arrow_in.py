@@ -260,7 +260,8 @@ def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int |
 
 
 def _struct(column: str, array: Any, *, absent: bool) -> Values:
-    """A struct. With `absent`, nulls mean absent keys, and a child has only the rows with its key."""
+    """A struct. With `absent`, a null of a child means that the row lacks its key, and the child has only the
+    rows with the key."""
     presence, children = [], []
     keys = [field.name for field in array.type]
     if len(set(keys)) < len(keys):

@@ -176,8 +176,8 @@ class AsyncAppender:
     def _gather(
         self, form: RowSchema | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
     ) -> Sent | None:
-        """Write rows with this layout, of at most so many bytes, after those of the last block. None if the rows do not
-        fit the layout, or if there is no room. Raises Misuse, Closed."""
+        """Append rows of this layout to the last block, which has at most `most` bytes then. None if the rows have
+        another layout, or if there is no room. Raises Misuse, Closed."""
         if form is None or not form.simple or not (tags is None or type(tags) is dict):
             return None
         bare = keys is None and group is None and not tags

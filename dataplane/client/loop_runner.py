@@ -236,7 +236,7 @@ class LoopRunner:
             begun.clear()  # as in `wait`
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Have the thread with the turn run the coroutine to its end; do not wait for it. From any thread. Raises
+        """Have the thread that runs the loop run the coroutine to its end; do not wait for it. From any thread. Raises
         Closed."""
         self._begin(coroutine, [], lambda: None)
 

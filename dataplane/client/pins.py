@@ -136,7 +136,7 @@ class ClientPins:
         return bool(self._dropped)
 
     def take(self) -> list[int]:
-        """The shards whose pins were dropped since the last call, each once for every pin dropped."""
+        """Shard numbers, one for each pin that was dropped since the last call."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
             return dropped

@@ -154,8 +154,8 @@ class Ways:
         way: tuple[PathStep, ...],
         seen: Seen,
     ) -> Iterator[Share]:
-        """For a wait in a collective: back to the longer activities of the last rank to arrive, and to the
-        collective."""
+        """Attribute a wait in a collective: to the activities on which the last rank to arrive spent longer, and
+        the rest to the collective itself."""
         at = line.file, line.function
         found = last_to_come(self._index.run.processes, at, process.role)
         own = meetings(process)[at]

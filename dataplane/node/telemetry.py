@@ -124,7 +124,7 @@ class Telemetry:
     # rings
 
     def grant(self, client: Hashable, pid: int, label: str) -> int | None:
-        """The descriptor of a new client's ring, which stays the node's; None if it is not to record."""
+        """The descriptor of a new client's ring, which the node keeps open. None if the client gets no ring."""
         if not self.records or client in self._rings:
             return None
         if len(self._rings) >= self._most_rings:

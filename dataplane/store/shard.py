@@ -86,7 +86,7 @@ class Shard:
 
     @property
     def room(self) -> int:
-        """The bytes of the whole pages that it takes if it shares none, as on disk and after it was read back."""
+        """Its size, rounded up to whole pages: its bytes on disk, and in memory after it was read back."""
         return pages(self.size)
 
     @property

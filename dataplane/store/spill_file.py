@@ -119,7 +119,7 @@ def identify(fd: int) -> tuple[int, int] | None:
 
 def open_direct(directory: int, name: str, flags: int) -> int:
     """The file of that name in the directory, opened past the page cache if its file system supports that. Raises
-    OSError; then a file that was to be created does not exist."""
+    OSError, and then leaves no new file."""
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(name, flags | os.O_DIRECT, 0o600, dir_fd=directory)

@@ -127,7 +127,7 @@ class Consume(StreamRequest, frozen=True, tag=5, kw_only=True):
 
 class Open(StreamRequest, frozen=True, tag=6, kw_only=True):
     """The first request to a new partition: its settings, the prefix of the keys that it generates, and the number
-    of its first row. May be repeated."""
+    of its first row. Repeating it changes nothing."""
 
     settings: StreamSettings
     mark: str

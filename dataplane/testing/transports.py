@@ -98,8 +98,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 class TransportSuite:
-    """A subclass provides `made`, which creates a transport, and has a name of the form Test...; it may add tests of
-    its own."""
+    """A subclass is named Test..., implements `made`, which creates a transport, and may add tests of its own."""
 
     def made(self) -> Transport:
         raise NotImplementedError

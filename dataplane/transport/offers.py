@@ -1,7 +1,7 @@
 """One offer: its requested bytes, its readers, and its end.
 
-Invariants: no byte is granted twice, and none outside the offer. Once `end` has returned, no reader reads; a reader
-that was not confirmed before is never confirmed.
+Invariants: no byte is granted twice, and none outside the offer. Once `end` has returned, no reader reads, and no
+reader is told any more that its bytes are valid (`confirm`).
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def load(directory: Path, timeout: float) -> RestoredRows:
 
 
 def _listed(path: Path, state: Path) -> dict[str, bytes]:
-    """The ids of the files of a checkpoint, by name. Raises Corrupt if they or the state were changed."""
+    """The id of each file of a checkpoint, by its name. Raises Corrupt if a file is missing or was changed."""
     if not path.is_file():
         raise Corrupt(f"{path} is missing", path=str(path))
     with CheckpointReader(path) as file:

@@ -96,8 +96,8 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         return schema
 
     async def _known(self, put: PendingPut) -> None:
-        """Wait until the controller has recorded the put. A cancelled put leaves nothing, or, if it is too late, is
-        complete."""
+        """Wait until the controller has recorded the put. If this is cancelled before the put was sent to the
+        controller, nothing is stored; otherwise the put completes."""
         waiting = asyncio.wrap_future(put.done)
         waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks the error as retrieved
         try:

@@ -91,7 +91,7 @@ class Directory:
     # Records
 
     async def read_all(self, keys: Iterable[str]) -> None:
-        """Read all records among these keys of the coordinator. Raises Unavailable, Corrupt."""
+        """Read those of these coordinator keys that are records of this directory. Raises Unavailable, Corrupt."""
         for key in keys:
             if key.startswith(self.records.prefix):
                 await self.records.read(key.removeprefix(self.records.prefix))
