@@ -37,7 +37,13 @@ _FEW = 64
 
 _Named = tuple[tuple[str, int, int, int], ...]  # name, field, frame, slot
 
-_EncodedRows = tuple[int, int, bytes]
+# Limits that hold for each number by itself are checked as it is decoded.
+_Number = Annotated[int, msgspec.Meta(ge=0)]
+_EncodedRows = tuple[_Number, _Number, bytes]
+_Ordinals = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], ...], msgspec.Meta(min_length=1)]
+_Sizes = tuple[Annotated[int, msgspec.Meta(ge=0, lt=_MOST_BYTES)], ...]
+_Node = Annotated[bytes, msgspec.Meta(min_length=NODE_BYTES, max_length=NODE_BYTES)]
+_Shard = tuple[_Number, _Number, Annotated[int, msgspec.Meta(ge=1, le=_MOST_ROWS)]]  # node, id, rows
 
 MOST_TRACES = 16
 """Spans that a reference knows it came from."""
@@ -46,9 +52,9 @@ _Trace = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class _PartRecord(msgspec.Struct, frozen=True, array_like=True):
-    shards: int | tuple[int, ...]  # one a cell, or one for all
-    ordinals: tuple[int, ...]
-    nbytes: tuple[int, ...]
+    shards: _Number | tuple[_Number, ...]  # one a cell, or one for all
+    ordinals: _Ordinals
+    nbytes: _Sizes
     rows: _EncodedRows
 
 
@@ -64,8 +70,8 @@ _Cut = list[cuts.Encoded]
 class _Ref(msgspec.Struct, frozen=True, array_like=True):
     version: int
     rows: int
-    nodes: tuple[bytes, ...]
-    shards: tuple[tuple[int, int, int], ...]  # node, id, rows
+    nodes: tuple[_Node, ...]
+    shards: tuple[_Shard, ...]
     fields: tuple[Field, ...]
     columns: _Named
     frames: tuple[_Frame, ...]
@@ -135,7 +141,7 @@ def unpack(
         ref = _decoder.decode(encoded)
         if ref.version not in (VERSION, CUTS):
             raise ProtocolMismatch(f"a reference of version {ref.version}", ours=str(VERSION), theirs=str(ref.version))
-        shards = _shards(ref)
+        shards = [ShardRef(ref.nodes[node], number, rows) for node, number, rows in ref.shards]
         frames = tuple([_frame(frame, shards, ref.rows) for frame in ref.frames])
         if ref.version == CUTS:
             frames = _cut(frames, ref.cuts, ref.rows)
@@ -143,7 +149,7 @@ def unpack(
         found = _known if len(ref.columns) <= _FEW else _columns
         columns = found(ref.fields, ref.columns, tuple([frame.width for frame in frames]), ref.rows > 0)
         return ref.rows, columns, frames, origin, ref.traces
-    except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, Corrupt) as error:
+    except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError, Corrupt) as error:
         raise ProtocolMismatch(
             f"these bytes are no reference that encode() made: {error}", ours=str(VERSION)
         ) from error
@@ -159,17 +165,6 @@ def _within(value: int, limit: int, what: str) -> int:
     if not 0 <= value < limit:
         raise ValueError(f"{what} {value} is not in 0..{limit - 1}")
     return value
-
-
-def _shards(ref: _Ref) -> list[ShardRef]:
-    if any(len(node) != NODE_BYTES for node in ref.nodes):
-        raise ValueError(f"a node that is not {NODE_BYTES} bytes")
-    shards = []
-    for node, number, rows in ref.shards:
-        _within(number, 1 << 64, "shard")
-        _within(rows - 1, _MOST_ROWS, "the last row of a shard,")
-        shards.append(ShardRef(ref.nodes[_within(node, len(ref.nodes), "node")], number, rows))
-    return shards
 
 
 def _columns(
@@ -223,17 +218,9 @@ def _bounds(bounds: RowIndices, listed: int) -> RowIndices:
 
 
 def _part(part: _PartRecord, shards: Sequence[ShardRef]) -> BlockRows:
-    rows = RowIndices.decode(part.rows)
-    if not part.ordinals or not part.nbytes:
-        raise ValueError("a part without columns")
-    for value in (min(part.ordinals), max(part.ordinals)):
-        _within(value, 1 << 32, "column")
-    for value in (min(part.nbytes), max(part.nbytes)):
-        _within(value, _MOST_BYTES, "size")
-    if isinstance(part.shards, tuple):
-        of = [shards[_within(number, len(shards), "shard")] for number in part.shards]
-    else:
-        of = [shards[_within(part.shards, len(shards), "shard")]] * len(part.ordinals)
-    if rows.stop > min([shard.rows for shard in of], default=0) or not len(rows):
+    rows, numbers = RowIndices.decode(part.rows), part.shards
+    of = [shards[number] for number in ((numbers,) * len(part.ordinals) if isinstance(numbers, int) else numbers)]
+    cells = tuple([Cell(*cell) for cell in zip(of, part.ordinals, part.nbytes, strict=True)])
+    if not len(rows) or rows.stop > min([shard.rows for shard in of]):
         raise ValueError("a part without rows, or with rows that its shards lack")
-    return BlockRows(tuple(map(Cell._make, zip(of, part.ordinals, part.nbytes, strict=True))), rows)
+    return BlockRows(cells, rows)

@@ -85,7 +85,7 @@ def _holder_again(leased: LeasedRows, rows: Index, hold: int, columns: Sequence[
     if grant is None or grant.task != task or not np.isin(rows, grant.rows).all():
         states = partition.progress.states(partition.rows.places(rows), len(rows))[task : task + 1]
         theirs = (others >= 0) & (others % MAX_TASKS == task) & (others != hold)
-        if leased.leases.lost(number) or np.isin(states, (PENDING, LEASED, DEAD)).any() or theirs.any():
+        if leased.leases.ended_unacked(number) or np.isin(states, (PENDING, LEASED, DEAD)).any() or theirs.any():
             raise LeaseExpired(
                 "these rows were not acknowledged in time, or given back, and go to others; what was computed"
                 " from them does not count"

@@ -159,7 +159,7 @@ class Leases:
         """The grant with this number; None if it has ended."""
         return self._grants.get(number)
 
-    def lost(self, number: int) -> bool:
+    def ended_unacked(self, number: int) -> bool:
         """Whether the grant is remembered to have ended without an ack."""
         return number in self._lost
 

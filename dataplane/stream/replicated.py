@@ -63,7 +63,7 @@ class ColumnStore(Protocol):
 
 
 class ReplicatedStream:
-    """See the module. `Leader` adds to it, and overrides the methods at the end."""
+    """See the module. `StreamLeader` adds to it, and overrides the methods at the end."""
 
     def __init__(self, name: str, settings: StreamSettings | None, mark: str) -> None:
         """Without settings, the first command is `Open`."""
