@@ -809,9 +809,13 @@ class WeightsCalls(Blocking):
     def newer(self, than: int | None = None, *, timeout: float = 60.0) -> int:
         """Wait until the newest complete version is newer than this one, and return it. Raises NotReady."""
 
-    def watch(self, after: int | None = None) -> Iterator[int]:
+    def watch(self, after: int | None = None, *, timeout: float | None = None) -> Iterator[int]:
         """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
-        newest. after: the version that is known already."""
+        newest.
+
+        after: the version that is known already.
+        timeout: seconds to wait for each version; None: for ever. Raises NotReady after it.
+        """
 
     def drop(self) -> None:
         """Remove all versions. A process that has mapped one keeps it."""

@@ -361,8 +361,8 @@ class Connection:
     def _end(self, error: DataplaneError | None) -> None:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(
-                f"the node at {self.address} has gone, with all that it held: connect to the one that runs now (an"
-                " integration's next init() or call does), and put it again",
+                f"the node at {self.address} has gone, with all that it held: close this plane, connect to the node"
+                " that runs now, and put it again",
                 address=self.address,
             )
         self._gone = gone = self._gone or error

@@ -137,6 +137,12 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
         said.append(f"min_rows is {min_rows}")
     elif of["pending"]:
         said.append(f"too few of those have {', '.join(map(repr, columns))}, or the sampler chooses none")
+    if of["pending"] and not missing:
+        said += [
+            f"{its['dead']} are dead letters of task {name!r}, and may lack its columns: stream.dead_letters({name!r})"
+            for name, its in figures["task"].items()
+            if name != task and its["dead"]
+        ]
     said += [f"group {each['group']!r} has {each['rows']} of {each['of']} rows" for each in of["incomplete"][:1]]
     return "; ".join(said)
 

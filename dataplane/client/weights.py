@@ -311,7 +311,8 @@ class AsyncWeights:
                 return newest, seen
             if not deadline.remaining_s:
                 wanted = exact if exact is not None else f">= {least}" if least is not None else "any"
-                raise NotReady(f"no version of {self!r} was there in time: {wanted} is wanted, {newest} is the newest")
+                said = f"no version of {self!r} was there in time: {wanted} is wanted, {newest} is the newest"
+                raise NotReady(said, stream=self.name, waited_s=deadline.waited_s)
             await self._sleep(seen, deadline)
 
     async def _sleep(self, seen: KnownVersions, deadline: Deadline) -> None:
@@ -324,12 +325,20 @@ class AsyncWeights:
         least = None if than is None else arguments.whole("a version", than) + 1
         return (await self._wait(None, least, Deadline.after(arguments.seconds(timeout))))[0]
 
-    async def watch(self, after: int | None = None) -> AsyncIterator[int]:
+    async def watch(self, after: int | None = None, *, timeout: float | None = None) -> AsyncIterator[int]:
         """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
-        newest. after: the version that is known already."""
+        newest.
+
+        after: the version that is known already.
+        timeout: seconds to wait for each version; None: for ever. Raises NotReady after it.
+        """
         while True:
-            with suppress(NotReady):
-                after = await self.newer(after)
+            try:
+                after = await self.newer(after, timeout=TIMEOUT_S if timeout is None else timeout)
+            except NotReady:
+                if timeout is not None:
+                    raise
+            else:
                 yield after
 
     async def _seen(self) -> KnownVersions:

@@ -196,7 +196,6 @@ class Budget:
 
     def statistics(self) -> BudgetStatistics:
         """Statistics of the budget."""
-        waiting = list(self._waiters())
-        return BudgetStatistics(
-            self.capacity, self.used, len(waiting), sum(w.nbytes for w in waiting), self._waits, self._waited_s
-        )
+        waiting, now = list(self._waiters()), self._clock()
+        nbytes, waited_s = sum(w.nbytes for w in waiting), self._waited_s + sum(now - w.since for w in waiting)
+        return BudgetStatistics(self.capacity, self.used, len(waiting), nbytes, self._waits, waited_s)

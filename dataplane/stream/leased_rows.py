@@ -94,6 +94,11 @@ class LeasedRows:
             self.partition.progress.reserve(task, self.partition.rows.places(rows))
             self.commands.append(SettleCommand(task=task, rows=rows, state=EXPIRED))
 
+    def expire_blocked(self, task: int, columns: tuple[str, ...]) -> None:
+        """In a closed stream, expire the rows that will never have these columns, since another task gave them up."""
+        if self.closed:
+            self.expire(task, self.partition.progress.blocked(task, columns))
+
     def _held(self) -> Usage:
         partition = self.partition
         oldest = min((min(left) for left in partition.progress.left if left), default=None)
@@ -130,6 +135,7 @@ class LeasedRows:
             self.group_sizes[demand.task] = size
         grant = self.waiting(demand)
         if grant is None:
+            self.expire_blocked(demand.task, demand.needed)
             rows = choose(self.partition, demand, now, closed=self.closed, expire=self.expire)
             grant = self._lease(demand, rows, now) if len(rows) else None
         if grant is None:

@@ -59,10 +59,12 @@ class StreamMachine(StreamLeader, StateMachine):
         task = leased.settings.task(asked.task)
         if leased.drained(task) or leased.leases.waiting(task, asked.who) is not None:
             return True
-        least = asked.min_rows if isinstance(asked.sampler, Fifo) else 1
+        least, columns = asked.min_rows if isinstance(asked.sampler, Fifo) else 1, needed(asked.columns, asked.sampler)
         if leased.closed:
             least = min(least, leased.partition.progress.is_left(task))
-        if len(leased.partition.progress.ready(task, needed(asked.columns, asked.sampler), least)) < least:
+            if len(leased.partition.progress.blocked(task, columns)):
+                return True
+        if len(leased.partition.progress.ready(task, columns, least)) < least:
             return False
         timely = isinstance(asked.sampler, Fifo) or getattr(asked.sampler, "judges_age", False)
         return timely or in_vain != leased.changes

@@ -22,7 +22,7 @@ from dataplane.stream.groups import GroupCounts
 from dataplane.stream.keys import Keys
 from dataplane.stream.page import Flags, Index
 from dataplane.stream.pieces import Listed, RowPiece
-from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, StreamProgress
+from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING, StreamProgress
 from dataplane.stream.row_metadata import UNFINISHED, Arrival, RowMetadata
 from dataplane.stream.rows import StreamRows
 from dataplane.stream.settings import StreamSettings
@@ -284,7 +284,7 @@ class StreamState:
         return [name for task, name in enumerate(self.settings.tasks) if len(self.progress.in_state(task, DEAD))]
 
     def labels(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:
-        """GroupCounts, versions and tags of these rows, in the form of a delivery."""
+        """Groups, versions and tags of these rows, in the form of a delivery."""
         places = self.rows.places(rows)
         named = self.groups.names(self.metadata.groups(places))
         tags = {name: values.tolist() for name, values in self.metadata.tags(places).items()}
@@ -308,6 +308,16 @@ class StreamState:
     def lengths(self, rows: Index, column: str) -> Index:
         """The lengths of these rows in a ragged column; 0 if unknown."""
         return self.metadata.lengths(self.rows.places(rows), column)
+
+    def whole_groups(self, task: int, rows: Index) -> Index:
+        """These rows and the others of their groups that are pending for the task, ready or not; rows in progress are
+        left out."""
+        numbers = np.unique(self.metadata.groups(self.rows.places(rows)))
+        others = self.metadata.in_groups(numbers[numbers >= 0].tolist())
+        others = others[~np.isin(others, list(self.unfinished.begun))]
+        places = self.rows.places(others)
+        pending = self.progress.states(places, len(others))[task] == PENDING
+        return np.union1d(rows, others[pending & ~self.progress.dropped(places, len(others))])
 
     def in_groups(self, names: Sequence[Any]) -> Index:
         """The rows of these groups. Raises Misuse for a group without rows."""

@@ -109,6 +109,23 @@ class StreamProgress:
                 break
         return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
 
+    def blocked(self, task: int, columns: tuple[str, ...]) -> Index:
+        """The rows that are pending for the task and will not get all of these columns: they are dead letters of
+        another task, and no other task has them to do."""
+        need = self._rows.schema.mask(columns)
+        found: list[Index] = []
+        for page in self._rows.pages.values():
+            sheet = self._sheet(page)
+            states = sheet.state[:, : page.count]
+            flags = (states == DEAD).any(axis=0)
+            if flags.any():
+                open_to = np.count_nonzero((states == PENDING) | (states == LEASED), axis=0)
+                flags &= (states[task] == PENDING) & (open_to == 1) & page.present & ~sheet.dropped[: page.count]
+                if need is not None:
+                    flags &= (page.columns[: page.count] & need) != need
+                found.append(np.flatnonzero(flags) + page.first)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
+
     def still_ready(self, task: int, columns: tuple[str, ...], rows: Index) -> Index:
         """The rows among these that are ready now, without duplicates."""
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]

@@ -35,6 +35,7 @@ def look(leader: StreamLeader, asked: r.Look, now: float) -> r.CandidateRows:
     leased, wants = leader.leased, SamplerInputs(asked.lengths, asked.tags)
     task, rows = leased.settings.task(asked.task), _NONE
     if leased.leases.waiting(task, asked.who) is None:
+        leased.expire_blocked(task, needed(asked.columns, wants))
         if leader.changes > asked.seen:
             rows = leased.partition.progress.ready(task, needed(asked.columns, wants), max(0, asked.most))
         if not len(rows):

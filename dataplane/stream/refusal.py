@@ -29,7 +29,10 @@ def _why(leased: LeasedRows, entry: AppendSize) -> str:
     behind = leased.partition.behind()
     if not behind and (dead := leased.partition.dead_letters()):
         return f"{why}; it holds dead letters of {', '.join(dead)}, which are there until they are dropped"
-    return f"{why}; it waits for {', '.join(behind)}" if behind else why
+    acks = (
+        f"it waits for acks of {', '.join(map(repr, behind))}: give it a longer timeout, or the stream a higher limit"
+    )
+    return f"{why}; {acks}" if behind else why
 
 
 def _holders(leased: LeasedRows) -> Iterator[dict[str, Any]]:

@@ -66,7 +66,10 @@ def choose(
         whole = whole or len(ready) < window
         shown = candidates(partition, demand.task, ready, demand.sampler, now, closed=closed, whole=whole)
         choice = checked(demand.sampler.choose(shown, demand.rows), shown, demand.rows)
-        expire(demand.task, ready[choice.expired])
+        stale = ready[choice.expired]
+        if len(stale) and getattr(demand.sampler, "group_size", None):
+            stale = partition.whole_groups(demand.task, stale)
+        expire(demand.task, stale)
         if choice.full or whole or len(choice.rows) >= demand.rows:
             chosen: Index = ready[choice.rows]
             enough = least(partition, demand, closed=closed)  # computed again: fewer are left if some have expired

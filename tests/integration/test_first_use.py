@@ -240,6 +240,64 @@ def test_a_dead_row_that_was_dropped_and_made_again_is_not_told_of_at_the_end(pl
     assert [delivery.get()["x"].to_list() for delivery in done] == [[1], [5]]
 
 
+# Rows that another task gave up
+
+
+class Oldest:
+    """A sampler that runs in the client."""
+
+    def choose(self, candidates: dp.Candidates, want: int) -> list[int]:
+        return list(range(min(want, len(candidates.version))))
+
+
+def scored(plane: dp.Plane) -> dp.Stream:
+    """Two groups of two, of which one row is a dead letter of "reward" and never has its column."""
+    stream = plane.stream("rollouts", tasks=["reward", "trainer"], max_deliveries=1)
+    stream.append({"x": [0, 1, 2, 3]}, keys=list("abcd"), group=["p", "p", "q", "q"])
+    for _ in range(4):
+        delivery = stream.consume("reward", rows=1, columns=["x"])
+        if delivery.keys == ["b"]:
+            delivery.nack("out of memory")
+        else:
+            stream.extend(delivery.ref, {"reward": [1.0]})
+            delivery.ack()
+    return stream
+
+
+@pytest.mark.parametrize(
+    ("sampler", "done"),
+    [(None, [0, 2, 3]), (Oldest(), [0, 2, 3]), (dp.CompleteGroups(2), [2, 3])],
+    ids=["fifo", "own", "groups"],
+)
+def test_the_end_does_not_wait_for_a_row_that_another_task_gave_up(
+    plane: dp.Plane, sampler: dp.Sampler | None, done: list[int]
+) -> None:
+    stream = scored(plane)
+    stream.close()
+    found = []
+    with pytest.raises(dp.Closed) as told:
+        for delivery in stream.deliveries(
+            "trainer", rows=2, min_rows=1, columns=["x", "reward"], sampler=sampler, at_end="raise", timeout=30
+        ):
+            found += delivery.get()["x"].to_list()
+    assert found == done
+    assert told.value.expired == 4 - len(done), "the row, or its whole group"
+    assert stream.dead_letters("reward").keys == ["b"], "it can still be looked at"
+
+
+def test_a_group_that_waits_for_too_long_expires_with_its_rows_that_are_not_ready(plane: dp.Plane) -> None:
+    stream = scored(plane)
+    how: dict[str, Any] = {"rows": 2, "columns": ["x", "reward"]}
+    with stream.consume("trainer", **how, sampler=dp.CompleteGroups(2)) as delivery:
+        assert delivery.groups == ["q", "q"]
+    with pytest.raises(dp.NotReady, match=r"1 are dead letters of task 'reward'.*dead_letters\('reward'\)"):
+        stream.consume("trainer", **how, sampler=dp.CompleteGroups(2), timeout=0.1)
+    with pytest.raises(dp.NotReady):
+        stream.consume("trainer", **how, sampler=dp.CompleteGroups(2, timeout=0.0), timeout=0.1)
+    its = stream.stats()["task"]["trainer"]
+    assert (its["expired"], its["left"]) == (2, 0)
+
+
 # In another process
 
 
