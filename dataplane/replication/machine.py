@@ -23,10 +23,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StateMachine(ABC):
-    """The state of one partition. Called by its replica only, never concurrently. `tells`: whether a node is notified
-    when a request of it that waited in vain may be served."""
-
-    tells = True
+    """The state of one partition. Called by its replica only, never concurrently."""
 
     waits: Callable[[], Iterable[bytes]] = staticmethod(tuple)
     """Returns the requests that wait at the driver. The driver sets this."""

@@ -40,8 +40,6 @@ _OF_CLIENTS = (r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)
 class TableMachine(StateMachine):
     """See the module."""
 
-    tells = False  # a client whose request waited in vain may simply repeat it
-
     def __init__(self, name: str) -> None:
         self.name = name
         self._begin()

@@ -29,7 +29,6 @@ Keep = Callable[[str, Sequence[ShardKey], Deadline], Awaitable[None]]
 _ASK_S = 5.0
 _KEEP_S = 10.0
 _AGAIN_S = (0.25, 5.0)  # the first and the longest pause between attempts to send a message to another node
-_REF_BYTES = 1 << 20  # approximate bytes of encoded references in one message
 
 MAX_CLAIMS = 1 << 16
 """The most claims of other nodes whose outcome is not known here yet."""
@@ -39,25 +38,26 @@ class RetainedClaim:
     """Columns that are retained for a holder. The claim ends with `taken`, after which the holder releases the columns
     itself, or with `release`."""
 
-    def __init__(self, holders: ColumnHolders, needs: list[Need], nodes: Sequence[bytes], number: int) -> None:
+    def __init__(self, holders: ColumnHolders, need: Need, nodes: Sequence[bytes], number: int) -> None:
+        self.number = number
         self._holders = holders
-        self._needs = needs
+        self._need: Need | None = need
         self._nodes = nodes
-        self._number = number
 
     def taken(self) -> None:
         """End the claim: the holder has taken the columns, and releases them itself later."""
-        self._holders.tell(self._nodes, self._number, taken=True)
-        self._nodes = ()
-        self._needs = []
+        self._end(taken=True)
 
     def release(self) -> None:
-        """Release the columns: the holder did not take them. Idempotent."""
-        for need in self._needs:
+        """Release the columns: the holder did not take them. Idempotent, and without effect after `taken`."""
+        self._end(taken=False)
+
+    def _end(self, *, taken: bool) -> None:
+        need, self._need = self._need, None
+        if need is not None and not taken:
             self._holders.retained.release(need)
-        self._holders.tell(self._nodes, self._number, taken=False)
+        self._holders.tell(self._nodes, self.number, taken=taken)
         self._nodes = ()
-        self._needs = []
 
 
 class ColumnHolders:
@@ -81,54 +81,35 @@ class ColumnHolders:
     async def claim(
         self,
         holder: str,
-        refs: Sequence[BatchRef],
+        ref: BatchRef,
         copies: Iterable[bytes] = (),
         until: Deadline | None = None,
         *,
         rows: int = 0,
     ) -> RetainedClaim:
-        """Retain the columns of these references for a holder, on all nodes that store them and on the nodes with
-        `copies`. `rows`: number of new rows that have the columns. `until`: if the holder has not reported its needs to
-        this node since the node's restart, the deadline to wait for that. Raises Freed, Corrupt, LimitExceeded,
-        OwnerDied, PeerUnavailable; then nothing is retained."""
-        needs: list[Need] = []
-        others = self._others(refs, copies)
-        claim = RetainedClaim(self, needs, list(others), next(self._numbers))
+        """Retain the columns of a reference for a holder, on all nodes that store them and on the nodes with `copies`.
+        `rows`: number of new rows that have the columns. `until`: if the holder has not reported its needs to this node
+        since the node's restart, the deadline to wait for that. Raises Freed, Corrupt, LimitExceeded, OwnerDied,
+        PeerUnavailable; then nothing is retained."""
+        nodes = [node for node in dict.fromkeys((*(node for node, _ in ref.shards()), *copies)) if node != self._me]
+        need = self.retained.retain(holder, ref, rows)
+        claim = RetainedClaim(self, need, nodes, next(self._numbers))
         try:
-            for ref in refs:
-                needs.append(self.retained.retain(holder, ref, rows))
             if is_durable(holder):
-                await self._persist(holder, needs, until)
-            for node, batches in others.items():
-                for batch in batches:
-                    asked = pm.RetainColumns(self._peers.next_id(), self._me, claim._number, holder, batch)
-                    await self._peers.request(self._address(node), asked, Done, _ASK_S)
+                await self._persist(need, until)
+            encoded = [ref.encode()] if nodes else []
+            for node in nodes:
+                asked = pm.RetainColumns(self._peers.next_id(), self._me, claim.number, holder, encoded)
+                await self._peers.request(self._address(node), asked, Done, _ASK_S)
         except BaseException:
             claim.release()
             raise
         return claim
 
-    async def _persist(self, holder: str, needs: Sequence[Need], until: Deadline | None = None) -> None:
+    async def _persist(self, need: Need, until: Deadline | None = None) -> None:
         if self._keep is None:
             raise Misuse("this node keeps nothing: start it with --data-dir DIR to write to what is durable")
-        await self._keep(holder, [key for need in needs for key in need.shards], until or Deadline.after(_KEEP_S))
-
-    def _others(self, refs: Sequence[BatchRef], copies: Iterable[bytes]) -> dict[bytes, list[list[bytes]]]:
-        """By other node: the encoded references of which it stores columns or has copies, in batches of one message
-        each."""
-        found: dict[bytes, list[list[bytes]]] = {}
-        copies = tuple(copies)
-        for ref in refs:
-            encoded = b""
-            for node in dict.fromkeys((*(node for node, _ in ref.shards()), *copies)):
-                if node == self._me:
-                    continue
-                encoded = encoded or ref.encode()
-                batches = found.setdefault(node, [[]])
-                if sum(map(len, batches[-1])) > _REF_BYTES:
-                    batches.append([])
-                batches[-1].append(encoded)
-        return found
+        await self._keep(need.holder, need.shards, until or Deadline.after(_KEEP_S))
 
     def _address(self, node: bytes) -> str:
         address = None if self._members.away(node.hex()) else self._members.address(node.hex())
@@ -156,10 +137,12 @@ class ColumnHolders:
 
     # of others
 
-    async def retain(self, request: pm.RetainColumns) -> None:
-        """Retain columns that another node claims. Raises Freed, Corrupt, LimitExceeded; for a durable partition also
-        Backpressure, Misuse. Raises PeerUnavailable if that node is not a member yet, since this node would not notice
-        its end."""
+    def retain(self, request: pm.RetainColumns) -> Awaitable[None] | None:
+        """Retain columns that another node claims, at once, so that a release that arrives next finds the claim. If the
+        partition is durable, returns an awaitable for the columns to be on disk, which raises Backpressure, Misuse.
+
+        Raises Freed, Corrupt, LimitExceeded; PeerUnavailable if that node is not a member yet, since this node would
+        not notice its end."""
         if self._members.away(request.node.hex()):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if len(self._claimed) >= MAX_CLAIMS:
@@ -171,8 +154,11 @@ class ColumnHolders:
         needs = self._claimed.setdefault((request.node, request.number), [])
         refs = [BatchRef.decode(encoded) for encoded in request.refs]
         needs.extend(self.retained.retain(request.holder, ref) for ref in refs)
-        if is_durable(request.holder):
-            await self._persist(request.holder, needs)
+        return self._all_persisted([*needs]) if is_durable(request.holder) else None
+
+    async def _all_persisted(self, needs: Sequence[Need]) -> None:
+        for need in needs:
+            await self._persist(need)
 
     def release(self, request: pm.ReleaseColumns) -> None:
         """End the claim of another node: release its columns unless they were taken."""

@@ -16,7 +16,7 @@ from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
-from dataplane.errors import DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import DataplaneError, Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.column_holders import ColumnHolders, Keep, RetainedClaim
 from dataplane.node.clustered.open_streams import (
@@ -28,7 +28,7 @@ from dataplane.node.clustered.open_streams import (
     token_of,
 )
 from dataplane.node.clustered.retained_shards import RetainedShards
-from dataplane.node.clustered.retries import all_of, patiently
+from dataplane.node.clustered.retries import patiently
 from dataplane.node.clustered.session import PartitionSession
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
@@ -113,7 +113,7 @@ class ClusteredStreams:
         rows: int = 0,
     ) -> RetainedClaim:
         """See `interface.StreamService`."""
-        return await self.holders.claim(partition.key, [ref], copies, until, rows=rows)
+        return await self.holders.claim(partition.key, ref, copies, until, rows=rows)
 
     # whole streams
 
@@ -175,7 +175,7 @@ class ClusteredStreams:
         self._dropped(record)
         members = self.partitions.members
         others = [address for node in members.current if node != members.me and (address := members.address(node))]
-        await all_of([self._tell_dropped(address, record) for address in others])
+        await asyncio.gather(*[self._tell_dropped(address, record) for address in others])
 
     async def _tell_dropped(self, address: str, record: Record) -> None:
         said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
@@ -245,7 +245,8 @@ class ClusteredStreams:
         """The answer to another node; None if the request is not about streams. Raises as `RetainedShards.retain`."""
         match request:
             case pm.RetainColumns():
-                return self._retain(request)
+                waits = self.holders.retain(request)
+                return Done(request.id) if waits is None else self._persisted(request, waits)
             case pm.ReleaseColumns():
                 self.holders.release(request)
             case pm.StreamDropped():
@@ -254,8 +255,8 @@ class ClusteredStreams:
                 return None
         return Done(request.id)
 
-    async def _retain(self, request: pm.RetainColumns) -> Message:
-        await self.holders.retain(request)
+    async def _persisted(self, request: pm.RetainColumns, waits: Awaitable[None]) -> Message:
+        await waits
         return Done(request.id)
 
     def _members_changed(self) -> None:
@@ -263,12 +264,6 @@ class ClusteredStreams:
         for node in known - self._known:
             if self.partitions.members.gone(node):
                 self.holders.gone(bytes.fromhex(node))
-
-    async def dropped(self, stream: ClusteredStream) -> bool:
-        """Whether the stream was dropped, according to the coordinator."""
-        with suppress(Unavailable, OutcomeUnknown):
-            await self.partitions.directory.records.read(stream.name)
-        return stream.dropped
 
     async def aclose(self) -> None:
         """Stop. Idempotent."""

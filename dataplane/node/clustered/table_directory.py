@@ -18,7 +18,7 @@ import msgspec
 
 from dataplane.clock import Deadline, monotonic
 from dataplane.cluster.membership import Membership
-from dataplane.coordinator.base import DELETED, Coordinator
+from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Corrupt, Lost, Misuse
 from dataplane.node.clustered.open_streams import token_of
 from dataplane.node.partitions import record as records
@@ -147,14 +147,6 @@ class TableDirectory(Directory):
         self._router.forget(key)
         await self._replicas.delete(key)
         return True
-
-    async def named(self, key: str) -> bool | None:
-        """Whether a record names this partition, according to the coordinator; None if it has no record, as after a
-        wipe. Raises Unavailable, Corrupt."""
-        value = await self._coordinator.read(self.records.key(name_of(key)))
-        if value is None:
-            return None
-        return value != DELETED and records.decode(value).key == key
 
     # Periodic checks
 

@@ -137,7 +137,7 @@ class ClusteredTables:
                 found |= reply.values
         return m.Figures(request.id, {name: found[name] for name in sorted(found)[:TABLES]})
 
-    # Cleanup
+    # Cleanup, also for streams
 
     async def _sweep(self) -> None:
         while True:
@@ -151,18 +151,18 @@ class ClusteredTables:
         """Release the columns of this node that were needed by partitions that no longer exist. Raises Unavailable,
         Corrupt."""
         unknown, self._unknown = self._unknown, {}
+        directories = {kinds.TABLES: self.directory, kinds.STREAMS: self.partitions.directory}
         for key in self.holders.retained.holders:
-            if kinds.kind_of(key) != kinds.TABLES or self.directory.names(key):
+            directory = directories.get(kinds.kind_of(key))
+            if directory is None or directory.names(key):
                 continue
-            named = await self.directory.named(key)
+            exists = await directory.exists(key)
             since = unknown.get(key, monotonic())
-            forgotten = named is None and monotonic() - since >= _UNKNOWN_S and not kinds.is_durable(key)
-            if named is False or forgotten:
+            forgotten = exists is None and monotonic() - since >= _UNKNOWN_S and not kinds.is_durable(key)
+            if exists is False or forgotten:
                 self.holders.retained.drop(key)
-            elif named is None:
+            elif exists is None:
                 self._unknown[key] = since
-            else:
-                await self.directory.records.read(kinds.name_of(key))  # and watch it from here on
 
 
 class TableClient:
@@ -233,7 +233,7 @@ class TableClient:
             return await self._ready(there, request, what, deadline)
         if ref is None:
             return await self._session.ask(there, what, StreamResult)
-        claim = await self._tables.holders.claim(there.key, [ref])
+        claim = await self._tables.holders.claim(there.key, ref)
         result = await self._session.ask(there, what, StreamResult, settled=partial(happened, (claim,)))
         self._staged.kept(request.staged, ref)
         return result

@@ -381,10 +381,6 @@ class LocalStreams:
         stream.end()
         self.freed()
 
-    async def dropped(self, stream: LocalStream) -> bool:
-        """See `interface.StreamService`."""
-        return stream.dropped
-
     async def take_lost(self, request: rm.TakeLostRows, stream: LocalStream, session: LocalSession) -> rm.LostRowsTaken:
         """See `interface.StreamService`."""
         found = await session.ask(stream, r.TakeLost(most=_LOST), r.LostRowsResult)

@@ -22,7 +22,7 @@ from dataplane.coordinator.base import DELETED, Coordinator
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable
 from dataplane.node.partitions import record as records
 from dataplane.node.partitions.hosted import HostedReplica
-from dataplane.node.partitions.record import LostPartition, Record, is_durable, kind_of, name_of
+from dataplane.node.partitions.record import LostPartition, Record, generation_of, is_durable, kind_of, name_of
 from dataplane.node.partitions.records import Records
 from dataplane.node.partitions.replicas import Replicas, forget
 from dataplane.node.partitions.router import Router
@@ -238,6 +238,16 @@ class Directory:
         """The record after the loss of its partition."""
         return record.losing(rows)
 
+    async def exists(self, partition: str) -> bool | None:
+        """Whether this partition exists, according to the coordinator, whose record of it is watched from then on; None
+        if the coordinator knows nothing of it, as after a wipe. A partition that is being restored has no record yet.
+        Raises Unavailable, Corrupt."""
+        record = await self.records.read(name_of(partition))
+        if record is not None and record.generation == generation_of(partition):
+            return record.key == partition
+        value = await self._coordinator.read(self._replicas.key(partition))
+        return None if value is None else value != DELETED and not _all_gone(self._members, partition, value)
+
     async def _died(self, partition: str) -> bool:
         key = self._replicas.key(partition)
         value = await self._coordinator.read(key)
@@ -252,11 +262,7 @@ class Directory:
             self._background.spawn(forget(self._coordinator, key))
             return value == DELETED
         self._forgotten.pop(partition, None)
-        if value == DELETED:
-            return False
-        configuration = decode(value)
-        durable, replicas = is_durable(partition), (configuration.leader, *configuration.followers)
-        return all(self._members.gone(node, durable=durable) for node, _ in replicas)
+        return value != DELETED and _all_gone(self._members, partition, value)
 
     async def take_lost(self, name: str) -> tuple[LostPartition, ...]:
         """The partitions of a stream of which every replica has died. Each is reported once, or again if a report may
@@ -353,3 +359,9 @@ class Directory:
     async def aclose(self) -> None:
         """Stop watching. Idempotent."""
         await self._background.aclose()
+
+
+def _all_gone(members: Membership, partition: str, value: bytes) -> bool:
+    """Whether all replicas of the partition, which has this encoded configuration, have died."""
+    configuration, durable = decode(value), is_durable(partition)
+    return all(members.gone(node, durable=durable) for node, _ in (configuration.leader, *configuration.followers))

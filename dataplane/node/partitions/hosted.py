@@ -70,6 +70,7 @@ class HostedReplica:
         self.recruited: dict[str, float] = {}  # node -> time when it was asked
         self.refused: dict[str, float] = {}  # node -> time when it refused
         self.heard_s = monotonic()
+        self.watching: asyncio.Task[None] | None = None  # the task of the owner that watches the configuration
         self._owner = owner
         self._storage = storage
         self._disk = storage if isinstance(storage, DurableLog) else None

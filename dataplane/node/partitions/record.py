@@ -91,13 +91,18 @@ def is_durable(partition: str) -> bool:
 
 def kind_of(partition: str) -> str:
     """The kind of the partition with this key; empty for an invalid key."""
-    parts = partition.rsplit("/", 2)
-    return parts[1][:1] if len(parts) == 3 else ""
+    return generation_of(partition)[:1]
 
 
 def name_of(partition: str) -> str:
     """The name of the stream or table of the partition."""
     return partition.rsplit("/", 2)[0]
+
+
+def generation_of(partition: str) -> str:
+    """The generation of the stream or table of the partition; empty for an invalid key."""
+    parts = partition.rsplit("/", 2)
+    return parts[1] if len(parts) == 3 else ""
 
 
 @lru_cache(maxsize=1024)

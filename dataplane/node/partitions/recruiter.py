@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
-from dataplane.errors import Corrupt, PeerUnavailable, Rejected
+from dataplane.errors import DataplaneError
 from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import is_durable
@@ -86,7 +86,7 @@ class Recruiter:
 
     async def ask(self, node: str, partition: str) -> int:
         """Make another node create a replica, if it has none. Returns its incarnation. Raises PeerUnavailable,
-        Corrupt."""
+        Corrupt, and Backpressure or DirectoryUnusable if its disk is full or fails."""
         incarnation: int = await self._channel.ask(node, lambda number: m.HostReplica(number, partition), _ASK_S)
         return incarnation
 
@@ -103,7 +103,7 @@ class Recruiter:
     async def _recruit(self, hosted: HostedReplica, node: str) -> None:
         try:
             incarnation = await self.ask(node, hosted.partition)
-        except (PeerUnavailable, Corrupt, Rejected) as error:
+        except DataplaneError as error:  # its disk may be full
             log.info("node %s can not follow in %s: %s", node, hosted.partition, error)
             hosted.recruited.pop(node, None)
             hosted.refused[node] = monotonic()

@@ -18,7 +18,7 @@ from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
-from dataplane.errors import Corrupt, DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable, Rejected
+from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.hosted import EARLY_S, HostedReplica
 from dataplane.node.partitions.record import called, is_durable
@@ -114,7 +114,7 @@ class Replicas:
     # The replicas
 
     def incarnation(self, partition: str) -> int:
-        """The incarnation of the replica here; 0 if there is none, or only a `mute` one that is not durable."""
+        """The incarnation of the replica here; 0 if there is none, or only an `orphaned` one that is not durable."""
         hosted = self._hosted.get(partition)
         return 0 if hosted is None or (hosted.replica.orphaned and not hosted.durable) else hosted.me[1]
 
@@ -125,7 +125,7 @@ class Replicas:
             new = (self.me, secrets.randbits(_INCARNATIONS))
             storage = self._logs(partition, new)
             hosted = self._hosted[partition] = HostedReplica(self, partition, storage, self._machines(partition), new)
-            self.background.spawn(self._watch(hosted))
+            hosted.watching = self.background.spawn(self._watch(hosted))
             self.hosting(partition)
         return hosted
 
@@ -149,7 +149,7 @@ class Replicas:
     async def _follower(self, partition: str, node: str) -> ReplicaId | None:
         try:
             return await self._new(partition, node)
-        except (PeerUnavailable, Corrupt, Rejected) as error:
+        except DataplaneError as error:
             log.info("node %s can not follow in %s: %s", node, partition, error)
             return None
 
@@ -167,6 +167,8 @@ class Replicas:
             del self._hosted[hosted.partition]
         if not hosted.closed:
             hosted.close()
+            if hosted.watching is not None:
+                hosted.watching.cancel()
             if forget:
                 hosted.remove()
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
@@ -64,13 +66,18 @@ class Router:
         kept: DataplaneError = PeerUnavailable(f"no leader of {called(partition)} was found")
         pause_s = _SHORT_S
         silent: set[str] = set()
+        how: dict[str, Any] = {"partition": partition, "request": request, "queue": queue, "gives": late is not None}
         while True:
             node = ""
             try:
                 node = await self._leader(partition, silent)
                 wait = min(wait_s, deadline.remaining_s)
                 most = min(TRY_S if unknown is None else TRY_S / 2, deadline.remaining_s) + wait
-                return await self._once(node, partition, request, most, queue, wait, late)
+                if node == self._replicas.me:
+                    return await self._replicas.request(partition, request, most, queue, wait, late)
+                asked = partial(m.Ask, **how, wait_s=wait)
+                answer: bytes = await self._channel.ask(node, asked, most, late)
+                return answer
             except NotLeader as error:
                 kept = error
                 self._leaders.pop(partition, None)
@@ -95,25 +102,6 @@ class Router:
                 raise PeerUnavailable(f"the leader of {called(partition)} has not answered in time: {kept}") from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
-
-    async def _once(
-        self,
-        node: str,
-        partition: str,
-        request: bytes,
-        timeout_s: float,
-        queue: str,
-        wait_s: float,
-        late: Late | None,
-    ) -> bytes:
-        if node == self._replicas.me:
-            return await self._replicas.request(partition, request, timeout_s, queue, wait_s, late)
-
-        def asked(number: int) -> m.Ask:
-            return m.Ask(number, partition, request, queue, wait_s, late is not None)
-
-        result: bytes = await self._channel.ask(node, asked, timeout_s, late)
-        return result
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
         """The node to ask. It is the known leader or, if that is in `silent`, another replica, which may know the

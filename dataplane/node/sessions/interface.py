@@ -142,9 +142,6 @@ class StreamService(Protocol):
     async def drop(self, stream: Any) -> None:
         """Drop the stream."""
 
-    async def dropped(self, stream: Any) -> bool:
-        """Whether the stream was dropped."""
-
     async def take_lost(self, request: rm.TakeLostRows, stream: Any, session: Any) -> rm.LostRowsTaken:
         """Lost rows, each reported once."""
 

@@ -24,6 +24,7 @@ from dataplane.stream import requests as r
 from dataplane.wire import partition_messages as pt
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
+from dataplane.wire.messages import Done
 from tests.unit.node.clustered.streambench import StreamBench, clients, ids, stream_nodes, streaming
 from tests.unit.node.partitions.bench import SETTINGS, until
 from tests.unit.node.partitions.test_returning import absent, back
@@ -231,6 +232,16 @@ async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> Non
         (key,) = kept.shards()
         third.needed.recovered({key[1]: key})  # which frees what nobody needs
         assert third.kept == before
+
+
+async def test_a_claim_and_its_release_that_are_read_together_leave_nothing() -> None:
+    async with streaming(2) as (leader, (node,)):
+        client = clients([node])[0]
+        before, key = node.retained.holders, client.partition.key
+        claim = pm.RetainColumns(1, leader.id, 7, key, [client.put(1).encode()])
+        answers = [node.service.answer(each) for each in (claim, pm.ReleaseColumns(2, leader.id, 7, False))]
+        assert answers == [Done(1), Done(2)]
+        assert node.retained.holders == before
 
 
 async def test_a_stream_whose_replicas_have_all_died_goes_on_and_says_how_many_rows_went() -> None:

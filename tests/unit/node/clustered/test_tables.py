@@ -93,6 +93,17 @@ async def test_a_table_that_was_lost_is_said_to_be_and_another_begins(tmp_path: 
         assert (await left[1].client().look()).keys == ["a"]
 
 
+async def test_columns_for_a_stream_that_others_dropped_are_let_go_where_nobody_opened_it(tmp_path: Path) -> None:
+    async with table_nodes(2, tmp_path) as (node, other):
+        key = f"rollouts/s0/0-{other.name}"  # as of a stream that is being restored: it has no record
+        await other.replicas.create(key, other.name)
+        node.retained.retain(key, node.client().put(1))
+        await node.tables.sweep()
+        assert node.retained.holders == [key], "its partition is there"
+        await other.replicas.delete(key)
+        await until(lambda: not node.retained.holders)
+
+
 async def test_a_partition_that_is_in_use_stays(tmp_path: Path) -> None:
     async with table_nodes(2, tmp_path, idle_s=0.0) as nodes:
         waiting = asyncio.ensure_future(nodes[0].client().ready("x", timeout_s=WAIT_S))
