@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from dataplane.replication.lost_nodes import LostNodes
+
 
 class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Commands to commit, none of them empty; the result of the last answers the request. Without commands, `result`
@@ -75,3 +77,40 @@ class StateMachine(ABC):
     @abstractmethod
     def forget(self) -> None:
         """Drop volatile state, since this replica stops or begins to lead."""
+
+    # Clients that may end, and nodes that store columns of its rows. By default there are none.
+
+    lost_nodes = LostNodes()
+    """The lost nodes."""
+
+    def clients(self) -> Iterable[str]:
+        """The NODE/LIFE prefixes of its clients, without duplicates."""
+        return ()
+
+    def leaving(self, process: str) -> bytes:
+        """The request that removes all clients of a NODE/LIFE. May be repeated."""
+        raise NotImplementedError
+
+    def holders(self) -> Iterable[str]:
+        """The nodes, not lost, that have columns of its rows."""
+        return ()
+
+    def losing(self, node: str) -> bytes:
+        """The request that marks the columns that only this node had as lost. May be repeated."""
+        raise NotImplementedError
+
+    def returning(self, node: str, first: int) -> bytes:
+        """The request that permits columns on a returned node again, in its shards from number `first` on."""
+        raise NotImplementedError
+
+    def waiting(self) -> Iterable[str]:
+        """The nodes whose outboxes are not empty."""
+        return ()
+
+    def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
+        """The oldest entries of the outbox of a node, and the number of the last of them."""
+        raise NotImplementedError
+
+    def telling(self, node: str, told: int) -> bytes:
+        """The request that removes the entries up to this number from the outbox of a node. May be repeated."""
+        raise NotImplementedError

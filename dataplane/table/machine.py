@@ -210,37 +210,30 @@ class TableMachine(StateMachine):
     # Clients
 
     def clients(self) -> Iterable[str]:
-        """The NODE/LIFE prefixes of remembered clients, without duplicates."""
         return {client.rpartition("/")[0] for client in self.sessions.producers}
 
     def leaving(self, process: str) -> bytes:
-        """The request that forgets all clients of a NODE/LIFE."""
         return r.encode_request(r.ForgetClients(node=f"{process}/"))
 
     # Columns in the stores of nodes
 
     def holders(self) -> Iterable[str]:
-        """The nodes that store cells or have outbox entries, and are not lost."""
+        """Also the nodes with outbox entries."""
         return [node.hex() for node in {*self.outboxes.holders, *self.outboxes} if node not in self.lost_nodes]
 
     def losing(self, node: str) -> bytes:
-        """The request that marks the shards of a node as lost."""
         return r.encode_request(r.LoseTableRows(node=bytes.fromhex(node)))
 
     def returning(self, node: str, first: int) -> bytes:
-        """The request that permits columns on a returned node again, in its shards from number `first` on."""
         return r.encode_request(r.ReturnTableRows(node=bytes.fromhex(node), first=first))
 
     def waiting(self) -> Iterable[str]:
-        """The nodes whose outboxes are not empty."""
         return [node.hex() for node in self.outboxes]
 
     def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
-        """The oldest outbox entries of a node, and the number of the last of them."""
         return self.outboxes.first(bytes.fromhex(node), most)
 
     def telling(self, node: str, told: int) -> bytes:
-        """The request that removes entries from an outbox."""
         return r.encode_request(r.TableOutboxReceived(node=bytes.fromhex(node), last=told))
 
     # The state as bytes

@@ -10,7 +10,6 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from dataplane.errors import DataplaneError, OutcomeUnknown
-from dataplane.node.clustered.open_streams import OpenPartition
 from dataplane.node.partitions.record import called
 from dataplane.node.sessions.interface import ASK_S, Outcome
 from dataplane.stream import requests as r
@@ -30,10 +29,10 @@ class Acks:
         self.session = session
         self._unknown: dict[_Key, asyncio.Future[Outcome]] = {}
 
-    async def ack(self, partition: OpenPartition, grant: int, replica: int | None = None) -> None:
+    async def ack(self, partition: str, grant: int, replica: int | None = None) -> None:
         """Acknowledge the rows of a grant. Raises LeaseExpired, Lost; OutcomeUnknown, after which the ack may be
         repeated."""
-        key = partition.key, grant, replica
+        key = partition, grant, replica
         if key in self._unknown:
             await self._again(key)
             return

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataplane.node.clustered import open_streams, table_directory
-from dataplane.node.partitions.record import TABLES, kind_of
+from dataplane.node.partitions.record import TABLES, kind_of, name_of
 from dataplane.replication.machine import StateMachine
+from dataplane.stream.machine import StreamMachine
+from dataplane.table.machine import TableMachine
 
 
 def machine(partition: str) -> StateMachine:
     """The state machine, before its first command."""
-    return table_directory.machine(partition) if kind_of(partition) == TABLES else open_streams.machine(partition)
+    return (TableMachine if kind_of(partition) == TABLES else StreamMachine)(name_of(partition))

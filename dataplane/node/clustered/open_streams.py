@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 
 from dataplane.errors import Closed, Corrupt, LimitExceeded, Misuse
 from dataplane.node.partitions.directory import Directory
-from dataplane.node.partitions.record import Record, name_of
+from dataplane.node.partitions.record import Record
 from dataplane.stream import requests as r
-from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import StreamSettings
 
 MAX_STREAMS = 4096
@@ -48,28 +46,9 @@ def opening(record: Record) -> bytes:
     return r.encode_request(r.Open(settings=settings, mark=record.generation, first=first))
 
 
-def machine(partition: str) -> StreamMachine:
-    """The state machine of the partition with this key, without settings: a new follower knows only the key."""
-    return StreamMachine(name_of(partition))
-
-
 def token_of(name: str) -> bytes:
     """The token of the key of a partition, or of NAME/GENERATION of a stream."""
     return hashlib.blake2b(name.encode(), digest_size=TOKEN_BYTES).digest()
-
-
-@dataclass(frozen=True, slots=True)
-class OpenPartition:
-    """A partition of a stream or a table."""
-
-    key: str
-    token: bytes
-
-    @classmethod
-    def of(cls, record: Record) -> OpenPartition:
-        """The partition of a record, which must have one."""
-        key = record.key or ""
-        return cls(key, token_of(key))
 
 
 class ClusteredStream:
@@ -81,7 +60,6 @@ class ClusteredStream:
         self.token = token_of(f"{record.name}/{record.generation}")
         self.settings = decode_settings(record.settings)
         self._directory = directory
-        self._partition: OpenPartition | None = None
 
     @property
     def dropped(self) -> bool:
@@ -98,14 +76,9 @@ class ClusteredStream:
         return record
 
     @property
-    def partition(self) -> OpenPartition | None:
-        """The partition of the stream; None if it was lost and no other was created yet. Raises Closed."""
-        record = self.record
-        if record.key is None:
-            return None
-        if self._partition is None or self._partition.key != record.key:
-            self._partition = OpenPartition.of(record)
-        return self._partition
+    def partition(self) -> str | None:
+        """The key of the stream's partition; None if it was lost and no other was created yet. Raises Closed."""
+        return self.record.key
 
 
 class OpenStreams:

@@ -35,7 +35,6 @@ from dataplane.errors import (
 )
 from dataplane.node.clustered.acks import Acks
 from dataplane.node.clustered.append_merger import AppendMerger
-from dataplane.node.clustered.open_streams import OpenPartition
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.waiters import NOTHING
@@ -135,7 +134,7 @@ class PartitionSession:
 
     async def ask(
         self,
-        partition: OpenPartition,
+        partition: str,
         request: r.StreamRequest,
         kind: type[R],
         deadline: Deadline | None = None,
@@ -163,7 +162,7 @@ class PartitionSession:
             raise ProtocolMismatch(f"a partition answers a {what} by a {found}")
         return outcome
 
-    async def ack(self, partition: OpenPartition, grant: int, replica: int | None) -> None:
+    async def ack(self, partition: str, grant: int, replica: int | None) -> None:
         """See `acks`."""
         await self._acks.ack(partition, grant, replica)
 
@@ -182,7 +181,7 @@ class PartitionSession:
             outcome: Outcome | None = None
             if self._together is not None and self._together.takes(call.request):
                 assert isinstance(call.request, r.Append), "it takes nothing else"
-                outcome = await self._together.append(call.partition.key, self.client, number, call.request)
+                outcome = await self._together.append(call.partition, self.client, number, call.request)
             if outcome is None:
                 outcome = call.outcome(await self._ask(call, body))
         except (OutcomeUnknown, asyncio.CancelledError):
@@ -211,17 +210,17 @@ class PartitionSession:
 
         return call.outcome(await self._ask(call, body, came))
 
-    def _sequences(self, partition: OpenPartition) -> _Sequences:
-        found = self._asked.get(partition.key)
+    def _sequences(self, partition: str) -> _Sequences:
+        found = self._asked.get(partition)
         if found is None:
             named = self._partitions.router.named
             for key in [key for key, sequences in self._asked.items() if not sequences and not named(key)]:
                 del self._asked[key]  # the partition no longer exists
-            found = self._asked[partition.key] = _Sequences()
+            found = self._asked[partition] = _Sequences()
         return found
 
     async def _ask(self, call: _Call, body: bytes, late: Late | None = None) -> bytes:
-        key, queue, router = call.partition.key, call.waits, self._partitions.router
+        key, queue, router = call.partition, call.waits, self._partitions.router
         try:
             if not queue:
                 # a refused admission is not repeated: it waits in the queue of the leader
@@ -239,7 +238,7 @@ class PartitionSession:
         """Repeat the request under its sequence number until its outcome is known or the partition no longer
         exists."""
         try:
-            call.settle(await self._settled(call.partition.key, body))
+            call.settle(await self._settled(call.partition, body))
         finally:
             sequences.over(number)
 
@@ -256,22 +255,22 @@ class PartitionSession:
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_S[1])
 
-    def soon(self, partition: OpenPartition, request: r.StreamRequest) -> asyncio.Task[Any]:
+    def soon(self, partition: str, request: r.StreamRequest) -> asyncio.Task[Any]:
         """Send a request without waiting for its answer. It is repeated until there is an answer."""
         if type(request) in self._calls.numbered:
             return self.run_soon(lambda: self.ask(partition, request, r.StreamResult))  # `ask` repeats it
         body = r.encode_request(msgspec.structs.replace(request, client=self.client))
-        return self._background.spawn(self._settled(partition.key, body))
+        return self._background.spawn(self._settled(partition, body))
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[Any]:
         """Run `work` in the background. Its errors are ignored."""
         return self._background.spawn(_quietly(work))
 
-    def give_back_soon(self, partition: OpenPartition, grant: int) -> None:
+    def give_back_soon(self, partition: str, grant: int) -> None:
         """Give back rows of a grant that the client never saw. The request has no sequence number, since repeating it
         has no effect, and a client that has ended takes no more sequence numbers."""
         request = r.Nack(client=self.client, grant=grant, seen=False)
-        self._background.spawn(self._settled(partition.key, r.encode_request(request)))
+        self._background.spawn(self._settled(partition, r.encode_request(request)))
 
     def leave(self) -> None:
         """Release the leases of a client that has ended: its rows are delivered to others."""
@@ -295,7 +294,7 @@ class PartitionSession:
 class _Call:
     """A request in flight; see `PartitionSession.ask`."""
 
-    partition: OpenPartition
+    partition: str
     request: r.StreamRequest
     deadline: Deadline | None
     waits: str

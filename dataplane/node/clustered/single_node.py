@@ -23,7 +23,6 @@ from dataplane.node.clustered.open_streams import opening
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.streams import ClusteredStreams
 from dataplane.node.clustered.tables import ClusteredTables
-from dataplane.node.partitions.client_departures import HasClients
 from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import TABLES, decode, is_durable, kind_of, name_of
@@ -92,9 +91,8 @@ class SingleNode:
         await self.tables.directory.read_all(self._coordinator.values())
         await self._columns.recover()
         for hosted in replicas:
-            if isinstance(hosted.machine, HasClients):
-                ended = hosted.machine.leaving(self._me)
-                await self.partitions.router.ask(hosted.partition, ended, Deadline.after(_LEAD_S))
+            ended = hosted.machine.leaving(self._me)
+            await self.partitions.router.ask(hosted.partition, ended, Deadline.after(_LEAD_S))
             if not await self._is_named(hosted.partition):
                 await replicas.delete(hosted.partition)  # its creation or restoration was not completed
         await self._columns.recovered()

@@ -22,7 +22,6 @@ from dataplane.node.clustered.column_holders import ColumnHolders, Keep, Retaine
 from dataplane.node.clustered.open_streams import (
     MAX_STREAMS,
     ClusteredStream,
-    OpenPartition,
     OpenStreams,
     encode_settings,
     token_of,
@@ -58,7 +57,7 @@ class Restoring:
         self.record = record
         self.generation = record.generation
         self.token = token_of(f"{record.name}/{record.generation}")
-        self.partition = OpenPartition.of(record)
+        self.partition = record.key or ""
 
 
 class ClusteredStreams:
@@ -105,7 +104,7 @@ class ClusteredStreams:
 
     async def claim(
         self,
-        partition: OpenPartition,
+        partition: str,
         ref: BatchRef,
         copies: Iterable[bytes] = (),
         until: Deadline | None = None,
@@ -113,7 +112,7 @@ class ClusteredStreams:
         rows: int = 0,
     ) -> RetainedClaim:
         """See `interface.StreamService`."""
-        return await self.holders.claim(partition.key, ref, copies, until, rows=rows)
+        return await self.holders.claim(partition, ref, copies, until, rows=rows)
 
     # whole streams
 
@@ -147,9 +146,9 @@ class ClusteredStreams:
     async def discard(self, restored: Restoring) -> None:
         """See `interface.StreamService`."""
         await patiently(lambda: self.partitions.directory.discard(restored.record))
-        self._retained.drop(restored.partition.key)
+        self._retained.drop(restored.partition)
 
-    async def on(self, stream: ClusteredStream, work: Callable[[OpenPartition], Awaitable[T]]) -> T:
+    async def on(self, stream: ClusteredStream, work: Callable[[str], Awaitable[T]]) -> T:
         """Do `work` with the partition of the stream. If every replica of it has died, create another and use that.
         Raises Closed once the stream is dropped, PeerUnavailable, and the errors of `work`."""
         directory, until = self.partitions.directory, Deadline.after(ASK_S)
@@ -164,7 +163,7 @@ class ClusteredStreams:
             except Lost as error:
                 if type(error) is not Lost or not until.remaining_s:
                     raise
-                key = partition.key
+                key = partition
                 await patiently(lambda key=key: directory.lost(stream.name, key))  # type: ignore[misc]
             await asyncio.sleep(_PAUSE_S)
 

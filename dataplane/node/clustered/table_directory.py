@@ -61,11 +61,6 @@ def past(record: Record | None) -> PastPartitions:
         raise Corrupt(f"the coordinator's record of a table is none: {error}") from None
 
 
-def machine(partition: str) -> TableMachine:
-    """The state machine of the partition with this key."""
-    return TableMachine(name_of(partition))
-
-
 def opening(record: Record) -> bytes:
     """The first request to the partition of a table."""
     return r.encode_request(r.OpenTable(first=past(record).next, changes=secrets.randbits(_CHANGES)))

@@ -25,7 +25,7 @@ from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
 from dataplane.node.clustered.column_holders import ColumnHolders
-from dataplane.node.clustered.open_streams import OpenPartition
+from dataplane.node.clustered.open_streams import token_of
 from dataplane.node.clustered.retries import patiently
 from dataplane.node.clustered.session import PartitionProtocol, PartitionSession
 from dataplane.node.clustered.table_directory import TableDirectory, past
@@ -195,10 +195,10 @@ class TableClient:
             table = await self._table(request, what, deadline)
             if table is None:
                 return rm.TableAnswer(request.id, request.home, _of_none(request.table, what))
-            there = OpenPartition.of(table)
+            there = table.key or ""
             try:
                 result = await self._ask(there, request, what, ref, deadline)
-                return rm.TableAnswer(request.id, there.token, result)
+                return rm.TableAnswer(request.id, token_of(there), result)
             except (Closed, Lost) as error:
                 if type(error) not in (Closed, Lost) or until.remaining_s <= 0:
                     raise
@@ -220,27 +220,25 @@ class TableClient:
             return known
         return await patiently(lambda: directory.made(request.table, durable=durable)) if makes or there else None
 
-    async def _missing(self, request: rm.AskTable, there: OpenPartition) -> None:
+    async def _missing(self, request: rm.AskTable, there: str) -> None:
         """Handle a partition that is not found or ended. Raises OwnerDied if the client's table was lost."""
-        lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there.key))
-        if lost and request.home == there.token:
-            raise _died(request.table, kinds.maker_of(there.key))
+        lost = await patiently(lambda: self._tables.directory.is_lost(request.table, there))
+        if lost and request.home == token_of(there):
+            raise _died(request.table, kinds.maker_of(there))
 
     async def _ask(
-        self, there: OpenPartition, request: rm.AskTable, what: r.FromClient, ref: BatchRef | None, deadline: Deadline
+        self, there: str, request: rm.AskTable, what: r.FromClient, ref: BatchRef | None, deadline: Deadline
     ) -> Any:
         if isinstance(what, r.FindReady):
             return await self._ready(there, request, what, deadline)
         if ref is None:
             return await self._session.ask(there, what, StreamResult)
-        claim = await self._tables.holders.claim(there.key, ref)
+        claim = await self._tables.holders.claim(there, ref)
         result = await self._session.ask(there, what, StreamResult, settled=partial(happened, (claim,)))
         self._staged.kept(request.staged, ref)
         return result
 
-    async def _ready(
-        self, there: OpenPartition, request: rm.AskTable, what: r.FindReady, deadline: Deadline
-    ) -> r.RowNumbers:
+    async def _ready(self, there: str, request: rm.AskTable, what: r.FindReady, deadline: Deadline) -> r.RowNumbers:
         waits = partial(_queue, what) if deadline.remaining_s > 0 else None
         try:
             return await self._session.ask(there, what, r.RowNumbers, deadline if waits else None, waits=waits)

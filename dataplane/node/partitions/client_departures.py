@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
-from typing import Protocol, runtime_checkable
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
@@ -29,17 +27,6 @@ REPLACED_S = 60.0
 """A durable partition may have clients of an incarnation that this node never saw, since all nodes were restarted in
 between. Such an incarnation counts as ended once its node has been a member with another one for these seconds: if it
 were a newer one, this node would have seen it within that time."""
-
-
-@runtime_checkable
-class HasClients(Protocol):
-    """A state machine with leases or permits of clients."""
-
-    def clients(self) -> Iterable[str]:
-        """The NODE/LIFE prefixes of its clients, without duplicates."""
-
-    def leaving(self, process: str) -> bytes:
-        """The request that removes all clients of a NODE/LIFE. May be repeated."""
 
 
 class ClientDepartures:
@@ -98,17 +85,14 @@ class ClientDepartures:
         """Remove the clients of ended processes, in the background."""
         now = monotonic()
         for hosted in self._replicas:
-            machine = hosted.machine
-            if not isinstance(machine, HasClients) or not hosted.replica.serves(now):
-                continue
-            for process in machine.clients():
+            for process in hosted.machine.clients() if hosted.replica.serves(now) else ():
                 if (hosted.partition, process) not in self._leaving and self._ended(process):
                     self._leaving.add((hosted.partition, process))
-                    self._background.spawn(self._leave(hosted, machine, process))
+                    self._background.spawn(self._leave(hosted, process))
 
-    async def _leave(self, hosted: HostedReplica, machine: HasClients, process: str) -> None:
+    async def _leave(self, hosted: HostedReplica, process: str) -> None:
         try:
-            await self._replicas.request(hosted.partition, machine.leaving(process), _ASK_S)
+            await self._replicas.request(hosted.partition, hosted.machine.leaving(process), _ASK_S)
         except DataplaneError as error:
             log.info("clients of %s leave %s later: %s", process, hosted.partition, error)
         finally:

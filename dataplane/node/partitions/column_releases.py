@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
@@ -24,7 +23,7 @@ from dataplane.errors import DataplaneError
 from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.replicas import Replicas
-from dataplane.replication.lost_nodes import LostNodes
+from dataplane.replication.machine import StateMachine
 from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
@@ -32,46 +31,6 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.2  # the interval of checks of the outboxes: entries of one interval are sent together
 _ASK_S = 5.0
 _ENTRIES = 1024
-
-
-@runtime_checkable
-class HasColumns(Protocol):
-    """A state machine whose rows have columns in the stores of nodes."""
-
-    def holders(self) -> Iterable[str]:
-        """The nodes that hold columns of its rows."""
-
-    def losing(self, node: str) -> bytes:
-        """The request that marks the columns that only this node had as lost. May be repeated."""
-
-    @property
-    def lost_nodes(self) -> LostNodes:
-        """The lost nodes."""
-
-    def returning(self, node: str, first: int) -> bytes:
-        """The request that permits columns on a returned node again, in its shards from number `first` on."""
-
-    def waiting(self) -> Iterable[str]:
-        """The nodes whose outboxes are not empty."""
-
-    def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
-        """The oldest entries of the outbox of a node, and the number of the last of them."""
-
-    def telling(self, node: str, told: int) -> bytes:
-        """The request that removes the entries up to this number from the outbox of a node. May be repeated."""
-
-
-_kinds: dict[type, bool] = {}
-"""Whether a type of state machine has columns. Cached: the check takes as long as deciding a command."""
-
-
-def _columns_of(hosted: HostedReplica) -> HasColumns | None:
-    machine: Any = hosted.machine
-    kind = type(machine)
-    has = _kinds.get(kind)
-    if has is None:
-        has = _kinds[kind] = isinstance(machine, HasColumns)
-    return machine if has else None
 
 
 Settled = Callable[[str, int, tuple[bytes, ...]], None]
@@ -115,8 +74,8 @@ class ColumnReleases:
         self._seen.pop(partition, None)
 
     def _look_at(self, hosted: HostedReplica) -> None:
-        machine = _columns_of(hosted)
-        if machine is None or not hosted.replica.serves(monotonic()):
+        machine = hosted.machine
+        if not hosted.replica.serves(monotonic()):
             return
         for node in machine.holders():
             if self._members.gone(node, durable=hosted.durable) and (hosted.partition, node) not in self._changing:
@@ -134,8 +93,8 @@ class ColumnReleases:
 
     def _performed(self, hosted: HostedReplica) -> None:
         """After a command of a partition that is led here, send new entries to this node."""
-        machine = _columns_of(hosted)
-        if machine is None or not hosted.replica.serves(monotonic()):
+        machine = hosted.machine
+        if not hosted.replica.serves(monotonic()):
             return
         if self._me in machine.waiting():
             self._tell_here(hosted, machine)
@@ -144,7 +103,7 @@ class ColumnReleases:
             self._seen[hosted.partition] = epoch
             asyncio.get_running_loop().call_soon(self._look_at, hosted)
 
-    def _tell_here(self, hosted: HostedReplica, machine: HasColumns) -> None:
+    def _tell_here(self, hosted: HostedReplica, machine: StateMachine) -> None:
         entries, last = machine.outbox(self._me, _ENTRIES)
         before = self._told.get(hosted.partition, 0)
         if last > before or not before:
@@ -162,7 +121,7 @@ class ColumnReleases:
         self._changing.add((hosted.partition, node))
         hosted.request(request, done)
 
-    async def _tell(self, hosted: HostedReplica, machine: HasColumns, node: str) -> None:
+    async def _tell(self, hosted: HostedReplica, machine: StateMachine, node: str) -> None:
         """Send a node its outbox, one message at a time."""
         try:
             while not hosted.closed and hosted.replica.leads:

@@ -18,7 +18,8 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
-from dataplane.node.clustered.open_streams import ClusteredStream, machine, opening
+from dataplane.node.clustered.machines import machine
+from dataplane.node.clustered.open_streams import ClusteredStream, opening
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.session import PartitionSession
 from dataplane.node.clustered.streams import ClusteredStreams

@@ -14,7 +14,7 @@ from dataplane.clock import Deadline
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.clustered.column_holders import ColumnHolders
-from dataplane.node.clustered.table_directory import machine
+from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.table import requests as t

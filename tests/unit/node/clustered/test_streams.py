@@ -237,7 +237,7 @@ async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> Non
 async def test_a_claim_and_its_release_that_are_read_together_leave_nothing() -> None:
     async with streaming(2) as (leader, (node,)):
         client = clients([node])[0]
-        before, key = node.retained.holders, client.partition.key
+        before, key = node.retained.holders, client.partition
         claim = pm.RetainColumns(1, leader.id, 7, key, [client.put(1).encode()])
         answers = [node.service.answer(each) for each in (claim, pm.ReleaseColumns(2, leader.id, 7, False))]
         assert answers == [Done(1), Done(2)]

@@ -1,11 +1,8 @@
-"""A small stream, with what the drivers ask of a state machine besides: queues, and an outbox, which is empty."""
+"""A small stream, with what the drivers ask of a state machine besides: queues."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from dataplane.node.partitions.record import Record
-from dataplane.replication.lost_nodes import LostNodes
 from dataplane.replication.machine import Decision
 from tests.simulation.machine import (
     Lease,
@@ -60,15 +57,3 @@ class Machine(StreamMachine):
 
     def apply(self, command: bytes) -> bytes:
         return b"done" if command[:1] == _ADMIN else super().apply(command)
-
-    # Nobody has columns, so nobody is told of any
-
-    lost_nodes = LostNodes()
-
-    def holders(self) -> Iterable[str]:
-        return ()
-
-    waiting = holders
-
-    def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
-        return (), 0
