@@ -47,7 +47,7 @@ def errors(section: str) -> Iterator[tuple[str, str, str]]:
                 exec(compile(ast.Module([last], []), "mistakes.txt", "exec"), names)
             except Exception as error:
                 found = f"{type(error).__name__}: {error}".replace(there, "DIRECTORY")
-            yield code, listed, re.sub(r"\b\d+\.\d s\b", "0.1 s", found)
+            yield code, listed, re.sub(r"\b\d+\.\d+ s\b", "0.1 s", found)
 
 
 def fits(listed: str, found: str) -> bool:
