@@ -362,7 +362,7 @@ class Connection:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(
                 f"the node at {self.address} has gone, with all that it held: close this plane, connect to the node"
-                " that runs now, and put it again",
+                " that runs now (an integration connects at its next init() or call), and put it again",
                 address=self.address,
             )
         self._gone = gone = self._gone or error

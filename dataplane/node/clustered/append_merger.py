@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,15 +41,6 @@ class _WaitingAppend(NamedTuple):
     future: asyncio.Future[int | None]
 
 
-@dataclass(slots=True)
-class _Queue:
-    """The appends to one partition."""
-
-    waiting: list[_WaitingAppend] = field(default_factory=list)
-    busy: bool = False
-    """Whether a flush is scheduled or a request is in flight."""
-
-
 class AppendMerger:
     """The merged appends of one node. `me`: the node."""
 
@@ -58,7 +48,8 @@ class AppendMerger:
         self._me = me
         self._router = router
         self._background = background
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, list[_WaitingAppend]] = {}
+        """By partition, the appends that wait; there is none if no request is in flight and no flush is scheduled."""
 
     def takes(self, asked: r.StreamRequest) -> bool:
         """Whether this append may be merged: a few rows without keys, stored in one shard of this node."""
@@ -70,35 +61,32 @@ class AppendMerger:
     async def append(self, partition: str, client: str, sequence: int, asked: r.Append) -> r.AppendResult | None:
         """Append together with others. Returns None if the append has to be sent alone. Raises PeerUnavailable,
         OutcomeUnknown."""
-        queue = self._queues.setdefault(partition, _Queue())
-        waiting = _WaitingAppend(client, sequence, asked, asyncio.get_running_loop().create_future())
-        queue.waiting.append(waiting)
-        self._schedule(partition, queue)
+        loop = asyncio.get_running_loop()
+        if partition not in self._queues:
+            self._queues[partition] = []
+            loop.call_soon(self._flush, partition)
+        waiting = _WaitingAppend(client, sequence, asked, loop.create_future())
+        self._queues[partition].append(waiting)
         first = await waiting.future
         return None if first is None else r.AppendResult(first, len(asked.ref), True)
 
-    def _schedule(self, partition: str, queue: _Queue) -> None:
-        if not queue.busy:
-            queue.busy = True
-            asyncio.get_running_loop().call_soon(self._flush, partition, queue)
-
-    def _flush(self, partition: str, queue: _Queue) -> None:
+    def _flush(self, partition: str) -> None:
         """Send in one request the first waiting append and those behind it that can be merged with it."""
-        waiting = [each for each in queue.waiting if not each.future.done()]  # the others were cancelled
+        waiting = [each for each in self._queues[partition] if not each.future.done()]  # the others were cancelled
         kind = _kind(waiting[0].asked) if waiting else None
         some: dict[tuple[ShardKey, ...], _WaitingAppend] = {}
-        queue.waiting = []
+        left = self._queues[partition] = []
         for each in waiting:
             alike = len(some) < _MOST and _kind(each.asked) == kind
             # an append of rows of a shard that another append of this request has is not merged either
             if not alike or some.setdefault(each.asked.ref.shards(), each) is not each:
-                queue.waiting.append(each)
+                left.append(each)
         if some:
-            self._background.spawn(self._ask(partition, queue, [*some.values()]))
+            self._background.spawn(self._ask(partition, [*some.values()]))
         else:
             del self._queues[partition]
 
-    async def _ask(self, partition: str, queue: _Queue, some: Sequence[_WaitingAppend]) -> None:
+    async def _ask(self, partition: str, some: Sequence[_WaitingAppend]) -> None:
         first: int | None = None
         error: DataplaneError | None = None
         try:
@@ -106,7 +94,7 @@ class AppendMerger:
         except (OutcomeUnknown, PeerUnavailable) as unknown:
             error = unknown
         except asyncio.CancelledError:  # the node ends
-            for each in (*some, *queue.waiting):
+            for each in (*some, *self._queues[partition]):
                 each.future.cancel()
             raise
         for each in some:
@@ -115,10 +103,10 @@ class AppendMerger:
             elif not each.future.done():
                 each.future.set_result(first)
             first = None if first is None else first + len(each.asked.ref)
-        for each in queue.waiting if error is not None else ():  # each has a deadline of its own
+        for each in self._queues[partition] if error is not None else ():  # each has a deadline of its own
             if not each.future.done():
                 each.future.set_result(None)
-        self._flush(partition, queue)
+        self._flush(partition)
 
     async def _first(self, partition: str, some: Sequence[_WaitingAppend]) -> int | None:
         """The number of the first row; None if the partition refuses the merged appends."""

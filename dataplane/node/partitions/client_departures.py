@@ -23,7 +23,7 @@ _LOOK_S = 0.25
 _ASK_S = 5.0
 _REMEMBERED = 4096  # the most ended incarnations that are remembered
 
-REPLACED_S = 60.0
+_REPLACED_S = 60.0
 """A durable partition may have clients of an incarnation that this node never saw, since all nodes were restarted in
 between. Such an incarnation counts as ended once its node has been a member with another one for these seconds: if it
 were a newer one, this node would have seen it within that time."""
@@ -32,9 +32,8 @@ were a newer one, this node would have seen it within that time."""
 class ClientDepartures:
     """See the module. `run` works until cancelled."""
 
-    def __init__(self, members: Membership, replicas: Replicas, *, replaced_s: float = REPLACED_S) -> None:
+    def __init__(self, members: Membership, replicas: Replicas) -> None:
         self._members = members
-        self._replaced_s = replaced_s
         self._replaced: dict[str, float] = {}  # unseen NODE/LIFE of members with another life -> since this time
         self._replicas = replicas
         self._lives: dict[str, str] = {}
@@ -73,7 +72,7 @@ class ClientDepartures:
             return False
         if len(self._replaced) > _REMEMBERED:
             self._replaced.clear()
-        return monotonic() - self._replaced.setdefault(process, monotonic()) >= self._replaced_s
+        return monotonic() - self._replaced.setdefault(process, monotonic()) >= _REPLACED_S
 
     async def run(self) -> None:
         """Work until cancelled."""

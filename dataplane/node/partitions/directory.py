@@ -76,12 +76,7 @@ class Directory:
         self._gone: set[tuple[str, bool]] = set()  # the nodes that were gone at the last check
         self._background = BackgroundTasks()
         self.records = Records(coordinator, self._background, router.forget, prefix)
-        self._wanted, replicas.recruiting.wanted = (
-            replicas.recruiting.wanted,
-            self._followers,
-        )  # called for requests of other nodes
-        self._hosts, replicas.hosting = replicas.hosting, self._hosting
-        self._named, router.named = router.named, self.names
+        replicas.directories[kind] = self
         members.watch(self._came)
         self._came()
 
@@ -98,8 +93,6 @@ class Directory:
 
     def names(self, partition: str) -> bool:
         """Whether a record known here names the partition, or will name it."""
-        if kind_of(partition) != self._kind:
-            return self._named(partition)
         record = self.records.find(name_of(partition))
         return partition in self._prepared or (record is not None and record.key == partition)
 
@@ -272,7 +265,7 @@ class Directory:
         untold = self._untold.pop(key, ())
         while record.lost:
             lost = tuple(dict.fromkeys((*untold, *record.lost)))
-            wanted = record.told(record.lost, secrets.token_hex(8))
+            wanted = record.told(secrets.token_hex(8))
             try:
                 found = await self.records.swap(record, wanted)
             except BaseException:
@@ -344,15 +337,8 @@ class Directory:
             return value is None and (self.records.find(name_of(key)) is not None or is_durable(key))
         return records.decode(value).key == key
 
-    def _hosting(self, partition: str) -> None:
-        if kind_of(partition) == self._kind:
-            self.records.watch(name_of(partition))
-        else:
-            self._hosts(partition)
-
-    def _followers(self, partition: str) -> int:
-        if kind_of(partition) != self._kind:
-            return self._wanted(partition)
+    def followers(self, partition: str) -> int:
+        """The wanted number of followers of a partition."""
         record = self.records.find(name_of(partition))
         return 1 if record is None else record.followers
 

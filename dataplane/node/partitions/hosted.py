@@ -12,8 +12,7 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,6 +26,7 @@ from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import Message
 from dataplane.replication.replica import Replica
 from dataplane.replication.storage import Operation, Storage
+from dataplane.store.durable.log import JournaledLog
 from dataplane.wire import partition_messages as m
 
 if TYPE_CHECKING:
@@ -37,21 +37,6 @@ log = logging.getLogger(__name__)
 _TICK_S = 0.01  # the shortest interval between ticks of a state machine
 EARLY_S = 0.1
 """The most seconds before its deadline at which a replica is ticked, together with others that are due."""
-
-
-@runtime_checkable
-class DurableLog(Protocol):
-    """A `Storage` that outlives the process."""
-
-    @property
-    def refusal(self) -> Backpressure | None:
-        """The error for requests while the disk is full, else None."""
-
-    def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
-        """Write operations after the earlier ones. The future is done once they are on disk."""
-
-    def remove(self) -> None:
-        """Delete the log."""
 
 
 class HostedReplica:
@@ -73,7 +58,7 @@ class HostedReplica:
         self.watching: asyncio.Task[None] | None = None  # the task of the owner that watches the configuration
         self._owner = owner
         self._storage = storage
-        self._disk = storage if isinstance(storage, DurableLog) else None
+        self._disk = storage if isinstance(storage, JournaledLog) else None
         self._numbers = itertools.count(1)
         self._requests: dict[int, Done] = {}
         self._asked: Swap | None = None

@@ -39,11 +39,9 @@ class Partitions:
         logs: Logs = in_memory,
         alone: bool = False,
     ) -> None:
-        me = members.me
         self.members = members
-        self.channel = PartitionChannel(peers, members, members.current[me].life)
+        self.channel = PartitionChannel(peers, members, members.current[members.me].life)
         self.replicas = Replicas(
-            me,
             members,
             self.channel,
             coordinator,

@@ -76,12 +76,9 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         lost = (*self.lost, LostPartition(self.key or "", tuple(rows)))
         return msgspec.structs.replace(self.without(), lost=lost)
 
-    def told(self, lost: Sequence[LostPartition], teller: str) -> Record:
-        """The record without these lost partitions, which the call with the token `teller` reports."""
-        left = tuple(each for each in self.lost if each not in lost)
-        if left == self.lost:
-            return self
-        return msgspec.structs.replace(self, version=self.version + 1, lost=left, teller=teller)
+    def told(self, teller: str) -> Record:
+        """The record without its lost partitions, which the call with the token `teller` reports."""
+        return msgspec.structs.replace(self, version=self.version + 1, lost=(), teller=teller)
 
 
 def is_durable(partition: str) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from dataplane.clock import monotonic
@@ -13,7 +12,7 @@ from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError
 from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.hosted import HostedReplica
-from dataplane.node.partitions.record import is_durable
+from dataplane.node.partitions.record import is_durable, kind_of
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.recruitment import choose
 from dataplane.wire import partition_messages as m
@@ -31,8 +30,6 @@ class Recruiter:
     """The recruits of all partitions that are led here."""
 
     def __init__(self, replicas: Replicas, members: Membership, channel: PartitionChannel) -> None:
-        self.wanted: Callable[[str], int] = lambda partition: 1
-        """Returns the wanted number of followers of a partition."""
         self._replicas = replicas
         self._members = members
         self._channel = channel
@@ -46,6 +43,11 @@ class Recruiter:
                     self._replicas.background.spawn(self._recruit(hosted, node))
             elif self._unneeded(hosted) and now - hosted.heard_s > _FORGET_S:
                 self._replicas.end(hosted, forget=True)
+
+    def wanted(self, partition: str) -> int:
+        """The wanted number of followers of a partition."""
+        directory = self._replicas.directories.get(kind_of(partition))
+        return 1 if directory is None else directory.followers(partition)
 
     def _unneeded(self, hosted: HostedReplica) -> bool:
         """Whether no configuration names the replica. A durable replica counts as unneeded only if such a configuration

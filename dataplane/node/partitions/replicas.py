@@ -13,6 +13,7 @@ import random
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
@@ -21,7 +22,7 @@ from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.hosted import EARLY_S, HostedReplica
-from dataplane.node.partitions.record import called, is_durable
+from dataplane.node.partitions.record import called, is_durable, kind_of, name_of
 from dataplane.node.partitions.recruiter import Recruiter
 from dataplane.node.partitions.unconfirmed_grants import UnconfirmedGrants
 from dataplane.node.partitions.waiters import NOTHING, Done, WaitingRequest
@@ -31,6 +32,9 @@ from dataplane.replication.machine import StateMachine
 from dataplane.replication.settings import ReplicationSettings
 from dataplane.replication.storage import MemoryStorage, Storage
 from dataplane.wire import partition_messages as m
+
+if TYPE_CHECKING:
+    from dataplane.node.partitions.directory import Directory
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +66,6 @@ class Replicas:
 
     def __init__(
         self,
-        me: str,
         members: Membership,
         channel: PartitionChannel,
         coordinator: Coordinator,
@@ -70,10 +73,9 @@ class Replicas:
         *,
         settings: ReplicationSettings = SETTINGS,
         logs: Logs = in_memory,
-        prefix: str = "partitions/",
         alone: bool = False,
     ) -> None:
-        self.me = me
+        self.me = members.me
         self.settings = settings
         self.alone = alone
         self.coordinator = coordinator
@@ -84,13 +86,12 @@ class Replicas:
         """Called when a replica here may have applied commands."""
         self.retained: Callable[[str], int] = lambda partition: 0
         """Returns the number of rows of a partition that producers here appended and whose columns are retained."""
-        self.hosting: Callable[[str], None] = lambda partition: None
-        """Called when a replica of a partition was created on this node."""
+        self.directories: dict[str, Directory] = {}
+        """The records of partitions, by their kind (`record.kind_of`)."""
         self._members = members
         self._channel = channel
         self._machines = machines
         self._logs = logs
-        self._prefix = prefix
         self._hosted: dict[str, HostedReplica] = {}
         self._asked: dict[tuple[str, int], tuple[HostedReplica, WaitingRequest]] = {}  # waiting requests of other nodes
         self._unconfirmed = UnconfirmedGrants(channel)
@@ -103,7 +104,7 @@ class Replicas:
 
     def key(self, partition: str) -> str:
         """The key of the configuration of the partition at the coordinator."""
-        return self._prefix + partition
+        return f"partitions/{partition}"
 
     def __iter__(self) -> Iterator[HostedReplica]:
         return iter([*self._hosted.values()])
@@ -126,7 +127,8 @@ class Replicas:
             storage = self._logs(partition, new)
             hosted = self._hosted[partition] = HostedReplica(self, partition, storage, self._machines(partition), new)
             hosted.watching = self.background.spawn(self._watch(hosted))
-            self.hosting(partition)
+            if (directory := self.directories.get(kind_of(partition))) is not None:
+                directory.records.watch(name_of(partition))
         return hosted
 
     async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
@@ -275,10 +277,20 @@ class Replicas:
     def _ask_of(self, node: str, asked: m.Ask) -> None:
         def done(outcome: bytes | DataplaneError) -> None:
             self._asked.pop((node, asked.number), None)
+            hosted = self._hosted.get(asked.partition)
+
+            def undoing(result: bytes) -> bytes:
+                return b"" if hosted is None else hosted.machine.undo(asked.request, result)
+
             if isinstance(outcome, bytes):
-                outcome = self._fitting(asked, outcome)
-            if asked.gives and outcome != NOTHING and isinstance(outcome, bytes):
-                self._gave(node, asked, outcome)
+                try:
+                    self._channel.check(outcome)
+                    if hosted is not None and asked.gives and outcome != NOTHING:
+                        self._unconfirmed.gave(node, asked.number, hosted, undoing(outcome))
+                except LimitExceeded as error:  # it is too large for a frame: give back its grant
+                    if hosted is not None and (undo := undoing(outcome)):
+                        asyncio.get_running_loop().call_soon(hosted.request, undo, lambda outcome: None)
+                    outcome = error
             self._channel.answer(node, asked.number, outcome)
 
         if not asked.queue:
@@ -289,24 +301,6 @@ class Replicas:
         if hosted is not None:
             self._asked[node, asked.number] = hosted, waiting
         self.ask(asked.partition, asked.request, done, waiting)
-
-    def _gave(self, node: str, asked: m.Ask, result: bytes) -> None:
-        hosted = self._hosted.get(asked.partition)
-        undoing = b"" if hosted is None else hosted.machine.undo(asked.request, result)
-        if hosted is not None:
-            self._unconfirmed.gave(node, asked.number, hosted, undoing)
-
-    def _fitting(self, asked: m.Ask, result: bytes) -> bytes | DataplaneError:
-        """The result. If it is too large for a frame, give back its grant and return the error."""
-        try:
-            self._channel.check(result)
-        except LimitExceeded as error:
-            hosted = self._hosted.get(asked.partition)
-            undoing = b"" if hosted is None else hosted.machine.undo(asked.request, result)
-            if hosted is not None and undoing:
-                asyncio.get_running_loop().call_soon(hosted.request, undoing, lambda outcome: None)
-            return error
-        return result
 
     def send(self, node: str, item: m.ToReplica) -> None:
         self._channel.say(node, item)

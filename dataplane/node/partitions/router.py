@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,7 +18,7 @@ from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.errors import Backpressure, DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.channel import Late, PartitionChannel
-from dataplane.node.partitions.record import called, is_durable
+from dataplane.node.partitions.record import called, is_durable, kind_of
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.replication.configuration import Configuration, decode
 from dataplane.replication.errors import NotLeader
@@ -44,8 +43,11 @@ class Router:
         self._leaders: dict[str, str] = {}
         self.configurations: dict[str, Configuration] = {}
         """The configurations as last read, by partition."""
-        self.named: Callable[[str], bool] = lambda partition: False
-        """Returns whether a record known here names the partition."""
+
+    def named(self, partition: str) -> bool:
+        """Whether a record known here names the partition."""
+        directory = self._replicas.directories.get(kind_of(partition))
+        return directory is not None and directory.names(partition)
 
     async def ask(
         self,
