@@ -188,9 +188,11 @@ class Directory:
         self._prepared.discard(record.key or "")
 
     async def discard(self, record: Record) -> None:
-        """Give up a prepared stream. Raises Unavailable, OutcomeUnknown."""
+        """Give up a prepared stream, unless `publish` was done after all. Raises Unavailable, OutcomeUnknown."""
         self._prepared.discard(record.key or "")
-        await self._delete(record)
+        published = await self.records.read(record.name)
+        if published is None or published.key != record.key:
+            await self._delete(record)
 
     # Dropping
 

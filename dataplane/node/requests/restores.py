@@ -64,7 +64,7 @@ class Restores:
         restored = self._find(request.stream)
         await self._session.ask(restored.partition, r.FinishRestore(), r.Succeeded)
         await self._service.publish(restored)
-        del self._streams[request.stream]
+        self._streams.pop(request.stream, None)  # the client may have gone meanwhile
         return m.Done(request.id)
 
     def drop(self, token: bytes) -> None:

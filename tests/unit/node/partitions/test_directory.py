@@ -205,3 +205,12 @@ async def test_partitions_that_no_record_names_are_deleted() -> None:
         for node in nodes:
             node.directory._care_s = 0.05
         await until(lambda: not any(node.replicas.find(record.key or "") for node in nodes))
+
+
+async def test_a_restored_stream_that_was_published_is_not_given_up() -> None:
+    """The client may end while the answer to its last request is on its way."""
+    async with benches(1) as [node]:
+        record = await node.directory.prepare(S, b"s")
+        await node.directory.publish(record)
+        await node.directory.discard(record)
+        assert await node.append(record.key or "", "a") == (0,)
