@@ -90,8 +90,9 @@ def loader(
         `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
     Iterating raises NotReady at the deadline; LeaseExpired if a step took longer than the lease, and its rows go to
-    others; Closed if the plane was closed; Misuse, Lost, and whatever `collate` raises. It can be begun again after
-    each. To be used in the process that connected, so not as the dataset of a `DataLoader` with workers.
+    others; Closed if the plane was closed or the stream dropped; Misuse, Lost, and whatever `collate` raises. It can be
+    begun again after each. To be used in the process that connected, so not as the dataset of a `DataLoader` with
+    workers.
     """
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
     how |= {"member": member, "replica": replica, "replicas": replicas, "lease": lease}
@@ -481,6 +482,8 @@ class _Ahead:
                 await self._renew()
             except Closed as error:
                 stream._connection.check()
+                if not error.drained:  # the stream was dropped
+                    raise
                 self.closed = error
                 return None
 

@@ -253,6 +253,16 @@ def test_a_state_has_the_samplers(stream: Stream) -> None:
 # Misuse
 
 
+@pytest.mark.parametrize("at_end", ["ignore", "warn", "raise"])
+def test_a_stream_that_is_dropped_is_told(stream: Stream, at_end: Any) -> None:
+    fill(stream, 4, closed=False)
+    batches = load(stream, at_end=at_end)
+    stream.drop()
+    with pytest.raises(dp.Closed) as caught:
+        list(batches)
+    assert not caught.value.drained
+
+
 def test_a_node_that_dies_is_told(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         stream = plane.stream("rollouts", tasks=["actor"])
