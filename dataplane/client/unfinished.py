@@ -82,6 +82,7 @@ class AsyncRow:
         self._token = token
         self._lease_s = lease_s
         self._pieces = listed.pieces
+        self._released = False
         self._unsure = False  # whether the outcome of the last piece is unknown
         self._last: tuple[dict[str, Any], int, int] | None = None  # the arguments of `finish`
         self._turn = asyncio.Lock()
@@ -188,18 +189,19 @@ class AsyncRow:
     def _require(self) -> None:
         if self.ended:
             raise Misuse(f"the row {self.key!r} was finished, or given up")
+        self._released = False  # the request takes the row again, unless another has it
 
     async def __aenter__(self) -> AsyncRow:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and not self.ended:
-            await self.finish()
-        elif kind is not None and not self.ended:
-            await self.release()
+        if self.ended or self._released:
+            return
+        await (self.finish() if kind is None else self.release())
 
     async def release(self) -> None:
         """Release the row: the next process that resumes it continues it. Does nothing if another process holds it."""
+        self._released = True
         try:
             await self._stream.ask(r.RenewRow(key=self.key, token=self._token, free=True), r.Succeeded)
         except DataplaneError:

@@ -78,6 +78,18 @@ def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: 
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
 
 
+def test_a_row_that_is_released_in_its_block_is_left_in_progress(stream: Any) -> None:
+    with stream.begin("r") as row:
+        row.append({"response_ids": [[1]]})
+        row.release()
+    (listed,) = stream.unfinished()
+    assert (listed.key, listed.pieces, listed.free) == ("r", 1, True)
+    with stream.resume("r") as row:
+        row.release()
+        row.append({"response_ids": [[2]]})  # which takes it again
+    assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
+
+
 @BOTH
 def test_rows_in_progress_are_in_a_checkpoint(plane: Any, stream: Any, tmp_path: Path) -> None:
     row = stream.begin("r", group="g", version=1, columns={"prompt": ["p"]}, tags={"domain": "math"})
