@@ -159,14 +159,16 @@ async def deliveries(
     check_at_end(at_end)
     wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
     ahead: list[asyncio.Task[Delivery]] = []
+    turn = asyncio.Lock()  # one request at a time, so that the first of `ahead` gets the first grant
     context = recorder.context()
 
     async def one() -> Delivery:
-        while True:
-            with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
-                delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
-                stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
-                return delivery
+        async with turn:
+            while True:
+                with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
+                    delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
+                    stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
+                    return delivery
 
     async def first() -> Delivery:
         began = recorder.awaits()

@@ -170,6 +170,31 @@ async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode
         assert (figures["pending"], figures["dead"], figures["waiting"]) == (3, 0, 0)
 
 
+async def test_deliveries_come_in_the_order_in_which_they_were_granted(node: StandingNode) -> None:
+    class Late:
+        """Chooses nothing the first time."""
+
+        calls = 0
+
+        def choose(self, candidates: dp.Candidates, want: int) -> list[int]:
+            self.calls += 1
+            return [] if self.calls == 1 else [0]
+
+    async with dp.aio.connect(node.address) as plane:
+        stream, sampler = await plane.stream("s", ["a"]), Late()
+        await stream.append({"x": [0]})
+        several = stream.deliveries("a", rows=1, columns=["x"], prefetch=1, sampler=sampler)
+        following = asyncio.create_task(anext(several))
+        async with asyncio.timeout(60):
+            while not sampler.calls:
+                await asyncio.sleep(0.001)
+        await stream.append({"x": [1]})
+        found = [(await (await following).get("x"))["x"].to_list()]
+        found.append((await (await anext(several)).get("x"))["x"].to_list())
+        assert found == [[0], [1]]
+        await several.aclose()
+
+
 # What there is
 
 
