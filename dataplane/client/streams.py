@@ -24,7 +24,7 @@ from dataplane.client.reader import Getter
 from dataplane.client.stream_writes import StreamWrites
 from dataplane.client.unfinished import LEASE_S, SPANS, AsyncRow, RowToken, row_lease, row_token
 from dataplane.client.writer import ShardWriter
-from dataplane.errors import DataplaneError, Misuse, NotReady, ProtocolMismatch
+from dataplane.errors import DataplaneError, Misuse, NotReady, OutcomeUnknown, ProtocolMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
 from dataplane.stream.pieces import Listed
@@ -71,6 +71,7 @@ class AsyncStream:
         """How rows and columns are written."""
         self.logged_waits: set[str] = set()
         """The tasks whose wait was logged."""
+        self._unsure: dict[str, int] = {}  # tokens of rows of which it is unknown whether they were begun, by key
         self._appending = 0  # calls in progress, without those in `_gathered`
         self._gathered = self.appender(max_rows=rm.MAX_ROWS, max_delay=0)
 
@@ -375,11 +376,17 @@ class AsyncStream:
 
         Raises as `append`.
         """
-        token, lease_s = row_token(), row_lease(lease)
+        token, lease_s = self._unsure.get(key or "") or row_token(), row_lease(lease)
         first = {**(columns or {}), SPANS: [np.zeros((0, 3), np.int64)]}
         how: dict[str, Any] = {"keys": None if key is None else [key], "group": group, "version": version, "tags": tags}
         said = token, lease_s, arguments.text("a column", tokens)
-        (named,) = await self.writes.append_block(first, **how, timeout=timeout, begin=said)
+        try:
+            (named,) = await self.writes.append_block(first, **how, timeout=timeout, begin=said)
+        except (OutcomeUnknown, asyncio.CancelledError):  # the same call again has the same token, and is done once
+            if key is not None:
+                self._unsure[key] = token
+            raise
+        self._unsure.pop(named, None)
         begun = Listed(0, named, group, version, dict(tags or {}), tokens, 0, [], 0.0, False)
         return AsyncRow(self, begun, token, lease_s)
 

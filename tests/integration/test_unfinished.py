@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,31 @@ def test_a_row_that_is_released_in_its_block_is_left_in_progress(stream: Any) ->
         row.release()
         row.append({"response_ids": [[2]]})  # which takes it again
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
+
+
+@pytest.mark.parametrize("lost", [dp.OutcomeUnknown, asyncio.CancelledError])
+async def test_a_begin_whose_outcome_is_unknown_is_made_again(
+    node: Any, monkeypatch: pytest.MonkeyPatch, lost: type[BaseException]
+) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("rollouts", tasks=["actor"])
+        append = stream.writes.append_block
+
+        async def unanswered(*columns: Any, **how: Any) -> None:
+            await append(*columns, **how)
+            raise lost
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stream.writes, "append_block", unanswered)
+            with pytest.raises(lost):
+                await stream.begin("r", group="g")
+        with pytest.raises(dp.Misuse):
+            await stream.begin("r", group="another")
+        row = await stream.begin("r", group="g")
+        await row.append({"response_ids": [[1]]})
+        assert [each.pieces for each in await stream.unfinished()] == [1]
+        with pytest.raises(dp.Misuse):
+            await stream.begin("r", group="g")
 
 
 @BOTH
