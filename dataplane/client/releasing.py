@@ -27,6 +27,8 @@ def undo(to: Connection, reply: m.Reply) -> None:
         case rm.StreamAnswer(result=r.Delivered() as given):
             nack = r.Nack(grant=given.grant, replica=given.replica, seen=False)
             to.tell(rm.AskStream(to.next_id(), reply.stream, nack))
+        case rm.StreamAnswer(result=r.SnapshotTaken() as taken):
+            to.tell(rm.AskStream(to.next_id(), reply.stream, r.ReleaseSnapshot(snapshot=taken.snapshot)))
         case rm.RowsAdmitted():
             to.tell(rm.ReturnPermit(reply.stream, reply.ticket))
         case sm.ShardStored():

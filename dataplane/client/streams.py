@@ -400,7 +400,12 @@ class AsyncStream:
         one that was begun first among those without a holder; None if there is none. If several call at once, one gets
         it. Raises LeaseExpired, for a key, if another process holds it, or it is no longer in progress."""
         token, lease_s = row_token(), row_lease(lease)
-        reply = await self.ask(r.ResumeRow(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
+        try:
+            reply = await self.ask(r.ResumeRow(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
+        except (OutcomeUnknown, asyncio.CancelledError):
+            if key is not None:
+                self.tell(r.RenewRow(key=key, token=token, free=True))
+            raise
         return AsyncRow(self, reply.rows[0], token, lease_s) if reply.rows else None
 
     async def stats(self) -> Mapping[str, Any]:

@@ -116,6 +116,26 @@ async def test_a_begin_whose_outcome_is_unknown_is_made_again(
             await stream.begin("r", group="g")
 
 
+@pytest.mark.parametrize("lost", [dp.OutcomeUnknown, asyncio.CancelledError])
+async def test_a_row_whose_resume_was_not_answered_is_free(
+    node: Any, monkeypatch: pytest.MonkeyPatch, lost: type[BaseException]
+) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("rollouts", tasks=["actor"])
+        await (await stream.begin("r")).release()
+        ask = stream.ask
+
+        async def unanswered(*asked: Any) -> None:
+            await ask(*asked)
+            raise lost
+
+        with monkeypatch.context() as patched:
+            patched.setattr(stream, "ask", unanswered)
+            with pytest.raises(lost):
+                await stream.resume("r")
+        assert (await stream.resume("r")).key == "r"
+
+
 @BOTH
 def test_rows_in_progress_are_in_a_checkpoint(plane: Any, stream: Any, tmp_path: Path) -> None:
     row = stream.begin("r", group="g", version=1, columns={"prompt": ["p"]}, tags={"domain": "math"})

@@ -16,6 +16,8 @@ import pytest
 import dataplane as dp
 from dataplane.client.connection import Connection
 from dataplane.stream import requests as r
+from dataplane.stream.settings import StreamSettings
+from dataplane.stream.snapshot_format import Head
 from dataplane.table import requests as t
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -158,10 +160,12 @@ async def test_what_the_node_itself_says_of_another_is_passed_on(scripted: Scrip
     assert caught.value.address == "there"
 
 
+HEAD = Head(StreamSettings(("a",)), "", 0, 0, 0, False, [])
 GRANTED: list[tuple[Any, str]] = [
     (lambda i: sm.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),
     (lambda i: sm.Held(i, pack([4, 0, 0, 4096, 0, 0, 5, 0, 0, 64, 0, 0]), [b""], []), "UnpinShards"),
     (lambda i: sm.ShardStored(i, 4), "Free"),
+    (lambda i: rm.StreamAnswer(i, b"s", r.SnapshotTaken(4, HEAD, [])), "AskStream"),
 ]
 
 
@@ -178,7 +182,10 @@ async def test_what_a_cancelled_request_was_granted_is_given_back(
     scripted.channel.send(reply(scripted.asked[0].id))
     await scripted.until(lambda: undone in scripted.kinds())
     (back,) = (request for request in scripted.asked if type(request).__name__ == undone)
-    assert back.shards == ([4] if undone == "Free" else [4, 5])
+    if undone == "AskStream":
+        assert (back.stream, back.asked) == (b"s", r.ReleaseSnapshot(snapshot=4))
+    else:
+        assert back.shards == ([4] if undone == "Free" else [4, 5])
 
 
 async def test_an_answer_to_nothing_ends_the_connection(scripted: Scripted, connection: Connection) -> None:
