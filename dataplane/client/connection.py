@@ -319,7 +319,7 @@ class Connection:
     def tell(self, message: m.Message) -> None:
         """Send a message whose answer, if it has one, is not needed."""
         identifier = getattr(message, "id", 0)
-        if identifier:
+        if identifier and self._channel.open:
             self._pending[identifier] = None
         self._channel.send(message)
 

@@ -288,6 +288,20 @@ async def test_a_node_that_does_not_answer_holds_up_the_close_for_a_bounded_time
         await waiting
 
 
+async def test_what_is_told_to_a_node_that_has_gone_holds_up_no_close(
+    scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 3600.0)
+    await scripted.until(lambda: scripted.channel is not None)
+    assert scripted.channel is not None
+    scripted.channel.close()
+    with pytest.raises(dp.PeerUnavailable):
+        await connection.request(stats(connection), m.Figures, 5.0)
+    connection.tell(sm.Free(connection.next_id(), [4]))
+    async with asyncio.timeout(30):
+        await connection.settle()
+
+
 # Errors and what they hold
 
 
