@@ -31,7 +31,17 @@ from dataplane.client.publishing import Older, Publication
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
 from dataplane.client.weight_map import Place, ReadPlan, Tensors, planned, ranges_of
 from dataplane.clock import Deadline
-from dataplane.errors import Corrupt, Freed, LimitExceeded, Lost, Misuse, NotReady, PeerUnavailable, Retryable
+from dataplane.errors import (
+    Corrupt,
+    Freed,
+    LimitExceeded,
+    Lost,
+    Misuse,
+    NotReady,
+    OutcomeUnknown,
+    PeerUnavailable,
+    Retryable,
+)
 from dataplane.weights.layout import COLUMN, PartLocation, PublishedPart, decode, placement
 from dataplane.weights.slices import Selected
 from dataplane.wire import shard_messages as sm
@@ -109,10 +119,11 @@ class AsyncWeights:
         await self._chunks.upsert(keys, tags=[{"part": page} for page in pages])
         said = {} if len(placed) > _TAG else {PLACED: placed}
         await self._register.upsert([f"p/{number}/{mine}/{ranks}/{len(pages)}"], tags=[said])
-        seen = await self._seen()
-        if number in seen.complete:
-            await self._announce(seen.news)
-            await self._tidy(seen)
+        with suppress(Retryable, OutcomeUnknown):  # it is published: readers look again, and the next version tidies
+            seen = await self._seen()
+            if number in seen.complete:
+                await self._announce(seen.news)
+                await self._tidy(seen)
 
     async def _older(
         self, seen: KnownVersions, version: int, rank: int, ranks: int, deadline: Deadline

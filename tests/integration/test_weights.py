@@ -90,6 +90,19 @@ def test_the_newest_are_kept_and_readers_of_older_ones_are_not_disturbed(plane: 
         weights.publish(4, {"w": torch.zeros(1)})
 
 
+@pytest.mark.parametrize("step", ["_announce", "_tidy"])
+def test_a_version_that_can_be_seen_was_published(plane: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    async def unanswered(*_: object) -> None:
+        raise dp.PeerUnavailable("no leader")
+
+    weights = plane.weights("actor")
+    with monkeypatch.context() as patched:
+        patched.setattr(weights._inner, step, unanswered)
+        weights.publish(1, {"w": torch.ones(2)})
+    weights.publish(2, {"w": torch.ones(2)})
+    assert weights.versions() == [1, 2]
+
+
 def test_watchers_and_readers_wait_for_what_is_published(plane: Any, node: StandingNode) -> None:
     told: list[int] = []
     got: list[int] = []
