@@ -141,7 +141,7 @@ def _forget(error: BaseException | None) -> None:
 
 async def end_all(connection: Connection) -> None:
     """End the background work that the plane of this connection began; the plane is being closed."""
-    begun = _begun.pop(connection, [])
+    begun = [each for each in _begun.pop(connection, []) if each._thread.ident is not None]  # it was started
     for each in begun:
         if each.running:
             each.stop()
