@@ -116,7 +116,7 @@ class AsyncRow:
                 self._pieces = (await self._listed()).pieces  # it arrived, and this is another piece
                 self._unsure = False
                 await self._bring(columns, made, timeout)
-            self.version, self._pieces = made, self._pieces + 1
+            self.version, self._pieces, self._last = made, self._pieces + 1, None
 
     async def _bring(self, columns: Any, version: int, timeout: float | None) -> None:
         unsure, self._unsure = self._unsure, True

@@ -79,6 +79,29 @@ def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: 
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
 
 
+async def test_a_row_whose_finish_failed_is_appended_to_and_finished(
+    node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise dp.Backpressure
+
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("rollouts", tasks=["actor"])
+        row = await stream.begin("r")
+        await row.append({"response_ids": [[1]]})
+        with monkeypatch.context() as patched:
+            patched.setattr(stream.writes, "extend", refuse)
+            with pytest.raises(dp.Backpressure):
+                await row.finish()
+        await row.append({"response_ids": [[2]]})
+        await row.finish()
+        async with stream.consume("actor", rows=1, columns=["response_ids", "version_spans"]) as delivery:
+            batch = await delivery.get()
+            assert batch["response_ids"].to_list() == [[1, 2]]
+            assert batch["version_spans"].to_list() == [[[0, 2, 0]]]
+            del batch
+
+
 def test_a_row_that_is_released_in_its_block_is_left_in_progress(stream: Any) -> None:
     with stream.begin("r") as row:
         row.append({"response_ids": [[1]]})
