@@ -16,7 +16,7 @@ from dataplane.batch.put_options import Narrow
 from dataplane.batch.row_batcher import RowMemory, RowSchema
 from dataplane.batch.values import Values
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, Closed, DataplaneError, Forked, LimitExceeded, Misuse
+from dataplane.errors import Backpressure, Closed, DataplaneError, Forked, LimitExceeded, Misuse, Retryable
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
@@ -147,6 +147,8 @@ class Block:
             )
         except DataplaneError as error:
             return error
+        except OSError as error:  # no thread can be started
+            return Retryable(f"these rows were not appended: {error}")
         start = 0
         for call in calls:
             call.keys = keys[start : start + call.count]

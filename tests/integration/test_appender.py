@@ -135,3 +135,19 @@ async def test_agents_of_one_loop_share_an_appender(node: StandingNode) -> None:
         async with stream.consume("t", rows=161, min_rows=161, columns=["x"], timeout=60) as delivery:
             assert sorted((await delivery.get())["x"].to_list()) == list(range(161))
             assert set(delivery.keys) >= {key for each in keys for key in each}
+
+
+async def test_an_appender_goes_on_after_rows_for_which_no_thread_could_be_started(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no thread can be started")
+
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("s", tasks=["t"])
+        async with stream.appender(max_rows=1, max_delay=60) as appender:
+            with monkeypatch.context() as patched:
+                patched.setattr(plane.writer._pool, "submit", refuse)
+                with pytest.raises(dp.Retryable, match="no thread"):
+                    await appender.append({"x": np.zeros((1, 1 << 20))})
+            await appender.append({"x": np.zeros((1, 1 << 20))})
