@@ -125,7 +125,7 @@ class Connection:
         self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[NodeSegment, int]] = weakref.WeakKeyDictionary()
         """The mappings of drafts, each with its segment and offset there; made private when the connection closes."""
         self.handing: set[int] = set()
-        """The `Admit` requests for references that were put earlier and are about to be appended."""
+        """The ids of `AdmitRows` for references that were put earlier and are about to be appended."""
         self.keeping: Callable[[sm.Keeping], None] = lambda told: None
         """Called with the node's messages about shards that this client keeps."""
         self._prewarm: list[Mapping] = []

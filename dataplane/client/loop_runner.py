@@ -233,7 +233,7 @@ class LoopRunner:
             return begun[0].result()
         finally:
             interrupts.cancel_by(None)
-            begun.clear()  # as in `wait`
+            begun.clear()  # as in `_lead`
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Have the thread that runs the loop run the coroutine to its end; do not wait for it. From any thread. Raises

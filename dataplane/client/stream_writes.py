@@ -43,11 +43,11 @@ _APPEND = CODE["append"]
 _HANDED = 1 << 12  # the most shards of an append that the node frees if this process dies during it
 
 _Named: TypeAlias = tuple[bytes, bytes, list[str]]
-"""Rows as `Extend` names them: by number, with their delivery numbers, or by key."""
+"""Rows as `ExtendRows` names them: by number, with their delivery numbers, or by key."""
 
 
 class _Said(NamedTuple):
-    """The metadata of an append, as `Append` holds it, in its order."""
+    """The metadata of an append, as `AppendRows` holds it, in its order."""
 
     keys: list[str]
     digest: bytes

@@ -208,7 +208,7 @@ def _wanted(name: str, entries: Sequence[tuple[int, TensorSlice]], selected: Sel
 
 
 def ranges_of(nbytes: int, pieces: Sequence[TensorPiece]) -> bytes:
-    """The byte ranges of these pieces in a chunk of this size, as `messages.Pin` takes them; b"" for all."""
+    """The byte ranges of these pieces in a chunk of this size, as `PinShards.chunks` has them; b"" for all."""
     found = merged(np.concatenate([_ranges(piece) for piece in pieces]), ALIGNMENT)
     if len(found) > _MOST_RANGES or (len(found) == 1 and found[0][0] == 0 and found[0][1] > nbytes - ALIGNMENT):
         return b""
