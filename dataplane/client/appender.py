@@ -59,16 +59,24 @@ class AsyncAppender:
     """Gathers rows for a stream. Made by `stream.appender`; a context manager that appends all that was sent."""
 
     def __init__(
-        self, stream: AsyncStream, begin: Begin, soon: Callable[[Callable[[], object]], object], **how: Any
+        self,
+        stream: AsyncStream,
+        begin: Begin,
+        soon: Callable[[Callable[[], object]], object],
+        *,
+        max_rows: int,
+        max_delay: float,
+        timeout: float | None,
+        narrow: Narrow,
     ) -> None:
         """`begin` runs a coroutine in the event loop without waiting for it, `soon` runs a function there."""
         self._stream = stream
         self._begin = begin
         self._soon = soon
-        self._max_rows = min(arguments.whole("max_rows", how["max_rows"]), rm.MAX_ROWS)
-        self._max_delay_s = arguments.seconds(how["max_delay"], what="max_delay")
-        self._timeout_s = arguments.seconds(how["timeout"], TIMEOUT_S)
-        self._narrow: Narrow = how.get("narrow", False)
+        self._max_rows = min(arguments.whole("max_rows", max_rows), rm.MAX_ROWS)
+        self._max_delay_s = arguments.seconds(max_delay, what="max_delay")
+        self._timeout_s = arguments.seconds(timeout, TIMEOUT_S)
+        self._narrow = narrow
         if self._max_rows < 1:
             raise Misuse(f"max_rows is 1 or more, not {self._max_rows}")
         self._lock = threading.Lock()

@@ -120,6 +120,12 @@ async def explained(stream: AsyncStream, error: NotReady, task: str, how: Mappin
     return NotReady(f"{error}: {why}", **fields) if why else error
 
 
+async def not_ready(stream: AsyncStream, task: str, waited_s: float, how: Mapping[str, Any]) -> NotReady:
+    """The error of a loop over the deliveries of a task that has waited so long, explained. `how`: as above."""
+    what = f"no rows of stream {stream.name!r} became ready for task {task!r} in {waited_s:.1f} s"
+    return await explained(stream, NotReady(what, stream=stream.name, task=task, waited_s=waited_s), task, how)
+
+
 async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], min_rows: int = 1) -> str:
     """Why no rows with these columns are ready for a task; empty if the node does not answer."""
     try:
@@ -176,9 +182,7 @@ async def deliveries(
         recorder.awaited(context.run(recorder.place), began)
         if ahead[0].done():
             return ahead.pop(0).result()
-        what = f"no rows of stream {stream.name!r} became ready for task {task!r} in {wait_s:.1f} s"
-        error = NotReady(what, stream=stream.name, task=task, waited_s=wait_s)
-        raise await explained(stream, error, task, how)
+        raise await not_ready(stream, task, wait_s, how)
 
     try:
         while True:

@@ -29,7 +29,7 @@ import msgspec
 
 from dataplane.batch.batch import Batch
 from dataplane.client import collate as collating
-from dataplane.client.consuming import AtEnd, check_at_end, ended, explained
+from dataplane.client.consuming import AtEnd, check_at_end, ended, not_ready
 from dataplane.client.delivery import LEFT, reason_of
 from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.sync_streams import Delivery, Stream
@@ -369,11 +369,8 @@ class _Ahead:
                     with suppress(DataplaneError):
                         self._stream._wait(self._renew())
                 elif monotonic() >= until:
-                    what = f"stream {self._stream.name!r} became ready for task {self._task!r} in {timeout_s:.1f} s"
-                    waited = {"stream": self._stream.name, "task": self._task, "waited_s": timeout_s}
-                    error = NotReady(f"no rows of {what}", **waited)
                     inner = self._stream._inner
-                    raise self._stream._wait(explained(inner, error, self._task, self._how)) from None
+                    raise self._stream._wait(not_ready(inner, self._task, timeout_s, self._how)) from None
         if isinstance(fetched, BaseException):
             raise fetched
         if fetched is not None:

@@ -31,17 +31,7 @@ from dataplane.client.publishing import Older, Publication
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
 from dataplane.client.weight_map import Place, ReadPlan, Tensors, planned, ranges_of
 from dataplane.clock import Deadline
-from dataplane.errors import (
-    Corrupt,
-    Freed,
-    LimitExceeded,
-    Lost,
-    Misuse,
-    NotReady,
-    OutcomeUnknown,
-    PeerUnavailable,
-    Retryable,
-)
+from dataplane.errors import Corrupt, Freed, Lost, Misuse, NotReady, OutcomeUnknown, PeerUnavailable, Retryable
 from dataplane.weights.layout import COLUMN, PartLocation, PublishedPart, decode, placement
 from dataplane.weights.slices import Selected
 from dataplane.wire import shard_messages as sm
@@ -269,8 +259,6 @@ class AsyncWeights:
         pages = [(rank, page) for rank in ranks for page in range(seen.complete[version][rank])]
         try:
             rows = await self._chunks.look([f"q/{version}/{rank}/{page}" for rank, page in pages])
-        except LimitExceeded:
-            raise
         except Misuse:
             raise _VersionGone(f"version {version} has gone") from None
         encoded: dict[int, bytes] = {}
@@ -304,8 +292,6 @@ class AsyncWeights:
     async def _read(self, keys: Sequence[str], column: str) -> Any:
         try:
             return await self._chunks.read(list(keys), [column])
-        except LimitExceeded:
-            raise
         except Misuse:
             raise _VersionGone("chunks of this version have gone") from None
 
