@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -165,24 +166,24 @@ async def deliveries(
     check_at_end(at_end)
     wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
     ahead: list[asyncio.Task[Delivery]] = []
-    turn = asyncio.Lock()  # one request at a time, so that the first of `ahead` gets the first grant
     context = recorder.context()
 
     async def one() -> Delivery:
-        async with turn:
-            while True:
-                with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
-                    delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
-                    stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
-                    return delivery
+        while True:
+            with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
+                delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
+                stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
+                return delivery
 
     async def first() -> Delivery:
         began = recorder.awaits()
-        await asyncio.wait(ahead[:1], timeout=wait_s)
+        done, _ = await asyncio.wait(ahead, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         recorder.awaited(context.run(recorder.place), began)
-        if ahead[0].done():
-            return ahead.pop(0).result()
-        raise await not_ready(stream, task, wait_s, how)
+        if not done:
+            raise await not_ready(stream, task, wait_s, how)
+        soonest = min(done, key=_granted)  # a later request may be granted before an earlier one
+        ahead.remove(soonest)
+        return soonest.result()
 
     try:
         while True:
@@ -212,6 +213,11 @@ async def deliveries(
             if isinstance(outcome, Delivery):
                 with suppress(DataplaneError):
                     await outcome.unseen()
+
+
+def _granted(request: asyncio.Task[Delivery]) -> float:
+    """The number of the grant that a request got; infinite if it failed."""
+    return math.inf if request.cancelled() or request.exception() is not None else request.result()._given.grant
 
 
 _NONE: Index = np.empty(0, np.int64)
