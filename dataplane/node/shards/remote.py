@@ -59,7 +59,8 @@ def wanted_of(
 class Remote:
     """A shard of another host. All parts wanted so far are read again whenever its local memory was reclaimed.
 
-    Invariants: the byte ranges `_there` are in the shard's present memory; the wanted parts only grow.
+    Invariants: the byte ranges `_there` are in the shard's present memory; the wanted parts only grow; `_behind` is set
+    from the time that a part is wanted until the fetch that included it has succeeded.
     """
 
     def __init__(
@@ -73,14 +74,15 @@ class Remote:
         self._size = size
         self._whole = size < _WORTH
         self._wants: list[Want] = []
+        self._behind = False
         self._there: ByteRanges = [(0, size)] if whole else []
         self._turn = asyncio.Lock()
         self.patch: Patch | None = None
         """Makes the shard from its deltas, in place of a fetch."""
 
     def want(self, wants: Iterable[Want]) -> bool:
-        """Add wanted parts. Returns whether any of them is new and must be fetched. Raises Misuse for a part that the
-        shard does not have."""
+        """Add wanted parts. Returns whether some wanted part must still be fetched, even if another reader has begun
+        to. Raises Misuse for a part that the shard does not have."""
         new = [want for want in wants if want not in self._wants]
         columns = self._layout.columns
         for want in new:
@@ -91,15 +93,15 @@ class Remote:
             there = all(0 <= o < len(columns) for o in ordinals) and rows.stop <= columns[0][1].rows
             if not there or not all(is_sliceable(columns[o][1].field, cut) for o in ordinals):
                 raise Misuse(f"shard {self._shard} of node {self._owner.hex()} has not these columns or rows")
-        if self._whole or not new:
-            return False
-        self._wants += new
-        self._whole = len(self._wants) > _MOST_WANTS or any(self._everything(want) for want in new)
-        return True
+        if new and not self._whole:
+            self._behind = True
+            self._wants += new
+            self._whole = len(self._wants) > _MOST_WANTS or any(self._everything(want) for want in new)
+        return self._behind
 
     def covers(self, wants: Iterable[Want]) -> bool:
         """Whether these parts are in memory, provided that the shard has memory."""
-        return self.complete or all(want in self._wants for want in wants)
+        return self.complete or (not self._behind and all(want in self._wants for want in wants))
 
     def _ranges(self, want: bytes) -> ByteRanges:
         """The places of these bytes of the only column. Raises Misuse."""
@@ -136,6 +138,7 @@ class Remote:
             if self._whole and self.patch is not None and await self.patch(self._encoded, memory):
                 check_contents(self._layout, np.frombuffer(memory, np.uint8))
                 self._there = [(0, self._size)]
+                self._behind = False
             else:
                 await self._complete(memory, fresh=True)
 
@@ -151,15 +154,18 @@ class Remote:
             if not self._there:
                 await self._fetch(memory, tables(self._layout), fresh=fresh)
                 check_contents(self._layout, array)
+            seen = len(self._wants)
             wanted = merged(each for want in self._wants for each in self._wanted(want, array))
             # A reader of byte ranges will not ask for others: ranges are fetched if they cost less than the whole. A
             # reader of rows often will: ranges must cost less than half.
             worth = 1 if all(isinstance(want, bytes) for want in self._wants) else 2
             if worth * (total(wanted) + _NAMING * len(wanted)) < self._size and len(wanted) <= _MOST_RANGES:
                 await self._fetch(memory, wanted, fresh=fresh)
+                self._behind = len(self._wants) > seen
                 return
         await self._fetch(memory, everything, fresh=fresh)
         check_contents(self._layout, array)
+        self._behind = False
 
     def _wanted(self, want: Want, memory: Bytes) -> ByteRanges:
         if isinstance(want, bytes):
