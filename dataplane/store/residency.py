@@ -295,6 +295,7 @@ class Residency:
         self._ahead = dirty > (self._low if self._ahead else self._high)
         need = max(self._budget.shortfall, dirty - late - self._low if self._ahead else 0)
         for shard in self._victims(need) if need and not self._refused else []:
+            shard.moving = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(self._save(shard))
             self._tasks.add(task)
             self._writing[task] = shard.size
@@ -380,10 +381,9 @@ class Residency:
 
     async def _write(self, shard: Shard) -> None:
         """Make the shard clean. Raises OSError if the disk refuses."""
-        extent = shard.extent
-        if extent is None:
-            return
-        shard.moving = moving = asyncio.get_running_loop().create_future()
+        extent, moving = shard.extent, shard.moving
+        assert extent is not None, "it is being moved"
+        assert moving is not None, "it is being moved"
         try:
             if shard.shared:
                 with memoryview(aligned(self._arena.read(extent))) as view:

@@ -85,6 +85,44 @@ async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Pa
                 assert await read(store, number) == content(seed, MIB)
 
 
+async def test_a_shard_that_was_chosen_for_the_spill_directory_is_not_made_durable_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the spill file would take the place of the durable one, whose row nobody would remove."""
+    async with running(tmp_path, memory=4 * MIB, spill=16 * MIB) as store:
+        persistence, residency = store.persistence, store.residency
+        numbers = [await put(store, content(seed, MIB)) for seed in range(3)]
+        spill, durably = store.disk.write, False
+
+        async def spill_last(number: int, view: memoryview, forget: Any) -> Any:
+            while durably and not persisting.done():
+                await asyncio.sleep(0)
+            return await spill(number, view, forget)
+
+        async def write(*args: Any, **kwargs: Any) -> Any:
+            nonlocal durably
+            durably = True
+            return await durable(*args, **kwargs)
+
+        durable = persistence.durable.write
+        monkeypatch.setattr(store.disk, "write", spill_last)
+        monkeypatch.setattr(persistence.durable, "write", write)
+        monkeypatch.setattr(residency, "_high", 0)
+        monkeypatch.setattr(residency, "_low", 0)
+        persisting = asyncio.create_task(persistence.persist(numbers, soon()))
+        await asyncio.sleep(0)
+        assert persistence._under_way, "its next step is to pin them"
+        residency._make_room()
+        assert residency._batch
+        await persisting
+        await asyncio.wait(residency._tasks or {persisting})
+        assert residency._clean_bytes == 3 * MIB
+        store.free(numbers)
+        async with asyncio.timeout(60):
+            while persistence.durable.statistics().shards:
+                await asyncio.sleep(0.01)
+
+
 async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
