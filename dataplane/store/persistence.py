@@ -62,6 +62,7 @@ class Persistence:
         cancellation or Backpressure the shards may still become durable.
         """
         left = dict.fromkeys(map(shard_of, numbers))
+        asked = tuple(left)
         while wanted := [number for number in left if not self._is_durable(number)]:
             fresh = [number for number in wanted if number not in self._under_way]
             if fresh:
@@ -79,6 +80,23 @@ class Persistence:
                 except Backpressure:
                     if number in fresh:  # else it was refused at another caller's deadline
                         raise
+        if not with_next:
+            await self._commit(asked, deadline)
+
+    async def _commit(self, numbers: Iterable[int], deadline: Deadline) -> None:
+        """Wait until the index entries of these shards are on disk: another call may have left them to the next
+        commit."""
+        files = [shard.file for shard in map(self._shards.get, numbers) if shard is not None]
+        rows = {file.indexed for file in files if isinstance(file, DurableShard) and file.indexed is not None}
+        if not rows:
+            return
+        if not all(row.done() for row in rows):
+            rows.add(self.durable.journal.write(lambda sql: None))  # commits are in order
+        done, late = await asyncio.wait(rows, timeout=deadline.remaining_s)
+        for row in done:
+            row.result()
+        if late:
+            raise self._refusal(deadline)
 
     def _is_durable(self, number: int) -> bool:
         shard = self._shards.get(number)

@@ -59,14 +59,18 @@ class IndexEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class DurableShard:
-    """The location of a durable shard. `free` it when the shard is no longer needed."""
+    """The location of a durable shard. `free` it when the shard is no longer needed. `indexed`: is done when its row
+    is on disk; None if it was when this was made."""
 
-    __slots__ = ("_shards", "number", "place")
+    __slots__ = ("_shards", "indexed", "number", "place")
 
-    def __init__(self, shards: DurableShards, number: int, place: FileRange) -> None:
+    def __init__(
+        self, shards: DurableShards, number: int, place: FileRange, indexed: asyncio.Future[None] | None = None
+    ) -> None:
         self._shards = shards
         self.number = number
         self.place = place
+        self.indexed = indexed
 
     async def read(self, memory: memoryview) -> None:
         await self._shards.read(self, memory)
@@ -180,13 +184,15 @@ class DurableShards:
             indexed.add_done_callback(_heard)
         else:
             await indexed
+        queued = indexed if with_next else None
         pages = self._files.setdefault(file, Pages())
         for place in places:
             pages.add(place)
         if self._end >= _FILE_BYTES:
             self._file = 0
         return [
-            DurableShard(self, described.number, place) for (described, _), place in zip(shards, places, strict=True)
+            DurableShard(self, described.number, place, queued)
+            for (described, _), place in zip(shards, places, strict=True)
         ]
 
     # Reading

@@ -14,7 +14,7 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.config import PAGE
 from dataplane.errors import Backpressure, Corrupt
-from dataplane.store.durable import files
+from dataplane.store.durable import files, journal
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.small_extents import MOST
 from dataplane.store.store import Store
@@ -121,6 +121,27 @@ async def test_a_shard_that_was_chosen_for_the_spill_directory_is_not_made_durab
         async with asyncio.timeout(60):
             while persistence.durable.statistics().shards:
                 await asyncio.sleep(0.01)
+
+
+async def test_rows_that_another_call_left_to_the_next_commit_are_committed_for_one_that_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the other call has returned, or is still writing the bytes."""
+    monkeypatch.setattr(journal, "LAZY_S", 3600.0)
+    async with running(tmp_path) as store:
+        durable = store.persistence.durable
+        for joins in (False, True):
+            commits = durable.statistics().commits
+            number = await put(store, content(joins, MIB))
+            lazy = asyncio.create_task(store.persistence.persist([number], soon(), with_next=True))
+            await (asyncio.sleep(0) if joins else lazy)
+            assert durable.statistics().commits == commits
+            await store.persistence.persist([number], soon())
+            await lazy
+            assert durable.statistics().commits == commits + 1
+            assert not durable.journal._waiting
+        await store.persistence.persist([number], soon())
+        assert durable.statistics().commits == commits + 1, "nothing was left to commit"
 
 
 async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
