@@ -36,7 +36,7 @@ from dataplane.wire.peer import Peers
 from dataplane.wire.shard_messages import MAX_LIVE, Selection
 
 MAX_COPIES = 1 << 16
-"""Shards of other nodes that are remembered; the oldest are forgotten."""
+"""Shards of other nodes that are remembered; those that were asked for longest ago are forgotten."""
 
 _CONTROL_S = 5.0
 
@@ -88,17 +88,21 @@ class Fetcher:
         copy = self._copies.get(key)
         if copy is None or not self._store.shards.clear_error(copy):
             return False
+        self._copies[key] = self._copies.pop(key)  # it is forgotten after all that were not asked for since
         remote = self._remotes[copy]
         return remote.source in self._membership.members or (
             self._store.shards.find(copy).coming and remote.covers(wants)
         )
 
     async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
-        """The local number of a known shard. If it is in memory without the wanted parts, fetch them first."""
+        """The local number of a shard that was known or described just now; it is described again if it was freed or
+        forgotten meanwhile. If it is in memory without the wanted parts, fetch them first."""
         replica = self.replicas.here(key)
         if replica is not None:
             return replica
-        number = self._copies[key]
+        while (number := self._copies.get(key)) is None:
+            if (error := await self._describe(key[0], [key[1]], deadline)) is not None:
+                raise error
         remote = self._remotes[number]
         if remote.want(wants) and self._store.shards.find(number).coming:
             (held,) = await self._store.pin(self, [number], deadline)
