@@ -11,6 +11,7 @@ Invariants: a put with replicas returns when they exist; a replica is complete, 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -46,6 +47,7 @@ class ShardReplicas:
         self._here: dict[ShardKey, int] = {}
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
+        self._taking: Counter[ShardKey] = Counter()  # the requests that store each, unless its owner freed it meanwhile
         self.freeing: Callable[[ShardKey, tuple[int, ...], RowIndices | None], None] = lambda key, columns, rows: None
         """Frees a part of a replica here, or all of it, once nothing needs it."""
         self.forgotten: Callable[[ShardKey], None] = lambda key: None
@@ -139,17 +141,29 @@ class ShardReplicas:
         Freed."""
         if len(request.shards) > pm.MAX_SHARDS or not 0 <= request.timeout_s <= 3600:
             raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
-        deadline = Deadline.after(request.timeout_s)
+        keys = [(request.node, shard) for shard in request.shards]
+        self._taking.update(keys)
+        try:
+            await self._take(request, Deadline.after(request.timeout_s))
+        finally:
+            self._taking.subtract(keys)
+            self._taking = +self._taking
+        return Done(request.id)
+
+    async def _take(self, request: pm.TakeReplicas, deadline: Deadline) -> None:
         owner = member_of(self._membership, request.node)
         asked = pm.DescribeShards(self._peers.next_id(), request.shards)
         reply = await self._peers.request(owner.address, asked, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(request.shards):
             raise ProtocolMismatch("shards that are described falsely")
         for shard, (size, _, _, layout, _, payload) in zip(request.shards, reply.shards, strict=True):
-            if (request.node, shard) not in self._here:
+            key = (request.node, shard)
+            if key not in self._here:
                 number = await self._keep(request.node, shard, size, layout, payload, deadline)
-                self.restored((request.node, shard), number)
-        return Done(request.id)
+                if self._taking[key] > 0 and key not in self._here:
+                    self.restored(key, number)
+                else:  # the owner freed it meanwhile, or another request stored it
+                    self._store.free([number])
 
     async def _keep(
         self, owner: bytes, shard: int, size: int, layout: bytes, payload: bytes, deadline: Deadline
@@ -189,8 +203,9 @@ class ShardReplicas:
         ProtocolMismatch."""
         for named, columns, rows in parts:
             key = (owner, shard_of(named))
-            number = self._here.get(key)
-            if number is None:
+            if not columns and not link_of(named):
+                del self._taking[key]
+            if key not in self._here:
                 continue
             try:
                 self.freeing((owner, named), tuple(columns), RowIndices.decode(rows) if columns else None)
