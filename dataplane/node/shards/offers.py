@@ -45,11 +45,13 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """`undo` releases its pin or file. `here`: whether the shard is read here, not at a third node."""
+    """`undo` releases its pin or file. `own`: whether it is this node's own shard, not a copy. `here`: whether the
+    shard is read here, not at a third node."""
 
     reader: _Reader
     shard: int
     size: int
+    own: bool
     here: bool
     until: asyncio.TimerHandle
     undo: AsyncExitStack
@@ -112,8 +114,8 @@ class Offers:
             self._check_member(request.node)  # it may have ended while it waited
             late = functools.partial(self._withdraw, offered.ticket)
             until = asyncio.get_running_loop().call_later(timeout_s + 1.0, lambda: self._background.spawn(late()))
-            here = place == self._node
-            self._offers[offered.ticket] = _Offer(reader, request.shard, size, here, until, undo.pop_all())
+            own, here = self._is_own(request), place == self._node
+            self._offers[offered.ticket] = _Offer(reader, request.shard, size, own, here, until, undo.pop_all())
         return offered
 
     def _check_member(self, node: bytes) -> None:
@@ -122,9 +124,12 @@ class Offers:
         if not self._others.member(node):
             raise Backpressure(f"node {node[:8].hex()} is not known here as a member, or not yet")
 
+    def _is_own(self, request: pm.Offer) -> bool:
+        return request.owner in (b"", self._node)
+
     def _number(self, request: pm.Offer) -> int:
         """The shard's local number."""
-        if request.owner in (b"", self._node):
+        if self._is_own(request):
             return request.shard
         number = self._others.copy(request.owner, request.shard)
         if number is None:
@@ -160,7 +165,7 @@ class Offers:
         self, transport: Transport, request: pm.Offer, shard: int, deadline: Deadline, undo: AsyncExitStack
     ) -> pm.Offered:
         reader = _Reader(request.node)
-        if request.owner in (b"", self._node):
+        if self._is_own(request):
             (held,) = await self._store.pin(reader, [shard], deadline)
         else:  # a copy is not fetched for others: they can fetch it themselves
             there = self._store.pin_now(reader, [shard])
@@ -179,7 +184,7 @@ class Offers:
         if offer is not None and offer.reader.node == request.node:
             if offer.here:
                 self.sent_bytes += max(0, min(request.came, offer.size))
-            if request.whole:
+            if request.whole and offer.own:
                 self._sources.has(offer.shard, request.node)
             self._background.spawn(self._withdraw(request.ticket))
 

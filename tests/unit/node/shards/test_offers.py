@@ -30,12 +30,13 @@ SIZE = 2 * SHARED
 class NoCopies:
     def __init__(self) -> None:
         self.strangers = {b"stranger"}
+        self.copies: dict[tuple[bytes, int], int] = {}
 
     def member(self, node: bytes) -> bool:
         return node not in self.strangers
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        return None
+        return self.copies.get((owner, shard))
 
 
 @pytest.fixture
@@ -142,6 +143,23 @@ async def test_who_goes_while_it_waits_is_given_nothing(
             await waiting
         assert len(made) == len(made._gate) == 0
         assert store.statistics().pinned == 0
+    finally:
+        await made.aclose()
+
+
+async def test_who_has_read_a_copy_is_no_source_of_the_shard_with_that_number_here(store: Store, tcp: Tcp) -> None:
+    others = NoCopies()
+    made = Offers(ME, store, (tcp,), others)
+    own, copy = await put(store, 1), await put(store, 2)
+    others.copies[OTHERS, own] = copy
+    try:
+        ticket = (await made.offer(offer(own, owner=OTHERS, whole=True))).ticket
+        made.withdraw(pm.Withdraw(1, THEM, ticket, SIZE, True))
+        first = await made.offer(offer(own, b"first", whole=True))
+        second = asyncio.create_task(made.offer(offer(own, b"second", whole=True)))
+        await asyncio.sleep(0)
+        made.withdraw(pm.Withdraw(1, b"first", first.ticket))
+        assert (first.holder, (await second).holder) == (b"", b"")
     finally:
         await made.aclose()
 
