@@ -166,7 +166,7 @@ class Persistence:
             shard = Shard(
                 what.number, what.size, what.rows, what.columns, what.layout, what.holder, "", 0, None, durable
             )
-            self._shards[what.number] = shard
+            self._shards.add(shard)
         return [what.number for what, _ in found]
 
     def reserve_numbers(self) -> None:

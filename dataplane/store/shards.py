@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import cast
 
 from dataplane.batch.shard_ids import shard_of
+from dataplane.clock import Clock
 from dataplane.store.freeings import Freeings
 from dataplane.store.shard import Shard
 
@@ -20,13 +21,15 @@ _damage_of = attrgetter("damage")
 class Shards(dict[int, Shard]):
     """The shards of one store. `freeings`: the last freed shards, and the cause of the current free."""
 
-    def __init__(self, freeings: Freeings) -> None:
-        self.freeings = freeings
+    def __init__(self, clock: Clock) -> None:
+        self.freeings = Freeings(clock)
+        self._clock = clock
         self.freed: dict[int, Shard] = {}
         self._scopes: dict[str, set[int]] = {}
 
     def add(self, shard: Shard) -> None:
-        """Add a new shard, to its scope too if it names one."""
+        """Add a shard that comes here now, to its scope too if it names one."""
+        shard.since_s = self._clock()
         self[shard.number] = shard
         if shard.scope:
             self._scopes.setdefault(shard.scope, set()).add(shard.number)

@@ -38,7 +38,6 @@ from dataplane.store.budget import Budget, BudgetStatistics
 from dataplane.store.client_shards import ClientShard, ClientShards
 from dataplane.store.descriptions import Descriptions, check_described
 from dataplane.store.durable.directory import DataDirectory
-from dataplane.store.freeings import Freeings
 from dataplane.store.holders import MemoryHolders
 from dataplane.store.hole_punching import HolePunching
 from dataplane.store.inline_put import InlinePuts, laid_out
@@ -89,7 +88,6 @@ class Store:
     def __init__(self, config: NodeConfig, *, directory: DataDirectory | None = None, clock: Clock = monotonic) -> None:
         """`directory`: of durable shards, owned by the store from now on. Without one, shards cannot be durable."""
         self._config = config
-        self._clock = clock
         self.budget = Budget(
             config.memory_bytes,
             on_demand=lambda: self.residency.wake_up(),
@@ -99,7 +97,7 @@ class Store:
         self.arena = arena = Arena(config.memory_bytes)
         self.disk = disk = Disk(config.spill_path, config.spill_bytes, compression=config.compression)
         self.pins = pins = Pins()
-        self.shards = shards = Shards(Freeings(clock))
+        self.shards = shards = Shards(clock)
         small = SmallExtents(arena, OWN)
         self.residency = Residency(config, self.budget, arena, small, disk, pins, shards)
         """Must `run` for anything to be spilled."""
@@ -155,7 +153,6 @@ class Store:
             self._add(shard)
 
     def _add(self, shard: Shard) -> int:
-        shard.since_s = self._clock()
         self.shards.add(shard)
         self._put_bytes += shard.size
         self.residency.used(shard)
@@ -194,7 +191,6 @@ class Store:
         other. Raises ProtocolMismatch, Corrupt or LimitExceeded for an invalid layout or payload."""
         described = check_described(size, rows, columns, layout)
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
-        shard.since_s = self._clock()
         if isinstance(live, LiveCells):
             shard.live = live
         elif live:
@@ -206,7 +202,7 @@ class Store:
             described.check_contents(np.frombuffer(payload, np.uint8))
             if self.budget.try_reserve(shard.room):
                 self.residency.fill(shard, payload)
-        self.shards[shard.number] = shard
+        self.shards.add(shard)
         return shard.number
 
     def keep(
@@ -226,7 +222,6 @@ class Store:
         number, held = next(self._numbers), next(self._numbers)
         kept = ClientShard(client, handle, held, lambda land: tell(number, land))
         shard = Shard(number, size, laid.rows, len(laid.outline.columns), layout, holder, scope, 0, None, kept)
-        shard.since_s = self._clock()
         self.client_shards.add(kept)
         self.shards.add(shard)
         return number

@@ -73,6 +73,20 @@ async def test_the_next_node_has_them(tmp_path: Path) -> None:
         assert store.persistence.durable.statistics().shards == len(SIZES)
 
 
+async def test_the_age_of_a_recovered_shard_is_counted_from_its_recovery(tmp_path: Path) -> None:
+    """By a clock that does not begin with the process."""
+    async with running(tmp_path) as store:
+        number = await put(store, content(1, MIB))
+        await store.persistence.persist([number], soon())
+    settings = {"memory": 32 * MIB, "spill": 0, "spill_dir": tmp_path}
+    async with moving(settings, directory=DataDirectory(tmp_path / "data"), clock=lambda: 1e6) as store:
+        assert await store.persistence.recover() == [number]
+        await read(store, number)
+        (held,) = store.statistics().holders
+        assert held["bytes"] == MIB
+        assert held["oldest_s"] == 0.0
+
+
 async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Path) -> None:
     async with running(tmp_path, memory=4 * MIB) as store:
         shards = {}
