@@ -51,6 +51,9 @@ class Persistence:
         self._under_way: dict[int, asyncio.Task[None]] = {}
         self._full: Backpressure | None = None  # why the last write was refused
 
+    def __str__(self) -> str:
+        return "writes of durable shards"
+
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool = False) -> None:
         """Return once these shards are durable: the next node on the directory has them under the same numbers, unless
         they were freed. The number of a link stands for its shard. Concurrent calls share a sync. `with_next`: return

@@ -58,6 +58,9 @@ class Fetcher:
         self.replicas = ShardReplicas(node, store, peers, membership, self.reading)
         self.patching = Patching(node, store, self)
 
+    def __str__(self) -> str:
+        return "reads of other nodes' shards"
+
     @property
     def fetched_bytes(self) -> int:
         """Bytes received from other nodes, ever."""

@@ -87,6 +87,13 @@ async def test_the_age_of_a_recovered_shard_is_counted_from_its_recovery(tmp_pat
         assert held["oldest_s"] == 0.0
 
 
+async def test_what_is_held_to_be_written_is_said_in_words(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        await store.pin(store.persistence, [await put(store, content(1, MIB))], soon())
+        (held,) = store.statistics().holders
+        assert (held["holder"], held["how"]) == ("writes of durable shards", "pinned")
+
+
 async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Path) -> None:
     async with running(tmp_path, memory=4 * MIB) as store:
         shards = {}

@@ -60,6 +60,15 @@ async def test_what_a_request_names_is_not_forgotten_for_what_it_names_too(
     assert owner.asked == [1, 2, 3, 4]
 
 
+async def test_what_is_held_to_be_fetched_is_said_in_words(fetching: tuple[Fetcher, Store, Owner]) -> None:
+    fetcher, store, _ = fetching
+    numbers = await find(fetcher, 1)
+    assert store.pin_now(fetcher, numbers)
+    (held,) = store.statistics().holders
+    assert (held["holder"], held["how"]) == ("reads of other nodes' shards", "pinned")
+    store.unpin(fetcher, numbers)
+
+
 async def test_a_copy_that_another_client_frees_while_others_are_described(
     fetching: tuple[Fetcher, Store, Owner],
 ) -> None:
