@@ -95,8 +95,7 @@ class ClientShards:
         `Store.pin`."""
         shards = list(map(self._shards.find, numbers))
         found = [(s, s.file) for s in shards if s.extent is None and isinstance(s.file, ClientShard)]
-        for _, kept in found:
-            self._pins.add(client, kept.number)
+        self._pins.add_all(client, [kept.number for _, kept in found])
         return found
 
     def of(self, client: Hashable, number: int) -> tuple[Shard, ClientShard] | None:

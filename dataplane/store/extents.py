@@ -98,11 +98,6 @@ class FreeList:
         """The free ranges, as (start, end), in no order."""
         return iter(list(self._end_of.items()))
 
-    @property
-    def free(self) -> int:
-        """The number of free addresses."""
-        return sum(end - start for start, end in self)
-
 
 class RangeSet:
     """A set of addresses, as disjoint ascending ranges."""

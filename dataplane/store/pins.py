@@ -15,14 +15,8 @@ class Pins:
         self._of: dict[Hashable, dict[int, int]] = {}
         self._total: dict[int, int] = {}
 
-    def add(self, client: Hashable, shard: int) -> None:
-        """Add a pin of the client on the shard."""
-        mine = self._of.setdefault(client, {})
-        mine[shard] = mine.get(shard, 0) + 1
-        self._total[shard] = self._total.get(shard, 0) + 1
-
     def add_all(self, client: Hashable, shards: Iterable[int]) -> None:
-        """As `add`, for each of these."""
+        """Add a pin of the client on each shard."""
         mine, total = self._of.setdefault(client, {}), self._total
         for shard in shards:
             mine[shard] = mine.get(shard, 0) + 1

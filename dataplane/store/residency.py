@@ -9,9 +9,9 @@ Invariants:
   memory until the room is needed: a producer seldom waits for the disk, and no shard is read back unnecessarily;
 - whatever is on disk can be read back, however full memory and disk are, unless everything is pinned: a part of the
   quota is kept for swapping;
-- a shard that is being moved is not touched until the move has ended; if it is freed meanwhile, it is removed then; -
-a small shard that shares pages is treated like all others, but its memory comes back with the last shard in its pages,
-  and once it was read back it has pages of its own.
+- a shard that is being moved is not touched until the move has ended; if it is freed meanwhile, it is removed then;
+- a small shard that shares pages is treated like all others, but its memory comes back with the last shard in its
+  pages, and once it was read back it has pages of its own.
 
 Rejected: least-recently-used, the worst order for a queue; to take memory as soon as the high watermark is passed,
 which reads back up to a quarter more than necessary.

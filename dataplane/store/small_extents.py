@@ -15,7 +15,6 @@ empty.
 
 from __future__ import annotations
 
-from dataplane.batch.layout import aligned
 from dataplane.config import PAGE
 from dataplane.store.arena import Arena, Extent, pages
 
@@ -39,17 +38,16 @@ class SmallExtents:
         return PAGE * sum(map(len, self._shards.values()))
 
     def fits(self, nbytes: int) -> bool:
-        """Whether a shard of this size fits without another page."""
-        return self._open and self._at + aligned(nbytes) <= self._end
+        """Whether a shard of this size, a multiple of 64, fits without another page."""
+        return self._open and self._at + nbytes <= self._end
 
     @property
     def _open(self) -> bool:
         return self._segment in self._arena and not self._arena[self._segment].retired
 
-    def take(self, nbytes: int) -> Extent:
-        """An extent for a shard of `nbytes`, rounded up to 64 (at least 64). It takes at most `pages` of that from the
-        arena. Raises as `Arena.allocate`; then nothing is taken."""
-        size = max(aligned(nbytes), aligned(1))
+    def take(self, size: int) -> Extent:
+        """An extent for a shard of this size, a multiple of 64. It takes at most `pages` of that from the arena. Raises
+        as `Arena.allocate`; then nothing is taken."""
         if not (self._open and (self._at + size <= self._end or self._grow(size))):
             extent = self._arena.allocate(self._owner, size)
             self._arena.split(extent)

@@ -149,7 +149,7 @@ class Store:
         for shard in made:
             self.reservations.taken(client, shard.number)
             if hold:
-                self.pins.add(client, shard.number)
+                self.pins.add_all(client, [shard.number])
             self._add(shard)
 
     def _add(self, shard: Shard) -> int:

@@ -133,7 +133,7 @@ class Fetcher:
                 if not there or owner in self._membership.members:
                     return error  # else the owner has ended meanwhile: ask holders of replicas
         while len(self._copies) > MAX_COPIES:
-            self._forget(next(iter(self._copies)))
+            self.forget(next(iter(self._copies)))
         return None
 
     async def _learn_all(self, owner: bytes, places: dict[bytes, list[tuple[int, int]]], deadline: Deadline) -> None:
@@ -160,7 +160,7 @@ class Fetcher:
             if copy is not None and self._store.shards.clear_error(copy) and self._remotes[copy].source == source:
                 continue  # another request has learned it meanwhile
             if copy is not None:
-                self._forget(key)
+                self.forget(key)
             size, rows, columns, layout, live, payload = described
             backing = Remote(self.reading, source, there, layout, size, whole=bool(payload))
             number = self._store.adopt(
@@ -195,11 +195,6 @@ class Fetcher:
                     live.set(column, first, np.unpackbits(np.frombuffer(bits, np.uint8), count=count).view(np.bool_))
         return live
 
-    def _forget(self, key: ShardKey) -> None:
-        number = self._copies.pop(key)
-        del self._remotes[number]
-        self._store.free([number])
-
     async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, and of their local copies; parts that went with the owner are ignored.
         Raises OutcomeUnknown if the owner does not answer, ProtocolMismatch for invalid parts."""
@@ -232,7 +227,7 @@ class Fetcher:
             except (ValueError, IndexError) as error:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
             if not self._store.shards.clear_error(copy):
-                self._forget((owner, shard))
+                self.forget((owner, shard))
 
     async def retain(self, owner: bytes, shards: list[tuple[int, Selection]]) -> list[int]:
         """Have the owner make links to parts of its shards. Returns their numbers. Raises OwnerDied,
@@ -258,9 +253,11 @@ class Fetcher:
         return undo
 
     def forget(self, key: ShardKey) -> None:
-        """Forget the copy of another node's shard: no local client will ask for it soon."""
-        if key in self._copies:
-            self._forget(key)
+        """Forget the copy of another node's shard, if there is one: no local client will ask for it soon."""
+        number = self._copies.pop(key, None)
+        if number is not None:
+            del self._remotes[number]
+            self._store.free([number])
 
     def copy(self, owner: bytes, shard: int) -> int | None:
         """The local number of a shard that is in memory here as a whole, for others to read."""

@@ -132,11 +132,15 @@ class NeededShards:
         """Subtract a need from each of these shards of `ref`, and free its parts that `ref` names with the last need.
         The rows of the partition no longer need them."""
         shards = tuple(shards)
+        self._spend(ref, shards)
+        self.unneed(shards)
+
+    def _spend(self, ref: BatchRef, shards: Iterable[ShardKey]) -> None:
+        """Have the parts of these shards that `ref` names freed with the last need."""
         footprint = locations.footprint(ref)
         for key in shards:
             if self.number(key) is not None:
                 self._spent[key].extend(footprint[key])
-        self.unneed(shards)
 
     def thin(self, ref: BatchRef) -> None:
         """Free cells that no row of a table needs, each stored by itself: now if their shard has no other need, else
@@ -161,8 +165,7 @@ class NeededShards:
 
     def forget(self, ref: BatchRef) -> None:
         """Subtract a need of each shard of `ref`, as `unneed`."""
-        self._needed.subtract(ref.shards())
-        self._free(ref.shards())
+        self.unneed(ref.shards())
 
     def free(self, ref: BatchRef) -> None:
         """Free the columns of an append that no row came to need."""
@@ -175,11 +178,7 @@ class NeededShards:
         before, freeings.cause = freeings.cause, FreeCause("stream", stream) if stream else freeings.cause
         try:
             for batch in batches:
-                for key, selected in locations.footprint(batch.ref).items():
-                    if self.number(key) is not None:
-                        self._spent[key].extend(selected)
-                self._needed.subtract(batch.ref.shards())
-                self._free(batch.ref.shards())
+                self.done(batch.ref, batch.ref.shards())
         finally:
             freeings.cause = before
 
@@ -189,9 +188,7 @@ class NeededShards:
             if not each.done and each.written.exact:
                 self.thin(each.ref)
                 continue
-            for key, selected in locations.footprint(each.ref).items():
-                if self.number(key) is not None:
-                    self._spent[key].extend(selected)
+            self._spend(each.ref, each.ref.shards())
             if each.done:
                 self.unneed(each.written.ref.shards())
 
