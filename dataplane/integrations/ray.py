@@ -132,9 +132,11 @@ def find(config: NodeConfig | None = None, dead: str = "") -> str:
         if context.worker.mode != ray.SCRIPT_MODE:
             raise PeerUnavailable("no nodes run in this Ray job: call dataplane.integrations.ray.up()", address="ray")
         up(config)
-        manager = _keeping
+        manager = _manager()  # which another process of the job may have made first
     elif config is not None:
         log.warning("the nodes of this Ray job run already and keep their own settings: config is not used")
+    if manager is None:
+        raise PeerUnavailable("the nodes of this Ray job have ended: connect again", address="ray")
     return _ask(manager.where.remote(context.get_node_id(), dead, _START_S), _START_S)
 
 

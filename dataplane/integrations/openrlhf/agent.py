@@ -113,16 +113,17 @@ class _PromptState:
                 self._digests[same] = await asyncio.to_thread(_content, dict(inputs)), inputs
             digest, _ = self._digests[same]
             if digest not in self._handles:
-                row = await asyncio.to_thread(_put, dict(inputs))
-                self._handles[digest] = OwnedRow(row.ref, row.column)
-                self._handles[digest].own()  # until it is sent
+                self._handles[digest] = await asyncio.to_thread(_put, dict(inputs))
             return self._handles[digest]
 
 
-def _put(inputs: dict[str, Any]) -> LazyRow:
+def _put(inputs: dict[str, Any]) -> OwnedRow:
+    """The handle of stored inputs, which are freed with it until it is sent; also if nobody waits for it any more."""
     (row,) = put_rows([inputs])
     assert row is not None, "inputs are no None"
-    return row
+    owned = OwnedRow(row.ref, row.column)
+    owned.own()
+    return owned
 
 
 class _Processor:

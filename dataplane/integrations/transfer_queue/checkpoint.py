@@ -22,7 +22,7 @@ import numpy as np
 
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, CheckpointReader, CheckpointWriter
 from dataplane.client.table_rows import TableSlice
-from dataplane.errors import Misuse
+from dataplane.errors import Freed, Misuse
 from dataplane.integrations.transfer_queue.partition import Index, JobPartition, new_keys
 from dataplane.integrations.transfer_queue.session import Session, session
 
@@ -88,7 +88,7 @@ class _Saved(msgspec.Struct, frozen=True):
 
 
 def _save(own: Session, partition: JobPartition, file: CheckpointWriter) -> None:
-    """Write a partition; again if rows were cleared meanwhile: a load takes the last one written."""
+    """Write a partition; again if rows were cleared or replaced meanwhile: a load takes the last one written."""
     names = list(partition.table.schema())
     for _ in range(_TRIES):
         rows = partition.all(names)
@@ -99,10 +99,10 @@ def _save(own: Session, partition: JobPartition, file: CheckpointWriter) -> None
             consumed = {task: np.flatnonzero(partition.table.claimed(task, rows.numbers)).tolist() for task in tasks}
             file.frame(BLOCK, _encode(_Saved(partition.name, rows.keys, rows.tags, consumed)))
             _save_values(own, partition, rows, names, file)
-        except Misuse:  # rows were cleared since: as they are now, then
+        except (Misuse, Freed):  # rows were cleared or replaced since: as they are now, then
             continue
         return
-    raise Misuse(f"rows of partition {partition.name!r} are cleared all the time: save when that is done")
+    raise Misuse(f"rows of partition {partition.name!r} are cleared or replaced all the time: save when that is done")
 
 
 def _save_values(

@@ -184,7 +184,10 @@ class Coalescing:
             self._waiting.append(one)
             begin, self._running = not self._running, True
         if begin:
-            self._pool().submit(self._make)
+            try:
+                self._pool().submit(self._make)
+            except RuntimeError:  # the pool was ended just now; there is another
+                self._pool().submit(self._make)
         return await asyncio.wrap_future(one.answer)
 
     def _make(self) -> None:

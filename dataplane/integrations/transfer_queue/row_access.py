@@ -160,11 +160,14 @@ log = logging.getLogger(__name__)
 def read_by_key(session: Session, partition: JobPartition, keys: list[str], fields: list[str] | None) -> Any:
     """The rows with these keys: these fields, or all fields that all of them have. Raises NotThere,
     StorageKeyNotFoundError."""
-    try:
-        ref = partition.table.read(keys, fields)
-    except Misuse as error:
-        ref = partition.table.read(keys, _fields(partition, keys, fields, error))
-    return _tensordict(session, ref, sorted(ref.columns))
+
+    def read() -> BatchRef:
+        try:
+            return partition.table.read(keys, fields)
+        except Misuse as error:
+            return partition.table.read(keys, _fields(partition, keys, fields, error))
+
+    return _tensordict(session, read, lambda ref: sorted(ref.columns))
 
 
 def _fields(partition: JobPartition, keys: list[str], fields: list[str] | None, error: Misuse) -> list[str]:
@@ -194,11 +197,15 @@ def read_by_meta(session: Session, meta: BatchMeta) -> Any:
     places: dict[str, list[int]] = {}
     for place, name in enumerate(meta.partition_ids):
         places.setdefault(name, []).append(place)
-    refs = [_ref(session.partition(name), [meta.global_indexes[i] for i in at], names) for name, at in places.items()]
-    ref = concat(refs)
-    if len(refs) > 1:
-        ref = ref[np.argsort(np.concatenate([np.array(at) for at in places.values()]))]
-    return _tensordict(session, ref, names)
+
+    def read() -> BatchRef:
+        parts = [(session.partition(name), [meta.global_indexes[i] for i in at]) for name, at in places.items()]
+        ref = concat([_ref(partition, indexes, names) for partition, indexes in parts])
+        if len(parts) > 1:
+            ref = ref[np.argsort(np.concatenate([np.array(at) for at in places.values()]))]
+        return ref
+
+    return _tensordict(session, read, lambda ref: names)
 
 
 def _ref(partition: JobPartition, indexes: Sequence[int], names: list[str]) -> BatchRef:
@@ -210,9 +217,15 @@ def _ref(partition: JobPartition, indexes: Sequence[int], names: list[str]) -> B
         raise NotThere(f"partition {partition.name!r}: {error}") from error
 
 
-def _tensordict(session: Session, ref: BatchRef, names: Sequence[str]) -> Any:
+def _tensordict(session: Session, read: Callable[[], BatchRef], names: Callable[[BatchRef], Sequence[str]]) -> Any:
+    """The values that `read` refers to. They are read once more if they were replaced before they had come."""
+    ref = read()
     try:
         batch = session.plane.get(ref)
-    except Freed as error:
-        raise StorageKeyNotFoundError(f"rows were cleared while they were read: {error}") from error
-    return values.tensordict(batch, names, len(ref), dense=session.settings.dense)
+    except Freed:
+        ref = read()
+        try:
+            batch = session.plane.get(ref)
+        except Freed as error:
+            raise StorageKeyNotFoundError(f"rows were cleared while they were read: {error}") from error
+    return values.tensordict(batch, names(ref), len(ref), dense=session.settings.dense)

@@ -173,8 +173,14 @@ async def _update(manager: Any, global_steps: int | None) -> dict[str, Any]:
         _replicas[manager] = made = _Replicas()
         weakref.finalize(manager, made.close)
     version = ranks["version"][0]
+    errors = []
     for replica in _replicas[manager].of(manager.replicas):
-        replica.offer(version, global_steps)
+        try:
+            replica.offer(version, global_steps)
+        except Exception as error:  # of an earlier version; the other replicas get this one
+            errors.append(error)
+    if errors:
+        raise errors[0]
     if _settings(manager).get("wait"):
         settle(manager, version)
     return {key: value for result in results if isinstance(result, dict) for key, value in result.items()}

@@ -186,9 +186,15 @@ def store(
             columns[name] = _stored(array, kinds[name])
     once = [name for name in columns if name in dedupe]
     ref = plane.put(columns, scope=scope, dedupe=once, timeout=timeout) if columns else None
-    for name, values in handles.items():
-        more = _of_handles(plane, name, values, scope, timeout)
-        ref = more if ref is None else ref.union(more)
+    made = ref
+    try:
+        for name, values in handles.items():
+            more = _of_handles(plane, name, values, scope, timeout)
+            ref = more if ref is None else ref.union(more)
+    except BaseException:
+        if made is not None and scope is None:  # nobody else can free what was put
+            plane.free(made)
+        raise
     return ProtoColumns(None if ref is None else ref.select(*kinds), kinds, rows, tensors is not None)
 
 

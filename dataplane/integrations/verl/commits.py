@@ -58,6 +58,9 @@ class PendingPut:
         self.how = how
         self.schema = schema
         self.places = [(partition, row) for row in rows]
+        self.nbytes = 0
+        self.cells: dict[int, dict[str, bytes]] = {}
+        """By row, the cells of which the controller was told."""
         self.small = True
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # a waiter that gives up cancels nothing
@@ -151,6 +154,7 @@ class Committer:
 
     def submit(self, put: PendingPut) -> None:
         """Store it and tell the controller, after earlier puts of the same rows; then completes `put.done`."""
+        put.nbytes = _nbytes(put.columns)  # first: it raises for a value whose size is none
         with self._lock:
             before = {self._last[place] for place in put.places if place in self._last}
             self._last.update(dict.fromkeys(put.places, put))
@@ -182,11 +186,10 @@ class Committer:
                     del self._last[place]
 
     def _begin(self, put: PendingPut) -> None:
-        nbytes = _nbytes(put.columns)
-        put.small = nbytes <= _SMALL
+        put.small = put.nbytes <= _SMALL
         if put.small:
             self._small.begin(put)
-        elif nbytes <= _LARGE and len(put.rows) == 1:
+        elif put.nbytes <= _LARGE and len(put.rows) == 1:
             self._rows.begin(put)
         else:
             self._begin_alone(put)
@@ -258,7 +261,7 @@ class Committer:
                 continue
             told.append(put)
             for row, place in zip(put.rows, own, strict=True):
-                index[row] = {name: several[place] for name, several in made.items()}
+                put.cells[row] = index[row] = {name: several[place] for name, several in made.items()}
         if told:
             schema = merged_schema([(put.schema, len(put.rows)) for put in told])
             rows = [row for put in told for row in put.rows]

@@ -89,9 +89,8 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         put = PendingPut(partition, rows, columns, how, schema, tags)
         self._commits.submit(put)
         await self._known(put)
-        for row in metadata._custom_backend_meta:
-            for name in columns:
-                row.pop(name, None)
+        for number, row in zip(rows, metadata._custom_backend_meta, strict=True):
+            row.update(put.cells[number])  # the cells that another put with this metadata replaces
         await self._free(replaced)
         return schema
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane as dp
-from dataplane.integrations.transfer_queue import coalescing, row_access
+from dataplane.integrations.transfer_queue import coalescing, kv, row_access
 from tests.integrations.images import check, trajectories
 from tests.integrations.marks import PLANE
 
@@ -164,6 +165,18 @@ def test_puts_of_one_key_are_made_in_the_order_in_which_they_were_asked_for(ours
     gathered(calls)
     assert ours.kv_list(pid)[pid]["k"] == {"turn": 19}
     assert ours.kv_batch_get("k", pid)["x"].tolist() == [19]
+
+
+def test_puts_go_on_after_the_threads_of_the_process_were_ended(
+    ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when another thread closes and begins anew between the choice of the threads and their use."""
+    ended, executor = ThreadPoolExecutor(1), kv.executor
+    ended.shutdown()
+    first = [ended]
+    monkeypatch.setattr(kv, "executor", lambda name: first.pop() if first else executor(name))
+    gathered([ours.async_kv_put("k", pid, {"x": torch.tensor(1)})])
+    assert ours.kv_batch_get("k", pid)["x"].tolist() == [1]
 
 
 def test_a_forked_child_has_puts_of_its_own(ours: Any, pid: str) -> None:

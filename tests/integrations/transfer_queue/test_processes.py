@@ -199,6 +199,40 @@ def test_a_checkpoint_has_all_that_was_there(ours: Any, pid: str, tmp_path: Path
     assert json.loads((tmp_path / "here" / "metadata.json").read_text())["user_metadata"] == {"step": 7}
 
 
+def meanwhile(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Have this done once, after a reader has got references and before it gets the values."""
+    real, left = dp.Plane.get, [work]
+
+    def get(plane: dp.Plane, *args: Any, **kwargs: Any) -> Any:
+        if left:
+            left.pop()()
+        return real(plane, *args, **kwargs)
+
+    monkeypatch.setattr(dp.Plane, "get", get)
+
+
+@pytest.mark.parametrize("how", ["by key", "by metadata"])
+def test_values_that_are_replaced_while_they_are_read_are_read_again(
+    ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    ours.kv_put("k", pid, {"x": torch.tensor(1)})
+    client = ours.get_client()
+    meta = client.get_meta(["x"], 1, pid, task_name="train")
+    meanwhile(monkeypatch, lambda: ours.kv_put("k", pid, {"x": torch.tensor(2)}))
+    read = ours.kv_batch_get("k", pid) if how == "by key" else client.get_data(meta)
+    assert read["x"].tolist() == [2]
+
+
+def test_a_checkpoint_has_rows_that_were_replaced_while_it_was_written(
+    ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours.kv_put("k", pid, {"x": torch.tensor(1)})
+    meanwhile(monkeypatch, lambda: ours.kv_put("k", pid, {"x": torch.tensor(2)}))
+    ours.save_checkpoint(tmp_path / "here")
+    ours.load_checkpoint(tmp_path / "here")
+    assert ours.kv_batch_get("k", pid)["x"].tolist() == [2]
+
+
 def test_a_checkpoint_takes_the_place_of_an_older_one(ours: Any, pid: str, tmp_path: Path) -> None:
     for value in (1, 2):
         ours.kv_put("a", pid, tag={"v": value})

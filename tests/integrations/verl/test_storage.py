@@ -219,6 +219,16 @@ def test_a_store_that_is_full_raises_backpressure_and_goes_on(partition: str) ->
     assert tq.kv_batch_get(keys=["b"], partition_id=partition)["x"].values().shape == (10 << 20,)
 
 
+def test_what_a_second_put_with_the_same_metadata_replaces_is_freed(partition: str) -> None:
+    client = tq.get_client()
+    meta = client.put(rows(1, x=torch.ones(1, 1 << 18)), partition_id=partition)
+    held = used()
+    for value in (2, 3):
+        meta = client.put(rows(1, x=torch.full((1, 1 << 18), float(value))), metadata=meta)
+    eventually(lambda: used() == held, "one value is left")
+    assert client.get_data(meta)["x"][0, 0] == 3
+
+
 def test_what_the_controller_does_not_take_is_freed_and_said(partition: str) -> None:
     tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, x=torch.ones(1, 2)))
     held = used()

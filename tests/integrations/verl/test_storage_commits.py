@@ -109,6 +109,21 @@ def test_every_put_of_a_committer_that_was_closed_fails(size: int) -> None:
             each.done.result(20)
 
 
+class Odd:
+    nbytes = None
+
+
+def test_a_put_of_which_no_size_is_known_keeps_no_later_one_of_its_row_waiting() -> None:
+    committer = commits.Committer(cast(Any, None), timeout=30)
+    with pytest.raises(TypeError):
+        committer.submit(put(0, x=Odd()))
+    committer.close()
+    later = put(0, x=torch.ones(2))
+    committer.submit(later)
+    with pytest.raises(Closed, match="was closed"):
+        later.done.result(20)
+
+
 class Telling:
     """A controller that answers as it is told to: `answers` are errors, or None."""
 
