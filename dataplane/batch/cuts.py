@@ -75,7 +75,7 @@ def added(cut: Cut, step: CutStep) -> Cut:
         (start, stop), (first, last) = cut[-1].numbers, step.numbers
         if all(int(np.min(number)) >= 0 for number in (start, stop, first, last) if np.size(number)):
             end = np.minimum(np.add(start, last), stop)
-            both = (_number(np.add(start, first)), _number(end))
+            both = (_number(np.minimum(np.add(start, first), END)), _number(np.minimum(end, END)))
             return (*cut[:-1], cut[-1]._replace(numbers=both))
     return bounded((*cut, step))
 

@@ -155,7 +155,7 @@ def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Item
         first, last = int(offsets[0]), int(offsets[-1])
         data = (stored.private if private else stored.values)[first * unit : last * unit]
         values = _shaped(data, dtype, last - first, shape)
-        return Items(values, offsets - first if first else offsets, None if shapes is None else shapes[rows], True)
+        return Items(values, offsets - first, None if shapes is None else shapes[rows], True)  # the caller's offsets
     lengths, runs = _runs(reading)
     total = int(lengths.sum())
     joined = np.empty(total, np.uint8)

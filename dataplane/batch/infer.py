@@ -123,9 +123,7 @@ def _numbers(values: Sequence[Any], kinds: set[type]) -> npt.NDArray[Any] | None
 
 def _arrays(column: str, rows: Sequence[npt.NDArray[Any]]) -> Values:
     first = rows[0]
-    for i, row in enumerate(rows):
-        if isinstance(row, np.ma.MaskedArray):
-            raise mismatch(column, "a masked array: fill it first", row=i, expected="an array", found="a masked array")
+    _refuse_masked(column, rows)
     name = name_of(first.dtype)
     if name is None or not _are_alike(rows):
         return object_codec.values_of(column, [row.view(np.ndarray) for row in rows])
@@ -134,6 +132,12 @@ def _arrays(column: str, rows: Sequence[npt.NDArray[Any]]) -> Values:
     if not first.ndim:
         return dense(column, np.array(rows, storage(name)), name)
     return ragged_rows(column, name, rows)
+
+
+def _refuse_masked(column: str, rows: Sequence[Any]) -> None:
+    for i, row in enumerate(rows):
+        if isinstance(row, np.ma.MaskedArray):
+            raise mismatch(column, "a masked array: fill it first", row=i, expected="an array", found="a masked array")
 
 
 def _are_alike(rows: Sequence[Any]) -> bool:
@@ -145,6 +149,7 @@ def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
     """A ragged or dense column, if all rows are arrays or tensors of one dtype; else objects."""
     if not all(tensors.is_tensor(row) or isinstance(row, np.ndarray) for row in rows):
         return object_codec.values_of(column, rows)
+    _refuse_masked(column, rows)
     bits = [
         tensors.host_bits(column, row) if tensors.is_tensor(row) else (name_of(row.dtype) or "", row) for row in rows
     ]

@@ -227,6 +227,7 @@ def tables(name: str, layout: ColumnLayout, read: Read) -> ColumnTables:
         copy = np.array(read(offset, size), dtype=np.uint8)
         if len(copy) != size:
             raise refuse(name, f"{len(copy)} bytes at {offset}, {size} are missing")
+        copy.setflags(write=False)  # all views of the column rely on it
         return copy.view(dtype)
 
     field = layout.field

@@ -296,7 +296,7 @@ def _from_reading(column: str, field: Field, rows: SelectedRows) -> Values:
         if len(rows.parts) == 1 and rows.run is None and not rows.cut:
             stored = rows.parts[0].stored
             source = gather.dense(
-                SelectedRows((Selection(stored, RowIndices.range(0, stored.layout.stored)),), None), field
+                SelectedRows((Selection(stored.unindexed(), RowIndices.range(0, stored.layout.stored)),), None), field
             )
             _, index = rows.places()
             return Values(field, rows.rows, Rectangle(source).take(index))

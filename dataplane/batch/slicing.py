@@ -149,8 +149,8 @@ def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int
         raise Misuse(f"ranks is 1 to {MOST_RANKS}, not {count}")
     if not 0 <= own < count:
         raise Misuse(f"rank is 0 to ranks - 1, not {own} of {count}")
-    if unit < 1:
-        raise Misuse(f"multiple is 1 or more, not {unit}")
+    if not 1 <= unit <= 1 << 40:
+        raise Misuse(f"multiple is 1 to 2^40, not {unit}")
     padded = -(-rows // unit) * unit
     begins = np.cumsum(padded) - padded
     part = -(-int(padded.sum()) // count)

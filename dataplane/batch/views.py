@@ -250,6 +250,6 @@ def _filled(column: Column, shape: tuple[Any, ...], value: Any) -> Any:
         one = torch.full((), value, dtype=dtype)
         if not (dtype.is_floating_point or dtype.is_complex) and one.item() != value:  # torch has truncated it
             raise ValueError(f"it would be {one.item()!r}")
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise Misuse(f"column {column.name!r} of {column.dtype} can not be padded with {value!r}: {error}") from error
     return torch.full(shape, value, dtype=dtype, device=column.device)

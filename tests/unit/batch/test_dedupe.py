@@ -52,6 +52,14 @@ def test_equal_rows_are_stored_once(values: Any, stored: int) -> None:
     assert found.nbytes == plain.nbytes
 
 
+@each_case("values", [np.array([[1, 2], [1, 2], [3, 4]]), np.array([5, 5, 6, 7]), torch.tensor([[1.0], [1.0], [2.0]])])
+def test_a_column_of_which_rows_are_stored_once_is_put_again_as_it_is(values: Any) -> None:
+    once = column(values, dedupe=True)
+    for chosen in (once, once[::-1], once[1:]):
+        for again in (column(chosen), column(chosen, dedupe=True)):
+            assert same(again.to_list(), chosen.to_list())
+
+
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The bytes of each row that was hashed."""

@@ -99,6 +99,7 @@ def test_the_kind_follows_from_the_types(rows: list[Any], kind: str, dtype: str,
         ([None, np.longdouble(1)], 1, "NumPy"),
         ([np.zeros(2), np.zeros(2, np.longdouble)], 1, "NumPy"),
         ([np.ma.masked_array([1, 2], [0, 1])], 0, "masked"),
+        ([torch.tensor([1, 2]), np.ma.masked_array([1, 2], [0, 1])], 1, "masked"),
     ],
 )
 def test_a_value_that_cannot_be_held_is_named(rows: list[Any], row: int, found: str) -> None:

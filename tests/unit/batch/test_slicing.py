@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from typing import Any
 
 import hypothesis.strategies as st
@@ -268,3 +269,10 @@ class TestTheWire:
         ]
         with pytest.raises(Corrupt):
             opened("dense", sliced.schema["dense"], there, frame.cut)
+
+
+def test_slices_up_to_the_largest_number_are_sent_as_one() -> None:
+    ref = Shards().put(0, {"y": [np.arange(3), np.arange(1)]}, narrow=False)
+    for _ in range(2):
+        ref = ref.slice_rows("y", 0, sys.maxsize)
+    assert len(BatchRef.decode(ref.encode())) == 2

@@ -46,6 +46,15 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     assert same(column(list(tensor[0].unbind())).torch(), tensor[0])
 
 
+def test_offsets_that_a_caller_changes_are_its_own() -> None:
+    rows = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+    held = column(rows)
+    _, offsets = held.packed()
+    offsets.add_(1)
+    held.torch().offsets().sub_(1)
+    assert held.to_list() == rows
+
+
 def test_nested_tensors_of_every_form() -> None:
     rows = [torch.rand(2, 3), torch.rand(4, 3)]
     strided = torch.nested.nested_tensor([row.t() for row in rows], layout=torch.strided)
