@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Iterable
 
 from dataplane.clock import monotonic
@@ -103,14 +104,21 @@ class Detector:
 
 
 async def refused(address: str) -> bool:
-    """Whether the host at tcp://HOST:PORT refuses connections to the port."""
+    """Whether the host at tcp://HOST:PORT refuses connections to the port, at all of its addresses if HOST is a name.
+    Of a name, nodes listen on IPv4 addresses only."""
     host, _, port = address.removeprefix("tcp://").rpartition(":")
+    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     try:
         async with asyncio.timeout(_LOOK_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-    except ConnectionRefusedError:
-        return True
+            loop = asyncio.get_running_loop()
+            found = await loop.getaddrinfo(host.strip("[]"), int(port), family=family, type=socket.SOCK_STREAM)
+            for *_, place in found:
+                try:
+                    _, writer = await asyncio.open_connection(str(place[0]), int(port))
+                except ConnectionRefusedError:
+                    continue
+                writer.transport.abort()
+                return False
     except (OSError, TimeoutError):
         return False
-    writer.transport.abort()
-    return False
+    return bool(found)

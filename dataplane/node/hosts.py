@@ -235,8 +235,9 @@ class Hosts:
         assert self.membership is not None
         before, self._known = self._known, dict(self.membership.members)
         gone = before.keys() - self._known.keys()
-        for node in gone:  # requests to it fail at once
-            self._peers.forget(before[node].address)
+        there = {member.address for member in self._known.values()}
+        for address in {before[node].address for node in gone} - there:  # another may listen where the gone one did
+            self._peers.forget(address)  # requests to it fail at once
         self._offers.gone(gone)
 
     def _ended(self, node: str, before_s: float) -> None:

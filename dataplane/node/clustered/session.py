@@ -251,7 +251,10 @@ class PartitionSession:
             except (OutcomeUnknown, PeerUnavailable, Unavailable) as error:
                 log.debug("what %s asked of %s is not settled yet: %s", self.client, key, error)
             except DataplaneError as error:
-                return error
+                if not isinstance(error, Backpressure) or not error.spill_error:
+                    return error
+                # The leader's disk is full. An earlier attempt may be in its log, and is committed once there is room.
+                log.debug("what %s asked of %s is not settled yet: %s", self.client, key, error)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_S[1])
 

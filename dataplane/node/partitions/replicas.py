@@ -94,7 +94,7 @@ class Replicas:
         self._logs = logs
         self._hosted: dict[str, HostedReplica] = {}
         self._asked: dict[tuple[str, int], tuple[HostedReplica, WaitingRequest]] = {}  # waiting requests of other nodes
-        self._unconfirmed = UnconfirmedGrants(channel)
+        self._unconfirmed = UnconfirmedGrants(channel, members)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
         self.recruiting = Recruiter(self, members, channel)

@@ -6,7 +6,7 @@ the node of the requester, once per second, which answers have arrived, and give
 node that cannot be reached is asked once it is heard again.
 
 Invariant: while this node leads, a grant has arrived at its requester, was given back, or is listed here. Grants to a
-process that has ended are not listed, since its leases end with it.
+process that has ended, or to a node that is gone, are not listed, since the leases end with them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import NamedTuple
 
+from dataplane.cluster.membership import Membership
 from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.wire import partition_messages as m
@@ -35,8 +36,9 @@ class _Delivery(NamedTuple):
 class UnconfirmedGrants:
     """See the module."""
 
-    def __init__(self, channel: PartitionChannel) -> None:
+    def __init__(self, channel: PartitionChannel, members: Membership) -> None:
         self._channel = channel
+        self._members = members
         self._given: dict[str, dict[int, _Delivery]] = {}  # by node and number of the request
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
@@ -58,7 +60,7 @@ class UnconfirmedGrants:
         given = self._given.get(node, {})
         for number in [number for number, each in given.items() if each.hosted.closed]:
             del given[number]
-        if not given:
+        if not given or self._members.gone(node):
             self.gone(node)
             return
         self._channel.say(node, m.Given(tuple(given)[:_AT_ONCE]))

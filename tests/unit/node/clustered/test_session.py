@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dataplane.clock import Deadline
-from dataplane.errors import OutcomeUnknown, PeerUnavailable
+from dataplane.errors import Backpressure, OutcomeUnknown, PeerUnavailable
 from dataplane.node.clustered import session
 from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
@@ -42,6 +43,29 @@ async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytes
         await until(lambda: len(outcomes) == 2)
         assert {outcome.first for outcome in outcomes if isinstance(outcome, r.AppendResult)} == {0, 2}
         assert leader.machine().leased.partition.rows.count == 4
+
+
+async def test_what_a_full_disk_refuses_after_it_was_asked_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader may have it in its log, and commits it once there is room: till then its columns are kept."""
+    monkeypatch.setattr(session, "ASK_S", 0.5)
+    async with streaming(2) as (leader, (node,)):
+        (client,) = clients([node])
+        outcomes, ask, refusals = list[object](), node.router.ask, [True, True]
+        node.deaf = True
+        with pytest.raises(OutcomeUnknown):
+            await client.session.ask(client.partition, appending(client), r.AppendResult, settled=outcomes.append)
+
+        async def full(*args: Any, **how: Any) -> bytes:
+            if refusals:
+                refusals.pop()
+                raise Backpressure("no room", spill_error="the disk is full")
+            return await ask(*args, **how)
+
+        monkeypatch.setattr(node.router, "ask", full)
+        node.deaf = False
+        await until(lambda: outcomes)
+        assert [type(outcome) for outcome in outcomes] == [r.AppendResult]
+        assert leader.machine().leased.partition.rows.count == 2
 
 
 async def test_a_read_that_is_not_answered_may_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
