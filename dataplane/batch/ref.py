@@ -29,6 +29,7 @@ import numpy.typing as npt
 from dataplane.batch import cuts, ref_codec, slicing
 from dataplane.batch.field import Field, is_text
 from dataplane.batch.frame import (
+    Cell,
     ColumnPlace,
     Frame,
     delivery_numbers,
@@ -36,7 +37,7 @@ from dataplane.batch.frame import (
     place_of,
     rows_by_stream,
 )
-from dataplane.batch.rows import Index, Selector, positions_of
+from dataplane.batch.rows import Index, RowIndices, Selector, positions_of
 from dataplane.config import format_size
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 
@@ -112,9 +113,15 @@ class BatchRef:
         """As `nbytes`, but a repeated row counts once, as it is stored."""
         total = 0
         for frame in self._frames:
+            stored: dict[tuple[Cell, ...], list[RowIndices]] = {}  # several parts may repeat rows of the same cells
             for part in frame.parts:
-                distinct = len(part.rows.distinct()[0])
-                total += sum(cell.nbytes * distinct // cell.shard.rows for cell in part.cells)
+                stored.setdefault(part.cells, []).append(part.rows)
+            for cells, rows in stored.items():
+                if len(rows) == 1:
+                    distinct = len(rows[0].distinct()[0])
+                else:
+                    distinct = len(np.unique(np.concatenate([each.array() for each in rows])))
+                total += sum(cell.nbytes * distinct // cell.shard.rows for cell in cells)
         return total
 
     def __eq__(self, other: object) -> bool:
@@ -192,7 +199,7 @@ class BatchRef:
         if isinstance(sizes, int | np.integer):
             if sizes < 1 or isinstance(sizes, bool):
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
-            return list(_between(self, [*range(0, self._rows, int(sizes)), self._rows]))
+            return list(_between(self, [*range(0, max(1, self._rows), int(sizes)), self._rows]))
         try:
             counts = [operator.index(size) for size in sizes]
         except TypeError:
@@ -332,7 +339,11 @@ class BatchRef:
 
     def with_origin(self, stream: bytes, rows: npt.ArrayLike, hold: int = 0) -> BatchRef:
         """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes). `hold`: the
-        number of the delivery."""
+        number of the delivery. Raises Misuse unless there is a number, 0 or more, for each row."""
+        numbers = np.asarray(rows)
+        whole = numbers.shape == (self._rows,) and (not self._rows or numbers.dtype.kind in "iu")
+        if len(stream) != 8 or hold < 0 or not whole or numbers.min(initial=0) < 0:
+            raise Misuse(f"an origin is 8 bytes, {self._rows} integers of 0 or more, and a delivery of 0 or more")
         if not self._rows:
             return self
         return BatchRef(self._rows, self._columns, self._frames, origin_of(stream, rows, hold), self.traces)

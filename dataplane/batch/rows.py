@@ -150,7 +150,12 @@ def positions_in(selector: slice, rows: int) -> range:
 
 
 def _position(selector: SupportsIndex, rows: int) -> range:
-    position = operator.index(selector)
+    try:
+        position = operator.index(selector)
+    except TypeError:
+        position = None
+    if position is None or str(getattr(selector, "dtype", "")).endswith("bool"):
+        raise Misuse(f"rows are picked by a position, a slice, or a list of positions or flags, not {selector!r}")
     if not -rows <= position < rows:
         raise IndexError(f"row {position} of {rows} rows")
     position %= rows

@@ -28,18 +28,18 @@ def slice_step(start: Any, stop: Any, rows: int) -> CutStep:
 
 def _numbers(what: str, value: Any, rows: int) -> Number:
     """An integer for all rows, or one a row."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
-    if isinstance(value, np.ndarray | list | tuple) and np.ndim(value):
-        array = np.asarray(value)
-        if array.shape != (rows,) or (array.dtype.kind not in "iu" and rows):
-            raise Misuse(f"{what} is an integer, or one a row: {rows} integers, not {array.dtype} {list(array.shape)}")
-        found: Index = np.clip(array, -END, END).astype(np.int64)
-        return found
     try:
-        return max(-END, min(END, operator.index(value)))
-    except TypeError:
+        if hasattr(value, "detach"):
+            value = value.detach().cpu().numpy()
+        if not isinstance(value, np.ndarray | list | tuple) or not np.ndim(value):
+            return max(-END, min(END, operator.index(value)))
+        array = np.asarray(value)
+    except (TypeError, ValueError):
         raise Misuse(f"{what} is an integer, or one a row, not {value!r:.100}") from None
+    if array.shape != (rows,) or (array.dtype.kind not in "iu" and rows):
+        raise Misuse(f"{what} is an integer, or one a row: {rows} integers, not {array.dtype} {list(array.shape)}")
+    found: Index = np.clip(array, -END, END).astype(np.int64)
+    return found
 
 
 def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> CutStep:

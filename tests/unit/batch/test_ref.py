@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 
 from dataplane.batch import locations
@@ -16,7 +18,7 @@ from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LimitExceeded, ProtocolMismatch
+from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch
 from tests.cases import each_case
 
 NODE = bytes(range(8))
@@ -263,3 +265,35 @@ def test_more_repeated_rows_than_can_be_are_refused_at_once(times: Any) -> None:
         one(3).repeat(times)
     assert caught.value.asked == 3 * int(times)
     assert len(one(0).repeat(times)) == 0
+
+
+def test_rows_that_several_parts_repeat_are_stored_once() -> None:
+    ref = one(4)
+    again = concat([ref, ref[1:], ref[::-1]])
+    assert again.stored_nbytes == ref.stored_nbytes == ref.repeat(3).stored_nbytes
+    assert concat([ref[:2], ref[3:], ref[:1]]).stored_nbytes == ref[:3].stored_nbytes
+
+
+def test_no_rows_are_split_into_one_part_without_rows() -> None:
+    assert [len(part) for part in one(3)[:0].split(2)] == [0]
+    assert [len(part) for part in one(3).split(2)] == [2, 1]
+
+
+@each_case(
+    "mistake",
+    [
+        lambda ref: ref.with_origin(b"8 bytes.", [1]),
+        lambda ref: ref.with_origin(b"8 bytes.", [-1, 0, 1]),
+        lambda ref: ref.with_origin(b"8 bytes.", [0.5, 1, 2]),
+        lambda ref: ref.with_origin(b"more than 8 bytes", [0, 1, 2]),
+        lambda ref: ref.with_origin(b"8 bytes.", [0, 1, 2], -1),
+        lambda ref: ref[np.array(1.5)],
+        lambda ref: ref[np.array(True)],
+        lambda ref: ref[torch.tensor(True)],
+        lambda ref: ref.slice_rows("x", 0, torch.zeros(3, dtype=torch.bfloat16)),
+        lambda ref: ref.slice_rows("x", 0, [[1], [2, 3]]),
+    ],
+)
+def test_what_names_no_rows_is_misuse(mistake: Callable[[BatchRef], Any]) -> None:
+    with pytest.raises(Misuse):
+        mistake(one(3))
