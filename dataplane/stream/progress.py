@@ -40,6 +40,8 @@ class _ProgressPage:
     dropped: Flags
     idle: dict[tuple[int, int], int] = field(default_factory=dict)
     """By task and columns: the value of the page's `changes` when no row was ready."""
+    dead: bool = False
+    """Whether a row of the page may be a dead letter."""
 
     @classmethod
     def new(cls, tasks: int, room: int) -> _ProgressPage:
@@ -114,11 +116,11 @@ class StreamProgress:
         another task, and no other task has them to do."""
         need = self._rows.schema.mask(columns)
         found: list[Index] = []
-        for page in self._rows.pages.values():
-            sheet = self._sheet(page)
-            states = sheet.state[:, : page.count]
-            flags = (states == DEAD).any(axis=0)
-            if flags.any():
+        for number, page in self._rows.pages.items():
+            sheet = self._sheets.get(number)
+            if sheet is not None and sheet.dead:
+                states = self._sheet(page).state[:, : page.count]
+                flags = (states == DEAD).any(axis=0)
                 open_to = np.count_nonzero((states == PENDING) | (states == LEASED), axis=0)
                 flags &= (states[task] == PENDING) & (open_to == 1) & page.present & ~sheet.dropped[: page.count]
                 if need is not None:
@@ -194,6 +196,7 @@ class StreamProgress:
             dead[chosen] = sheet.tries[task, inside] >= most
             dropped[chosen] = sheet.dropped[inside]
             sheet.state[task, inside] = np.where(dead[chosen], DEAD, PENDING)
+            sheet.dead = sheet.dead or bool(dead[chosen].any())
             page.changes += 1
         self._done(task, versions[dead], DEAD)
         return dead, dropped
@@ -301,6 +304,7 @@ class StreamProgress:
         for page, inside, chosen in places:
             sheet = self._sheet(page)
             sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
+            sheet.dead = sheet.dead or bool((states[:, chosen] == DEAD).any())
         for left, of in zip(self.left, states, strict=True):
             for version, count in _by_value(versions[of == PENDING]).items():
                 left[version] = left.get(version, 0) + count
@@ -322,7 +326,7 @@ class StreamProgress:
         copied.left = [left.copy() for left in self.left]
         copied.counts = [counts.copy() for counts in self.counts]
         copied._sheets = {
-            number: _ProgressPage(sheet.state.copy(), sheet.tries.copy(), sheet.dropped.copy())
+            number: _ProgressPage(sheet.state.copy(), sheet.tries.copy(), sheet.dropped.copy(), dead=sheet.dead)
             for number, sheet in self._sheets.items()
             if number in rows.pages
         }
