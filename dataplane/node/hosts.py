@@ -186,7 +186,7 @@ class Hosts:
             self._columns.restored = self.fetcher.replicas.restored
             self.fetcher.replicas.forgotten = self._columns.freed
             for partition in self._keeping.partitions():
-                self.partitions.replicas.host(partition)
+                await self.partitions.replicas.host(partition)
             await self._columns.recover(era.known)
 
     async def run(self) -> None:

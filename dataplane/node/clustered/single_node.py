@@ -85,7 +85,7 @@ class SingleNode:
         self._notes.write(dict.fromkeys(self._deleted), lazily=True)
         replicas = self.partitions.replicas
         for partition in self._keeping.partitions():
-            hosted = replicas.host(partition)
+            hosted = await replicas.host(partition)
             if await self._coordinator.read(replicas.key(partition)) is None:
                 replicas.end(hosted, forget=True)  # its creation was not completed, and no record names it
         await self.tables.directory.read_all(self._coordinator.values())

@@ -25,7 +25,7 @@ from dataplane.replication.effects import Effect, Refuse, Send, SendAnswer, Stor
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import Message
 from dataplane.replication.replica import Replica
-from dataplane.replication.storage import Operation, Storage
+from dataplane.replication.storage import Operation, Storage, StoredLog
 from dataplane.store.durable.log import JournaledLog
 from dataplane.wire import partition_messages as m
 
@@ -43,11 +43,19 @@ class HostedReplica:
     """See the module. Its owner ticks it at `deadline`."""
 
     def __init__(
-        self, owner: Replicas, partition: str, storage: Storage, machine: StateMachine, new: ReplicaId
+        self,
+        owner: Replicas,
+        partition: str,
+        storage: Storage,
+        machine: StateMachine,
+        me: ReplicaId,
+        stored: StoredLog,
+        *,
+        fresh: bool,
     ) -> None:
-        """`new`: the identifier of the replica if its log was just created. Raises Corrupt for a log that cannot be
+        """`stored`: the log in `storage`. `fresh`: it was just created. Raises Corrupt for a log that cannot be
         read."""
-        self.me, stored = storage.load()
+        self.me = me
         self.partition = partition
         self.machine = machine
         self.waiters = Waiters(lambda waiting: machine.serves(waiting.request, monotonic()))
@@ -70,7 +78,7 @@ class HostedReplica:
         self._machine_due_s = math.inf
         self.closed = False
         settings = msgspec.structs.replace(owner.settings, durable=storage.durable)
-        self.replica = Replica(self.me, settings, machine, stored, monotonic(), fresh=self.me == new, alone=owner.alone)
+        self.replica = Replica(self.me, settings, machine, stored, monotonic(), fresh=fresh, alone=owner.alone)
 
     @property
     def deadline(self) -> float:
@@ -278,7 +286,6 @@ class HostedReplica:
         for done in requests.values():
             done(gone)
 
-    def remove(self) -> None:
-        """Delete its log, after `close`."""
-        if self._disk is not None:
-            self._disk.remove()
+    def remove(self) -> asyncio.Future[None] | None:
+        """Delete its durable log, after `close`. The future is done once the log is gone."""
+        return None if self._disk is None else self._disk.remove()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataplane.node.partitions.record import is_durable
+from dataplane.node.partitions.replicas import in_memory
 from dataplane.replication.configuration import ReplicaId
-from dataplane.replication.storage import MemoryStorage, Storage
+from dataplane.replication.storage import Storage, StoredLog
 from dataplane.store.durable.log import JournaledLog, names
 from dataplane.store.durable.notes import Notes
 from dataplane.store.persistence import Persistence
@@ -21,11 +22,15 @@ class PartitionStorage:
         self.me = durable.directory.identity.node.hex()
         self.path = str(durable.directory.path)
 
-    def log(self, partition: str, new: ReplicaId) -> Storage:
+    async def log(self, partition: str, new: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
         """See `replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""
         if not is_durable(partition):
-            return MemoryStorage(new)
-        return JournaledLog(self._database, self._journal, partition, new)
+            return await in_memory(partition, new)
+        return await self._journal.run(self._opened, partition, new)
+
+    def _opened(self, partition: str, new: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
+        log = JournaledLog(self._database, self._journal, partition, new)
+        return log, *log.load()
 
     def notes(self, kind: str) -> Notes:
         """The notes of this kind."""

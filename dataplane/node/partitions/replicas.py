@@ -11,8 +11,8 @@ import logging
 import math
 import random
 import secrets
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from dataplane.background_tasks import BackgroundTasks
@@ -30,7 +30,7 @@ from dataplane.replication.configuration import Configuration, ReplicaId, decode
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.settings import ReplicationSettings
-from dataplane.replication.storage import MemoryStorage, Storage
+from dataplane.replication.storage import MemoryStorage, Storage, StoredLog
 from dataplane.wire import partition_messages as m
 
 if TYPE_CHECKING:
@@ -50,19 +50,21 @@ _COUNT_S = 2.0
 _INCARNATIONS = 48  # bits of the random number that identifies an incarnation
 
 Machines = Callable[[str], StateMachine]
-Logs = Callable[[str, ReplicaId], Storage]
+Logs = Callable[[str, ReplicaId], Awaitable[tuple[Storage, ReplicaId, StoredLog]]]
 
 
-def in_memory(partition: str, replica: ReplicaId) -> Storage:
+async def in_memory(partition: str, replica: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
     """A log that lives as long as the process. Raises Misuse for a durable partition."""
     if is_durable(partition):
         raise Misuse(f"no log of {partition} can be kept here: start the node with --data-dir DIR")
-    return MemoryStorage(replica)
+    storage = MemoryStorage(replica)
+    return storage, *storage.load()
 
 
 class Replicas:
-    """See the module. `machines(partition)` creates a state machine. `logs(partition, replica)` returns the log of a
-    partition on this node, or a new one that belongs to this replica. `alone`: no other node ever has a replica."""
+    """See the module. `machines(partition)` creates a state machine. `logs(partition, replica)` opens the log of a
+    partition on this node, or creates it for this replica; it returns the storage, the replica that the log belongs to,
+    and the log. `alone`: no other node ever has a replica."""
 
     def __init__(
         self,
@@ -93,6 +95,8 @@ class Replicas:
         self._machines = machines
         self._logs = logs
         self._hosted: dict[str, HostedReplica] = {}
+        self._opening = asyncio.Lock()  # one durable log at a time is opened: no log is opened twice
+        self._removals: dict[str, asyncio.Future[None]] = {}  # by partition: logs that are being deleted
         self._asked: dict[tuple[str, int], tuple[HostedReplica, WaitingRequest]] = {}  # waiting requests of other nodes
         self._unconfirmed = UnconfirmedGrants(channel, members)
         self._timer: asyncio.TimerHandle | None = None
@@ -119,17 +123,23 @@ class Replicas:
         hosted = self._hosted.get(partition)
         return 0 if hosted is None or (hosted.replica.orphaned and not hosted.durable) else hosted.me[1]
 
-    def host(self, partition: str) -> HostedReplica:
-        """The replica of a partition on this node, which is created empty if there is none. Raises Corrupt."""
-        hosted = self._hosted.get(partition)
-        if hosted is None:
-            new = (self.me, secrets.randbits(_INCARNATIONS))
-            storage = self._logs(partition, new)
-            hosted = self._hosted[partition] = HostedReplica(self, partition, storage, self._machines(partition), new)
-            hosted.watching = self.background.spawn(self._watch(hosted))
-            if (directory := self.directories.get(kind_of(partition))) is not None:
-                directory.records.watch(name_of(partition))
-        return hosted
+    async def host(self, partition: str) -> HostedReplica:
+        """The replica of a partition on this node, which is created empty if there is none. Raises Misuse if it is
+        durable and this node has no data directory; Corrupt, Backpressure, DirectoryUnusable."""
+        async with self._opening if is_durable(partition) else nullcontext():
+            hosted = self._hosted.get(partition)
+            if hosted is None:
+                if (removal := self._removals.get(partition)) is not None:
+                    await asyncio.wait([removal])
+                new = (self.me, secrets.randbits(_INCARNATIONS))
+                storage, me, stored = await self._logs(partition, new)
+                machine = self._machines(partition)
+                hosted = HostedReplica(self, partition, storage, machine, me, stored, fresh=me == new)
+                self._hosted[partition] = hosted
+                hosted.watching = self.background.spawn(self._watch(hosted))
+                if (directory := self.directories.get(kind_of(partition))) is not None:
+                    directory.records.watch(name_of(partition))
+            return hosted
 
     async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
         """Create a partition, led by `node` and followed by `followers` other nodes, or fewer if some do not answer. A
@@ -145,7 +155,7 @@ class Replicas:
 
     async def _new(self, partition: str, node: str) -> ReplicaId:
         if node == self.me:
-            return self.host(partition).me
+            return (await self.host(partition)).me
         return node, await self.recruiting.ask(node, partition)
 
     async def _follower(self, partition: str, node: str) -> ReplicaId | None:
@@ -171,8 +181,14 @@ class Replicas:
             hosted.close()
             if hosted.watching is not None:
                 hosted.watching.cancel()
-            if forget:
-                hosted.remove()
+            if forget and (removal := hosted.remove()) is not None:
+                self._removals[hosted.partition] = removal
+                removal.add_done_callback(lambda done: self._removed(hosted.partition, done))
+
+    def _removed(self, partition: str, removal: asyncio.Future[None]) -> None:
+        del self._removals[partition]
+        if not removal.cancelled() and removal.exception() is not None:
+            log.info("the log of %s is deleted after the next start: %s", partition, removal.exception())
 
     async def _watch(self, hosted: HostedReplica) -> None:
         """Watch the configuration. Its first read begins after the replica was created."""
@@ -259,10 +275,7 @@ class Replicas:
                 if hosted is not None and waiting is not None:
                     hosted.waiters.withdraw(waiting)
             case m.HostReplica(number, partition):
-                try:
-                    self._channel.say(node, m.ReplicaHosted(number, self.host(partition).me[1]))
-                except DataplaneError as error:
-                    self._channel.answer(node, number, error)
+                self.background.spawn(self._host_for(node, number, partition))
             case m.SettleOutbox():
                 self.settle(node, item)
             case m.CountRows(number, partition):
@@ -273,6 +286,15 @@ class Replicas:
                 self._unconfirmed.received(node, item)
             case _:
                 log.warning("node %s says a %s, which nobody here takes", node, type(item).__name__)
+
+    async def _host_for(self, node: str, number: int, partition: str) -> None:
+        """Host a replica, as another node has requested."""
+        try:
+            hosted = await self.host(partition)
+        except DataplaneError as error:
+            self._channel.answer(node, number, error)
+        else:
+            self._channel.say(node, m.ReplicaHosted(number, hosted.me[1]))
 
     def _ask_of(self, node: str, asked: m.Ask) -> None:
         def done(outcome: bytes | DataplaneError) -> None:

@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ParamSpec, TypeVar
 
 from dataplane.errors import Backpressure
 from dataplane.store.durable.database import Database, Work
 from dataplane.workers import Workers
+
+Args = ParamSpec("Args")
+T = TypeVar("T")
 
 RETRY_S = 0.5
 LAZY_S = 0.2
@@ -51,6 +55,11 @@ class Journal:
             self._timer = loop.call_later(LAZY_S, self._begin)
         return future
 
+    def run(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
+        """Run `work`, which uses the database, in the thread of the commits: after the one in progress, and before
+        those that wait. The future has its result or error."""
+        return asyncio.wrap_future(self._workers.submit(work, *args, **kwargs))
+
     def _begin(self) -> None:
         if self._under_way or self._closed or not self._waiting:
             return
@@ -58,8 +67,7 @@ class Journal:
             self._timer.cancel()
             self._timer = None
         self._under_way, self._waiting = self._waiting, []
-        done = asyncio.wrap_future(self._workers.submit(self._commit, [work for work, _ in self._under_way]))
-        done.add_done_callback(self._ended)
+        self.run(self._commit, [work for work, _ in self._under_way]).add_done_callback(self._ended)
 
     def _commit(self, works: Sequence[Work]) -> None:
         def all_of_them(sql: sqlite3.Connection) -> None:

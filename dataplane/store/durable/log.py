@@ -12,12 +12,11 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 import xxhash
 
-from dataplane.errors import Backpressure, Corrupt, DataplaneError
+from dataplane.errors import Backpressure, Corrupt
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.messages import LogEntry, StateSnapshot
 from dataplane.replication.storage import ExtendLog, Operation, Storage, StoredLog, TruncateLog
@@ -171,11 +170,11 @@ class JournaledLog(SQLiteStorage):
         if not self._removed:
             super()._write(sql, operations)
 
-    def remove(self) -> None:
-        """Delete the log: another one with its name begins empty. If that fails, the next process finds the log."""
+    def remove(self) -> asyncio.Future[None]:
+        """Delete the log, with the next commit. Once the future is done, another log with its name begins empty. If it
+        fails, the next process finds the log."""
         self._removed = True
-        with suppress(DataplaneError):
-            self._database.commit(self._remove)
+        return self._journal.write(self._remove, lazily=True)
 
     def _remove(self, sql: sqlite3.Connection) -> None:
         sql.execute(

@@ -123,7 +123,7 @@ async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
         second.replicas.end(replica)
         await until(lambda: first.led(key, followers=0))
         if has:
-            second.replicas.host(key)
+            await second.replicas.host(key)
         await first.aclose()
         await forget(coordinator)
         await until(lambda: second.members.gone(first.name))

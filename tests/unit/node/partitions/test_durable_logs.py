@@ -1,0 +1,63 @@
+"""The logs of durable partitions, as one node opens and deletes them."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.node.partitions.partition_storage import PartitionStorage
+from dataplane.node.partitions.record import DURABLE
+from dataplane.replication.messages import LogEntry
+from dataplane.replication.storage import ExtendLog
+from dataplane.store.durable.directory import DataDirectory
+from dataplane.store.durable.shards import DurableShards
+from tests.unit.node.partitions.bench import Bench
+
+PARTITION = f"s/0{DURABLE}"
+
+
+@asynccontextmanager
+async def node(directory: Path) -> AsyncIterator[tuple[Bench, DurableShards]]:
+    durable = DurableShards(DataDirectory(directory))
+    keeping = PartitionStorage(cast(Any, SimpleNamespace(durable=durable)))
+    bench = Bench("a", ProcessCoordinator(), keeps=True, logs=keeping.log)
+    try:
+        yield bench, durable
+    finally:
+        await bench.aclose()
+        await durable.aclose()
+
+
+async def test_a_disk_that_hangs_stops_only_what_is_durable(tmp_path: Path) -> None:
+    answers = threading.Event()
+    async with node(tmp_path) as (bench, durable):
+        old = await bench.replicas.host(f"s/1{DURABLE}")
+        hung = durable.journal.run(durable.directory.database.read, lambda sql: answers.wait())
+        waiting = [asyncio.ensure_future(bench.replicas.host(PARTITION)) for _ in range(2)]
+        bench.replicas.end(old, forget=True)
+        assert not (await bench.replicas.host("s/0")).durable
+        assert not any(each.done() for each in waiting)
+        answers.set()
+        first, second = await asyncio.gather(*waiting)
+        assert first is second, "one log is opened once"
+        await hung
+
+
+async def test_a_partition_that_comes_back_after_its_log_was_deleted_begins_empty(tmp_path: Path) -> None:
+    async with node(tmp_path) as (bench, durable):
+        hosted = await bench.replicas.host(PARTITION)
+        assert hosted._disk is not None
+        await hosted._disk.save([ExtendLog(1, (LogEntry(1, b"old"),))])
+        bench.replicas.end(hosted, forget=True)
+        again = await bench.replicas.host(PARTITION)
+        assert again.me != hosted.me
+        assert again._disk is not None
+        assert again._disk.load()[1].entries == []
+        await again._disk.save([ExtendLog(1, (LogEntry(1, b"new"),))])
+        assert [entry.command for entry in again._disk.load()[1].entries] == [b"new"]
