@@ -439,10 +439,12 @@ class Exporting:
         self._thread.start()
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._pass_on())
-        except DataplaneError as error:  # the node has ended, and so does this
-            log.info("the figures of the node at %s are passed on no more: %s", self._address, error)
+        while not self._ended.is_set():
+            try:
+                asyncio.run(self._pass_on())
+            except DataplaneError as error:
+                log.info("the statistics of the node at %s are read again later: %s", self._address, error)
+                self._ended.wait(self._every_s)
 
     async def _pass_on(self) -> None:
         async with Connecting(self._address, None, writes=False) as plane:

@@ -10,7 +10,7 @@ with another response of the same prompt; otherwise the row takes the normal pat
 (`values.columns`).
 
 Invariants: each put has the result that it would have alone, and its own error: if a merged put fails, each of its
-puts is made again by itself. Puts of one key are made in the order of the requests.
+puts is made again by itself. Of the puts that can be merged, those of one key are made in the order of the requests.
 """
 
 from __future__ import annotations

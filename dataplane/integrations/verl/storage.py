@@ -1,9 +1,9 @@
 """TransferQueue's storage manager in each process: stores values in the plane, and records their cells at the
 controller.
 
-Invariants: a put that returns is recorded at the controller, and one that raises has left nothing in the store; a
-reader fetches only the fields that it asks for; replaced and cleared values are freed, also single rows of many; the
-backend pickles nothing, and no byte of a value passes through TransferQueue's sockets.
+Invariants: a put that returns is recorded at the controller, and one that raises has left nothing in the store, unless
+it raises OutcomeUnknown; a reader fetches only the fields that it asks for; replaced and cleared values are freed, also
+single rows of many; the backend pickles nothing, and no byte of a value passes through TransferQueue's sockets.
 
 A replaced value is freed once the controller has recorded the new one. A reader that got the old cell before that
 gets Freed from the store; it asks the controller again, and then reads the new value.
@@ -88,15 +88,15 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         schema = entries.schema_of(data)
         put = PendingPut(partition, rows, columns, how, schema, tags)
         self._commits.submit(put)
-        await self._known(put)
+        await self._known(put, replaced)
         for number, row in zip(rows, metadata._custom_backend_meta, strict=True):
             row.update(put.cells[number])  # the cells that another put with this metadata replaces
         await self._free(replaced)
         return schema
 
-    async def _known(self, put: PendingPut) -> None:
+    async def _known(self, put: PendingPut, replaced: Sequence[Mapping[str, bytes]]) -> None:
         """Wait until the controller has recorded the put. If this is cancelled before the put was sent to the
-        controller, nothing is stored; otherwise the put completes."""
+        controller, nothing is stored; otherwise the put completes, and the replaced cells are freed."""
         waiting = asyncio.wrap_future(put.done)
         waiting.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # marks the error as retrieved
         try:
@@ -105,6 +105,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
             if not put.give_up():
                 with suppress(Exception):
                     await asyncio.shield(waiting)
+                    await self._free(replaced)
             raise
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:

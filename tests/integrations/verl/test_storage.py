@@ -251,6 +251,32 @@ def test_a_put_that_is_cancelled_leaves_nothing(partition: str) -> None:
     eventually(lambda: used() == 0, "what no row has is not there")
 
 
+def test_a_put_that_is_cancelled_too_late_frees_what_it_replaced(
+    partition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell, begun, goes_on = Controller.tell, threading.Event(), threading.Event()
+
+    def held_up(self: Controller, *arguments: Any) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+        tell(self, *arguments)
+
+    async def use() -> None:
+        put = asyncio.create_task(tq.async_kv_batch_put(["a"], partition, rows(1, x=torch.full((1, 1 << 18), 2.0))))
+        assert await asyncio.to_thread(begun.wait, 30)
+        put.cancel()
+        goes_on.set()
+        await asyncio.wait([put])
+        assert put.cancelled()
+
+    tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, x=torch.ones(1, 1 << 18)))
+    before = used()
+    monkeypatch.setattr(Controller, "tell", held_up)
+    asyncio.run(use())
+    eventually(lambda: used() == before, "the first value is freed")
+    assert tq.kv_batch_get(keys=["a"], partition_id=partition)["x"][0, 0] == 2
+
+
 def test_no_byte_goes_through_transferqueue(partition: str) -> None:
     """What its controller holds of a row and field is a cell."""
     tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.ones(2, 1 << 18)))
