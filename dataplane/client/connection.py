@@ -74,9 +74,9 @@ class Heartbeat:
 
     def __init__(self, channel: LocalChannel) -> None:
         self._channel = channel
-        self._open = 0
+        self._loop = asyncio.get_running_loop()  # a reservation may be made while it does not run
+        self._open, self.interval_s = 0, 1.0
         self._timer: asyncio.TimerHandle | None = None
-        self.interval_s = 1.0
 
     def due(self, change: int) -> None:
         """Change the number of open reservations."""
@@ -93,7 +93,7 @@ class Heartbeat:
         self._timer = None
         if self.beats:
             self._channel.send(m.Alive())
-            self._timer = asyncio.get_running_loop().call_later(self.interval_s, self._beat)
+            self._timer = self._loop.call_later(self.interval_s, self._beat)
 
     def stop(self) -> None:
         """Send no more."""

@@ -200,7 +200,7 @@ class KeptColumns:
         if not told.land:
             self._forget(told.shard)
         elif told.shard not in self._landing:
-            task = asyncio.get_running_loop().create_task(self._land(told.shard))
+            task = self._connection._loop.create_task(self._land(told.shard))  # it may not run now
             self._landing[told.shard] = task
             task.add_done_callback(lambda _: self._landing.pop(told.shard, None))
 

@@ -221,7 +221,7 @@ class Publication:
             if pending >= _TOGETHER:
                 await self._flush()
                 pending = 0
-                if not isinstance(tensors, Mapping):  # a written tensor's memory may be reused for another from now on
+                if not isinstance(tensors, dict):  # a written tensor's memory may be reused for another from now on
                     places = {}
         await self._flush()
         bases = {} if self._older is None else {chunk: self._older.base(chunk) for chunk in self.deltas}

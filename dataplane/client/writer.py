@@ -189,7 +189,6 @@ class ShardWriter:
         """Write the columns into their shard, which is then to be sealed."""
         connection = self._connection
         ((shard, segment, offset, _),) = reserved.extents
-        connection.heartbeat.due(+1)
 
         def undo() -> None:
             discard(connection, [shard])
@@ -199,6 +198,7 @@ class ShardWriter:
             connection.heartbeat.due(-1)
             return self._meant(laid, shard)
 
+        connection.heartbeat.due(+1)
         try:
             laid.write(connection.segments[segment].mapping(writable=True).array(offset, laid.nbytes))
         except BaseException:

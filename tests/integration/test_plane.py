@@ -69,6 +69,13 @@ def test_rows_and_columns_by_reference(plane: Any) -> None:
 # Freeing
 
 
+def test_the_first_put_of_a_process_may_reserve_memory(node: StandingNode) -> None:
+    """It is made while no event loop runs."""
+    with dp.connect(node.address) as plane:
+        assert len(plane.get(plane.put({"x": np.zeros((256, 128), np.int32)}))["x"]) == 256
+        assert plane.stats().reserved_bytes == 0
+
+
 def test_free_gives_everything_back(plane: Any) -> None:
     ref = plane.put(columns())
     assert plane.stats().memory_used > 0

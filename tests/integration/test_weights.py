@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -267,3 +267,26 @@ def _dies(pipe: Any, address: str) -> None:
         time.sleep(60)
 
     plane.weights("actor").publish(1, tensors())
+
+
+class Lazy(Mapping[str, Any]):
+    """Tensors that are made when they are read."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(f"w{i}" for i in range(len(self)))
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, name: str) -> Any:
+        return torch.full((1 << 18,), float(name[1:]))
+
+
+def test_tensors_that_are_made_when_they_are_read_are_not_taken_for_tied(
+    plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their memory is reused once they are written."""
+    monkeypatch.setattr(publishing, "_TOGETHER", 1 << 20)
+    plane.weights("actor").publish(1, Lazy())
+    found = plane.weights("actor").get()
+    assert {name: float(found[name][0]) for name in Lazy()} == {f"w{i}": float(i) for i in range(8)}
