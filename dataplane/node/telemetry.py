@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from dataplane.errors import Freed
 from dataplane.observe import ring
@@ -35,6 +35,7 @@ from dataplane.wire import messages as m
 
 if TYPE_CHECKING:
     from dataplane.node.clustered.single_node import SingleNode
+    from dataplane.node.clustered.streams import ClusteredStreams
     from dataplane.node.hosts import Hosts
     from dataplane.node.local.streams import LocalStream, LocalStreams
 
@@ -279,6 +280,8 @@ class Telemetry:
             found.append(seen[0])
             if at % _SLICE == _SLICE - 1:
                 await asyncio.sleep(0)
+        if self._shared is None:  # a stream of this node that was dropped in a pause is counted already
+            found = [each for each in found if self._local.named(cast(bytes, each.identity)) is not None]
         named = self._ledger.look(found)
         delivered, redelivered, acked, expired = self._ledger.counts
         values: dict[str, Any] = {
@@ -308,8 +311,11 @@ class Telemetry:
         now = self._local.now()
         found: list[_Seeing] = []
         found += [(each.token, each.name, each.leased, each.waiting, True, now) for each in self._local.all()]
-        shared = None if self._clustered is None else self._clustered.streams
-        return found if shared is None else [*found, *shared.led(now)]
+        return found if self._shared is None else [*found, *self._shared.led(now)]
+
+    @property
+    def _shared(self) -> ClusteredStreams | None:
+        return None if self._clustered is None else self._clustered.streams
 
     def _ending(self, stream: LocalStream) -> None:
         """Count a stream of this node for the last time: it is dropped."""

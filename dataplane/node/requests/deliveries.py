@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import msgspec
 
 from dataplane.clock import Deadline
-from dataplane.errors import LeaseExpired, Misuse, NotReady
+from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import On, OpenedStream, StreamService, StreamSession
 from dataplane.stream import requests as r
@@ -139,7 +140,15 @@ class Deliveries:
 
     def _received(self, request: Any) -> _LastGrant:
         asked = request.asked
-        return self._members.setdefault((request.stream, asked.task, asked.member, asked.replica), _LastGrant())
+        member = request.stream, asked.task, asked.member, asked.replica
+        if member not in self._members:
+            self._members = {each: last for each, last in self._members.items() if self._is_open(each[0])}
+        return self._members.setdefault(member, _LastGrant())
+
+    def _is_open(self, stream: bytes) -> bool:
+        with suppress(Closed):
+            return bool(self._service.find(stream))
+        return False
 
 
 def _check_consume(request: r.Consume, stream: OpenedStream) -> None:

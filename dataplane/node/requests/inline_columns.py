@@ -5,7 +5,8 @@ request is completed at once. Otherwise the message waits; its bytes count again
 (`node.requests.waiting_bytes`).
 
 Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, even if
-the client disconnects or cancels in between.
+the client disconnects or cancels in between. A request that has to wait holds neither a permit nor a shard until its
+coroutine runs, since it may be refused before that.
 """
 
 from __future__ import annotations
@@ -98,51 +99,40 @@ class InlineRequests:
         """Append rows. Raises as `Store.put` and `StreamClient.append_stored`."""
         _check(columns)
         versions = checks.int64("versions", request.versions)
-        if self._streams.permits.fits(request, versions, sum(columns.nbytes)):
+        nbytes = sum(columns.nbytes)
+        if self._streams.permits.fits(request, versions, nbytes):
             shard = self._put_now(columns)
             if shard is not None:
                 return self._appended(request, columns, versions, 0, shard)
-        ticket = self._streams.permits.take_now(request, versions, sum(columns.nbytes))
-        if ticket is not None:
-            return self._append_now(request, columns, versions, ticket, deadline)
         admit = rm.AdmitRows(
             request.id,
             request.stream,
             len(versions),
-            sum(columns.nbytes),
+            nbytes,
             int(versions.max(initial=0)),
             request.keys[0] if request.keys else "",
             request.digest,
             deadline.remaining_s,
         )
-        admitted = self._streams.answer(admit, deadline)
-        return partial(self._append_later, request, columns, versions, admitted, deadline)
+        admitted = self._streams.answer(admit, deadline) if self._streams.alone else None
+        if isinstance(admitted, rm.RowsAdmitted):
+            reply = self._append_now(request, columns, versions, admitted.ticket)
+            if reply is not None:
+                return reply
+        return partial(self._append_later, request, columns, versions, admit, deadline)
 
-    def _append_now(
-        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
-    ) -> m.Reply | Waiting:
-        if not ticket:  # the same append was made before, and its answer was lost
-            return rm.RowsAppended(request.id, 0, False)
-        if not self._streams.alone:
-            return partial(self._append_staged, request, columns, ticket, deadline)
+    def _append_now(self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int) -> m.Reply | None:
+        """Append rows that were admitted. If there is no memory, their permit is given back, and None returned."""
+        if not ticket:
+            return _repeated(request)
         try:
             shard = self._put_now(columns)
         except BaseException:
             self._give_back(request.stream, ticket)
             raise
         if shard is None:
-            return partial(self._append_stored, request, columns, versions, ticket, deadline)
-        return self._appended(request, columns, versions, ticket, shard)
-
-    async def _append_stored(
-        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int, deadline: Deadline
-    ) -> m.Reply:
-        """Wait for memory, then append rows that were admitted."""
-        try:
-            shard = await self._put_soon(columns, deadline)
-        except BaseException:
             self._give_back(request.stream, ticket)
-            raise
+            return None
         return self._appended(request, columns, versions, ticket, shard)
 
     def _appended(
@@ -160,19 +150,23 @@ class InlineRequests:
         return reply
 
     async def _append_later(
-        self,
-        request: rm.AppendRows,
-        columns: rm.Inline,
-        versions: Index,
-        admitted: m.Reply | Waiting | None,
-        deadline: Deadline,
+        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, admit: rm.AdmitRows, deadline: Deadline
     ) -> m.Reply:
         """Append in three steps, each of which may wait: wait for the permit, put the columns, append the rows."""
-        reply = admitted if admitted is None or isinstance(admitted, m.Message) else await admitted()
-        if not isinstance(reply, rm.RowsAdmitted):
+        answer = self._streams.answer(admit, deadline)
+        admitted = answer if answer is None or isinstance(answer, m.Message) else await answer()
+        if not isinstance(admitted, rm.RowsAdmitted):
             raise ProtocolMismatch("nothing that can be appended to")
-        answer = self._append_now(request, columns, versions, reply.ticket, deadline)
-        return answer if isinstance(answer, m.Message) else await answer()
+        if not admitted.ticket:
+            return _repeated(request)
+        if not self._streams.alone:
+            return await self._append_staged(request, columns, admitted.ticket, deadline)
+        try:
+            shard = await self._put_soon(columns, deadline)
+        except BaseException:
+            self._give_back(request.stream, admitted.ticket)
+            raise
+        return self._appended(request, columns, versions, admitted.ticket, shard)
 
     async def _append_staged(
         self, request: rm.AppendRows, columns: rm.Inline, ticket: int, deadline: Deadline
@@ -238,31 +232,31 @@ class InlineRequests:
     def write(self, request: rm.AskTable, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Write rows. Raises as `Store.put` and `LocalTableClient.write`."""
         _check(columns)
+        reply = self._write_now(request, columns, deadline) if self._streams.alone else None
+        return partial(self._write_later, request, columns, deadline) if reply is None else reply
+
+    def _write_now(self, request: rm.AskTable, columns: rm.Inline, deadline: Deadline) -> m.Reply | None:
+        """Write to a table of this node; None if there is no memory."""
         scope = self._new_scope()
-        shard = self._put_now(columns, scope)
-        if shard is None:
-            return partial(self._write_later, request, columns, scope, deadline)
         try:
-            answer = self._written(request, columns, scope, shard, deadline)
+            shard = self._put_now(columns, scope)
+            if shard is not None:
+                answer = self._written(request, columns, scope, shard, deadline)
+                assert isinstance(answer, m.Message), "a table of this node answers a write at once"
+                return answer
         except BaseException:
             self._staged.free(scope)
             raise
-        return answer if isinstance(answer, m.Message) else partial(self._freed_unless, answer, scope)
+        self._staged.free(scope)
+        return None
 
-    async def _write_later(self, request: rm.AskTable, columns: rm.Inline, scope: str, deadline: Deadline) -> m.Reply:
-        """Wait for memory, then write."""
-
-        async def write() -> m.Reply:
+    async def _write_later(self, request: rm.AskTable, columns: rm.Inline, deadline: Deadline) -> m.Reply:
+        """Wait for memory, and for the table's leader."""
+        scope = self._new_scope()
+        try:
             shard = await self._put_soon(columns, deadline, scope)
             answer = self._written(request, columns, scope, shard, deadline)
             return answer if isinstance(answer, m.Message) else await answer()
-
-        return await self._freed_unless(write, scope)
-
-    async def _freed_unless(self, answer: Waiting, scope: str) -> m.Reply:
-        """The answer. If it raises, the scope is freed."""
-        try:
-            return await answer()
         except BaseException:
             self._staged.free(scope)
             raise
@@ -276,6 +270,11 @@ class InlineRequests:
         if what.ref:
             ref = ref.union(BatchRef.decode(what.ref))
         return self._tables.write(replace(request, columns=None, staged=scope), what, ref, deadline)
+
+
+def _repeated(request: rm.AppendRows) -> rm.RowsAppended:
+    """The answer to an append that was made before, and whose answer was lost."""
+    return rm.RowsAppended(request.id, 0, False)
 
 
 def stored(node: bytes, columns: rm.Inline, shard: int) -> BatchRef:

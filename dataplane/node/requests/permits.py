@@ -70,15 +70,9 @@ class Permits:
         _check_amount(rows, nbytes)
         return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
 
-    def take_now(self, request: rm.AppendRows, versions: checks.Index, nbytes: int) -> int | None:
-        """A permit to append these rows; 0 if the same append was made before, None if the request has to wait.
-        Raises Closed, LimitExceeded, ProtocolMismatch."""
-        key, version = request.keys[0] if request.keys else "", int(versions.max(initial=0))
-        rows, timeout_s = len(versions), request.timeout_s
-        wanted = rm.AdmitRows(request.id, request.stream, rows, nbytes, version, key, request.digest, timeout_s)
-        return self.admit_now(wanted, self._service.find(request.stream))
-
     def admit_now(self, request: rm.AdmitRows, stream: OpenedStream) -> int | None:
+        """A permit to append; 0 if the same append was made before, None if the request has to wait. Raises Closed,
+        LimitExceeded, ProtocolMismatch."""
         _check_amount(request.rows, request.nbytes)
         if not stream.settings.limited and not (request.key and self._local is not None):
             return self._keep(Ticket(stream))

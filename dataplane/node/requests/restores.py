@@ -69,8 +69,9 @@ class Restores:
 
     def drop(self, token: bytes) -> None:
         """Give up the restoration."""
-        restored = self._streams.pop(token)
-        self._session.run_soon(lambda: self._service.discard(restored))
+        restored = self._streams.pop(token, None)
+        if restored is not None:
+            self._session.run_soon(lambda: self._service.discard(restored))
 
     def leave(self) -> None:
         """Give up all restorations: the client has gone."""

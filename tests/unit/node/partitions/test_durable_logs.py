@@ -50,7 +50,7 @@ async def test_a_disk_that_hangs_stops_only_what_is_durable(tmp_path: Path) -> N
 
 
 async def test_a_partition_that_comes_back_after_its_log_was_deleted_begins_empty(tmp_path: Path) -> None:
-    async with node(tmp_path) as (bench, durable):
+    async with node(tmp_path) as (bench, _):
         hosted = await bench.replicas.host(PARTITION)
         assert hosted._disk is not None
         await hosted._disk.save([ExtendLog(1, (LogEntry(1, b"old"),))])
