@@ -344,6 +344,7 @@ class StreamCalls(Blocking):
         Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, it is given
         back unless it was acked.
 
+        lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
         prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
         timeout: seconds to wait for each delivery, from when it is asked for.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues

@@ -17,8 +17,9 @@ from dataplane.client import arguments
 from dataplane.client.appender import TIMEOUT_S
 from dataplane.client.arguments import names
 from dataplane.client.delivery import LEFT, Delivery
+from dataplane.clock import monotonic
 from dataplane.diagnosis import recorder
-from dataplane.errors import Closed, DataplaneError, Misuse, NotReady
+from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream import requests as r
 from dataplane.stream.page import Index
 from dataplane.stream.sampler import Candidates, Sampler, checked
@@ -34,6 +35,8 @@ C = TypeVar("C", bound=AbstractAsyncContextManager[Any])
 
 CONSUME_TIMEOUT_S = 600.0
 """The default timeout of a consume."""
+CONSUME_LEASE_S = 60.0
+"""The default lease of a consume."""
 LOG_WAIT_S = 10.0
 """Seconds after which the log says why a task waits."""
 _WHY_S = 1.0  # the time of a node to report why no rows are ready
@@ -196,14 +199,15 @@ async def deliveries(
                     raise
                 ended(closed, at_end)
                 return
-            done = False
+            if not await _still_leased(delivery, how):
+                continue
             try:
                 yield delivery
-                done = True
-            finally:
-                if not done and not delivery.settled:
+            except BaseException:  # the loop was left
+                if not delivery.settled:
                     with suppress(DataplaneError):
                         await delivery.nack(LEFT)
+                raise
             if not delivery.settled:
                 await delivery.ack()
     finally:
@@ -218,6 +222,20 @@ async def deliveries(
 def _granted(request: asyncio.Task[Delivery]) -> float:
     """The number of the grant that a request got; infinite if it failed."""
     return math.inf if request.cancelled() or request.exception() is not None else request.result()._given.grant
+
+
+async def _still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:
+    """Renew the lease if the delivery has waited long. Returns whether it is leased still; a replica must not skip a
+    delivery, so there LeaseExpired is raised."""
+    if monotonic() - delivery._since_s < float(how.get("lease", CONSUME_LEASE_S)) / 10:
+        return True
+    try:
+        await delivery.renew()
+    except LeaseExpired:
+        if how.get("replica") is not None:
+            raise
+        return False
+    return True
 
 
 _NONE: Index = np.empty(0, np.int64)

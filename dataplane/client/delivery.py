@@ -18,6 +18,7 @@ import numpy.typing as npt
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import flows
+from dataplane.clock import monotonic
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse, SchemaMismatch
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
@@ -53,6 +54,7 @@ class Delivery:
         self.settled = False
         """Whether it was acked or given back."""
         self._acked = False
+        self._since_s = monotonic()
         self._given = delivered
         self._mark, self._stream = stream._mark, stream._token
         self._connection, self._getter = stream._connection, stream._getter

@@ -35,6 +35,7 @@ from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import ShardWriter
 from dataplane.clock import Deadline
+from dataplane.closing import close_each
 from dataplane.config import format_size
 from dataplane.device import ordering
 from dataplane.device.naming import device_of
@@ -445,19 +446,16 @@ class AsyncPlane:
         if self._closed:
             return
         self._closed = True
-        await background.end_all(self.connection)
-        try:
-            await self._kept_columns.aclose()
-        finally:
-            self.connection.refuse()
-            try:
-                await self.pool.aclose()
-                await self.connection.settle()
-            finally:
-                self.pool.shutdown()  # it writes into memory that goes to others when the connection ends
-                self.connection.close()
-            if self._node is not None:
-                await self._node.retire(wait=not self.connection.pins.live)
+        await close_each(
+            lambda: background.end_all(self.connection),
+            self._kept_columns.aclose,
+            self.connection.refuse,
+            self.pool.aclose,
+            self.connection.settle,
+            self.pool.shutdown,  # it writes into memory that goes to others when the connection ends
+            self.connection.close,
+            lambda: self._node and self._node.retire(wait=not self.connection.pins.live),
+        )
 
     async def __aenter__(self) -> AsyncPlane:
         return self

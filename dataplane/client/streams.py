@@ -18,7 +18,16 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments, consuming
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender
 from dataplane.client.connection import Connection
-from dataplane.client.consuming import CONSUME_TIMEOUT_S, LOG_WAIT_S, AtEnd, Consuming, Sampling, WaitLog, check_sampler
+from dataplane.client.consuming import (
+    CONSUME_LEASE_S,
+    CONSUME_TIMEOUT_S,
+    LOG_WAIT_S,
+    AtEnd,
+    Consuming,
+    Sampling,
+    WaitLog,
+    check_sampler,
+)
 from dataplane.client.delivery import DeadLetters, Delivery, LostRow, LostRows, Taken
 from dataplane.client.reader import Getter
 from dataplane.client.stream_writes import StreamWrites
@@ -38,7 +47,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_FIRST_LEASE_S = 60.0
 _MOST_UNFINISHED = 4096
 _CONSUME = CODE["consume"]
 _BUILT_IN = get_args(BuiltIn)
@@ -198,7 +206,7 @@ class AsyncStream:
         member: str | None = None,
         replica: int | None = None,
         replicas: int = 0,
-        lease: float = _FIRST_LEASE_S,
+        lease: float = CONSUME_LEASE_S,
         timeout: float | None = None,
     ) -> Consuming:
         """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. As a context manager,
@@ -275,6 +283,7 @@ class AsyncStream:
         Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, it is given
         back unless it was acked.
 
+        lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
         prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
         timeout: seconds to wait for each delivery, from when it is asked for.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues

@@ -14,6 +14,8 @@ import pytest
 import dataplane as dp
 from dataplane.aio import AsyncPlane
 from dataplane.batch import row_sources
+from dataplane.client import background
+from dataplane.wire.messages import MAX_WAITING
 from tests.processes import MIB, StandingNode, pattern
 
 NODE = {"memory": "64MiB", "spill": 0}
@@ -191,4 +193,45 @@ async def test_a_plane_that_waits_for_its_threads_as_it_closes_leaves_the_event_
     await closing
     with pytest.raises(dp.Closed):
         await putting
+    await nothing_is_left(plane)
+
+
+async def test_a_plane_whose_close_is_cancelled_is_closed(
+    node: StandingNode, plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def hangs(connection: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(background, "end_all", hangs)
+    closed = await dp.aio.connect(node.address)
+    await closed.put({"x": pattern(1, 8 * MIB)}, scope="s")
+    closing = asyncio.create_task(closed.aclose())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    with pytest.raises(dp.Closed):
+        await closed.put({"x": [1]})
+    await plane.free(scope="s")
+    await nothing_is_left(plane)
+
+
+async def test_appends_that_are_refused_since_too_many_wait_give_their_room_back(plane: AsyncPlane) -> None:
+    stream = await plane.stream("s", ["t"], max_rows=1200)
+    held = [await plane.put({"x": pattern(0, 63 * MIB)})]
+    with pytest.raises(dp.Backpressure):
+        while True:
+            held.append(await plane.put({"x": pattern(0, 1024)}, timeout=0))
+    appends = [asyncio.create_task(stream.append({"x": [i]}, keys=[f"{i}"], timeout=60)) for i in range(1100)]
+
+    async def refused() -> bool:
+        return sum(each.done() for each in appends) == 1100 - MAX_WAITING
+
+    await until(refused, "as many wait as may")
+    for each in held:
+        await plane.free(each)
+    results = await asyncio.gather(*appends, return_exceptions=True)
+    assert sum(isinstance(each, dp.LimitExceeded) for each in results) == 1100 - MAX_WAITING
+    await stream.append({"x": list(range(1200 - MAX_WAITING))}, timeout=0)
+    await stream.drop()
     await nothing_is_left(plane)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.client.delivery import Delivery
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 from tests.streams import take, values
 
@@ -252,6 +254,30 @@ def test_deliveries_until_all_is_done(plane: Any, prefetch: int) -> None:
         seen += values(delivery)
     assert seen == list(range(20))
     assert stream.stats()["task"]["a"]["acked"] == 20
+
+
+@pytest.mark.usefixtures("empty")
+def test_a_delivery_that_waited_while_the_one_before_was_used_is_renewed(
+    plane: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, renewed, renew = itertools.count(0, 30), [], Delivery.renew
+
+    async def noted(self: Delivery) -> None:
+        await renew(self)
+        renewed.append(len(renewed))
+        if len(renewed) == 2:
+            raise dp.LeaseExpired("others have it")
+
+    for module in ("consuming", "delivery"):
+        monkeypatch.setattr(f"dataplane.client.{module}.monotonic", lambda: next(now))
+    monkeypatch.setattr(Delivery, "renew", noted)
+    stream = plane.stream("s", ["a"])
+    stream.append(rollouts(4))
+    loop = stream.deliveries("a", rows=1, columns=["x"], lease=60)
+    assert [values(next(loop)) for _ in range(3)] == [[0], [2], [3]], "what others have is skipped"
+    assert len(renewed) == 4
+    loop.close()
+    stream.drop()
 
 
 def test_a_loop_that_is_left_after_its_plane_was_closed_ends_quietly(node: StandingNode) -> None:
