@@ -621,11 +621,17 @@ class TableCalls(Blocking):
         """The type of each column, by name."""
 
     def look(
-        self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
+        self,
+        rows: Named | None = None,
+        *,
+        columns: Sequence[str] = (),
+        tags: bool = True,
+        since: int = 0,
+        missing_ok: bool = False,
     ) -> TableSlice:
         """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
         has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
-        returned. Raises Misuse for a row that does not exist."""
+        returned. Raises Misuse for a key that does not exist; with `missing_ok` it is left out."""
 
     def ready(
         self,

@@ -309,21 +309,9 @@ class AsyncHistory:
         """The metadata of the responses to each of these prompts, in its newest `keep` epochs, the oldest first.
         Reads no token."""
         named = [_key(key) for key in keys]
-        found = dict(await self._look(list(dict.fromkeys(named))))
+        seen = await self._table.look(list(dict.fromkeys(named)), missing_ok=True)
+        found = dict(zip(seen.keys, seen.tags, strict=True))
         return [self._newest(found.get(key, {})) for key in named]
-
-    async def _look(self, keys: list[str]) -> list[tuple[str, dict[str, Any]]]:
-        """The existing ones of these prompts, each with its tags."""
-        if not keys:
-            return []
-        try:
-            seen = await self._table.look(keys)
-            return list(zip(seen.keys, seen.tags, strict=True))
-        except Misuse:  # one of the prompts does not exist
-            if len(keys) == 1:
-                return []
-        middle = len(keys) // 2
-        return await self._look(keys[:middle]) + await self._look(keys[middle:])
 
     def _newest(self, tags: dict[str, Any]) -> list[StoredResponse]:
         held = sorted(self._held(tags).values(), key=_usefulness)

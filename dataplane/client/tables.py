@@ -259,11 +259,17 @@ class AsyncTable:
         return (await self.look(by_number(numbers), tags=False)).keys
 
     async def look(
-        self, rows: Named | None = None, *, columns: Sequence[str] = (), tags: bool = True, since: int = 0
+        self,
+        rows: Named | None = None,
+        *,
+        columns: Sequence[str] = (),
+        tags: bool = True,
+        since: int = 0,
+        missing_ok: bool = False,
     ) -> TableSlice:
         """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
         has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
-        returned. Raises Misuse for a row that does not exist."""
+        returned. Raises Misuse for a key that does not exist; with `missing_ok` it is left out."""
         names = arguments.names("columns", columns)
         keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
         steps = ranges(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
@@ -278,6 +284,7 @@ class AsyncTable:
                 columns=names,
                 tags=bool(tags),
                 since=since if not replies else 0,
+                missing_ok=bool(missing_ok),
             )
             reply = await self.ask(asked, r.Looked)
             replies.append(reply)

@@ -83,14 +83,15 @@ def given(rows: Index | None) -> r.ClaimedRows:
 
 def _look(name: str, table: TableRows | None, asked: r.LookRows) -> r.Looked:
     if table is None or table.changes == asked.since:
-        if not asked.all and (asked.keys or len(asked.rows)):
+        if not asked.all and not asked.missing_ok and (asked.keys or len(asked.rows)):
             there(name, table)
         return r.Looked(0 if table is None else table.changes)
     if asked.all:
         most = max(1, min(_PAGE, _PAGE_BYTES // max(1, len(asked.columns) // 8)))
         numbers, more = table.after(asked.after, most, _PAGE_BYTES)
     else:
-        numbers, more = table.numbers(named(asked.keys, asked.rows)), False
+        wanted = named(asked.keys, asked.rows)
+        numbers, more = table.known(wanted) if asked.missing_ok else table.numbers(wanted), False
     seen = table.look(numbers, asked.columns, tags=asked.tags)
     return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), more)
 

@@ -132,8 +132,8 @@ class DescribeColumns(StreamRequest, frozen=True, tag=22, kw_only=True):
 
 
 class LookRows(StreamRequest, frozen=True, tag=23, kw_only=True):
-    """Ask for the metadata of rows or, with `all`, of the next rows after the number `after`. Answered by `Looked`,
-    which has no rows if the table has not changed since `since`."""
+    """Ask for the metadata of rows or, with `all`, of the next rows after the number `after`. `missing_ok`: unknown
+    keys are left out. Answered by `Looked`, which has no rows if the table has not changed since `since`."""
 
     keys: list[str] = []
     rows: Index = _NONE
@@ -142,6 +142,7 @@ class LookRows(StreamRequest, frozen=True, tag=23, kw_only=True):
     columns: list[str] = []
     tags: bool = True
     since: int = 0
+    missing_ok: bool = False
 
 
 class FindReady(StreamRequest, frozen=True, tag=24, kw_only=True):

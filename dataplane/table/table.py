@@ -72,6 +72,11 @@ class TableRows:
             raise Misuse(f"the table {self.name!r} has no row {key!r}: it was never written, or was cleared")
         return found
 
+    def known(self, rows: Sequence[str] | Index) -> Index:
+        """The numbers of rows by key or number, without unknown keys."""
+        found = self._numbers(rows)
+        return found[found >= 0]
+
     def _numbers(self, rows: Sequence[str] | Index) -> Index:
         """The numbers of rows by key or number; -1 for an unknown key."""
         if isinstance(rows, np.ndarray):

@@ -63,6 +63,8 @@ def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> No
         assert batch["reward"].to_list() == [0.5, 0.25]
         assert batch["extra"].to_list() == [{"row": 2, "seen": [None, True]}, {"row": 0, "seen": [None, True]}]
         del batch
+    assert table.look(["c", "never", "a"], missing_ok=True).keys == ["c", "a"]
+    assert plane.table("never").look(["a"], missing_ok=True).keys == table.look([], missing_ok=True).keys == []
     seen = table.look(columns=["x", "reward", "never"])
     assert seen.keys == ["a", "b", "c"]
     assert seen.tags == [{"n": 7}, {"n": 1}, {"n": 2, "done": True}]
