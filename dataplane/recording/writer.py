@@ -165,7 +165,7 @@ class Writer:
         return self._bytes >= self._most
 
     def rotate(self) -> None:
-        """Make a file of the parts. Raises LimitExceeded, Misuse; then the parts remain."""
+        """Make a file of the parts. Raises LimitExceeded, Misuse; then the rows are still in the recording."""
         if not self._parts:
             return
         first, last = self._parts[0], self._parts[-1]
@@ -184,12 +184,12 @@ class Writer:
                 with suppress(OSError):
                     (self.directory / name).unlink(missing_ok=True)
             raise
+        parts = self._parts
         self._tell(file)
-        with file_errors(self.directory):
-            for number in self._parts:
+        with file_errors(self.directory):  # after a failure, the next writer deletes the parts
+            for number in parts:
                 part_path(self.directory, number).unlink(missing_ok=True)
             sync(self.directory / OPEN)
-        self._parts, self._bytes, self._schema = [], 0, None
 
     def _tell(self, file: File) -> None:
         """Add the file to the manifest. After a failure, the next writer deletes the file."""
@@ -202,6 +202,9 @@ class Writer:
             if len(Manifest.read(self.directory).files) == len(files):  # else the file exists, perhaps not durably
                 self.manifest.files, self.manifest.parts = files, parts
             raise
+        finally:
+            if self.manifest.parts > parts:  # the parts are in the file
+                self._parts, self._bytes, self._schema = [], 0, None
 
     def _pack(self, path: Path, which: int, found: _FileRows, compression: str) -> bool:
         """Make a Parquet file of the rows (0) or the media (1) of all parts. Returns whether there are any."""
@@ -243,8 +246,7 @@ class Writer:
             yield pa.concat_tables(gathered)
 
     def close(self, *, complete: bool = False, skipped: int = 0) -> None:
-        """Make a file of the parts, and record whether this is the whole stream. Raises as `rotate`; the parts
-        remain then."""
+        """Make a file of the parts, and record whether this is the whole stream. Raises as `rotate`."""
         if self._lock < 0:
             return
         try:

@@ -112,6 +112,35 @@ def test_a_disk_that_is_full_leaves_the_parts(tmp_path: Path, monkeypatch: pytes
     assert rows(tmp_path) == EXPECTED[: 2 * ROWS]
 
 
+@each_case(("call", "place"), [("unlink", "part-00000000"), ("fsync", "_open"), ("fsync", "recording")])
+def test_parts_that_are_in_a_file_are_not_needed_after_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, place: str
+) -> None:
+    path = tmp_path / "recording"
+    writer = Writer(path, manifest())
+    for batch in range(2):
+        writer.write(columns(batch), names(batch))
+    real: Callable[..., Any] = getattr(os, call)
+    left = [place]
+
+    def broken(what: Any, **kwargs: Any) -> None:
+        real(what, **kwargs)
+        if left and (os.readlink(f"/proc/self/fd/{what}") if call == "fsync" else str(what)).endswith(f"/{place}"):
+            raise OSError(28, "No space left on device", left.pop())
+
+    monkeypatch.setattr(os, call, broken)
+    with pytest.raises(LimitExceeded):
+        writer.rotate()
+    assert not left
+    for batch in range(2, BATCHES):
+        writer.write(columns(batch), names(batch))
+    writer.close()
+    assert rows(path) == EXPECTED
+    Writer(path, manifest()).close()
+    assert rows(path) == EXPECTED
+    assert sorted(each.name for each in (path / "_open").iterdir()) == ["lock"]
+
+
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     with Writer(tmp_path, manifest()), pytest.raises(Misuse, match="another process"):
         Writer(tmp_path, manifest())
