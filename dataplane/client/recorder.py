@@ -172,8 +172,8 @@ class Recording(Background):
                 last = source.stop.is_set()
                 ahead = asyncio.create_task(self._next(source, 0.0 if last else _WAIT_S))
                 await asyncio.sleep(0)
-                if isinstance(delivery, Delivery):
-                    await self._record(source, delivery)
+                if isinstance(delivery, Delivery) and not await self._record(source, delivery):
+                    return False
                 self._busy_s = time.thread_time() - began
         finally:
             ahead.cancel()
@@ -194,17 +194,19 @@ class Recording(Background):
                 return None
             raise
 
-    async def _record(self, source: _Source, delivery: Delivery) -> None:
-        """Write the rows that are not recorded yet, and ack all of them."""
+    async def _record(self, source: _Source, delivery: Delivery) -> bool:
+        """Write the rows that are not recorded yet, and ack all of them. Returns false if the recorder has to stop:
+        there is no room for them."""
         names = _names(source.stream, delivery)
         seen = source.writer.seen(names.rows)
         fresh = [row for row, there in enumerate(seen) if not there]
         self._repeated += len(seen) - len(fresh)
         ref = delivery.ref if len(fresh) == len(seen) else delivery.ref[fresh]
         if fresh and not await self._write(source, ref, names.take(fresh)):
+            full = self._how.waits and isinstance(self._passed, LimitExceeded) and source.stop.is_set()
             with suppress(LeaseExpired):
-                await delivery.nack()
-            return
+                await (delivery.unseen() if full else delivery.nack())
+            return not full
         try:
             await delivery.ack()
         except LeaseExpired as error:
@@ -216,6 +218,7 @@ class Recording(Background):
                 source.writer.rotate()
             except DataplaneError as error:
                 self._pass_over(error, 0)
+        return True
 
     async def _write(self, source: _Source, ref: BatchRef, names: RowNames) -> bool:
         """Write rows, in parts of about `_PIECE` bytes. Returns whether all were recorded or skipped; false if one

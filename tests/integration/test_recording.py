@@ -13,8 +13,8 @@ import torch
 import dataplane as dp
 from dataplane import cli
 from dataplane.client.recorder import Recording
-from dataplane.errors import Closed, Misuse
-from dataplane.recording import Reader
+from dataplane.errors import Closed, LimitExceeded, Misuse
+from dataplane.recording import Reader, part
 from tests.integration.recorders import records
 from tests.processes import StandingNode, Worker, eventually
 
@@ -94,6 +94,27 @@ def test_a_damaged_recording_ends_its_consumers(plane: Any, tmp_path: Path) -> N
         again.consume("actor", rows=1, columns=["ids"], timeout=WAIT_S)
     with pytest.raises(dp.Corrupt, match="damaged"):
         again.replay.wait(WAIT_S)
+
+
+def test_a_recorder_that_is_closed_while_it_waits_for_room_leaves_its_rows_to_the_next(
+    plane: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, *_: object) -> None:
+        raise LimitExceeded(f"{path} does not fit")
+
+    stream = plane.stream("rollouts", ["record"])
+    fill(stream, 3)
+    with monkeypatch.context() as patched:
+        patched.setattr(part, "write", full)
+        recording: Recording = stream.record(tmp_path / "r", ["ids"], rows=8, on_full="wait")
+        eventually(lambda: recording.error is not None, "it waits for room")
+        with pytest.raises(LimitExceeded):
+            recording.close()
+    left = stream.stats()["task"]["record"]
+    assert (left["pending"], left["leased"], left["dead"], left["redelivered"]) == (24, 0, 0, 0)
+    with stream.record(tmp_path / "r", ["ids"]):
+        pass
+    assert len(recorded(tmp_path / "r")) == 24
 
 
 # A recorder that is killed
