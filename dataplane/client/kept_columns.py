@@ -224,6 +224,8 @@ class KeptColumns:
         try:
             async with asyncio.timeout(_LAND_S):
                 for shard in list(self._kept):
+                    if shard in self._landing:
+                        await self._landing[shard]
                     await self.land(shard)
         except (DataplaneError, TimeoutError) as error:
             lost = [shard for shard in self._kept if shard not in self._landed]

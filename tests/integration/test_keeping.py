@@ -3,6 +3,7 @@ goes the way that a device's goes; `tests/gpu` has the same on CUDA devices."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 from typing import Any
 
@@ -14,6 +15,7 @@ pytest.importorskip("torch")
 import torch
 
 import dataplane as dp
+from dataplane.wire import shard_messages as sm
 from tests.integration.keepers import ITEMS, LENGTHS, ROWS, consume, same
 from tests.processes import MIB, StandingNode, Worker, eventually
 
@@ -65,6 +67,19 @@ def test_what_is_kept_longest_lands_where_the_budget_is_full(node: StandingNode)
             assert keeping._inner._kept_columns.used <= 10 * MIB
             del batches
         assert all(same(plane.get(ref), seed) for seed, ref in enumerate(refs))  # and the rest when the plane is closed
+
+
+async def test_a_plane_that_is_closed_waits_for_what_lands_already(node: StandingNode) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        async with dp.aio.connect(node.address, gpu_budget="10MiB") as keeping:
+            ref = await keeping.put(columns(1), device="keep")
+            kept = keeping._kept_columns
+            for shard in kept._kept:
+                kept._told(sm.Keeping(0, shard, True))
+            while not kept._landed:  # the copies begin in the next step of the loop, and end later
+                await asyncio.sleep(0)
+            await kept.aclose()
+        assert same(await plane.get(ref), 1)
 
 
 def test_a_producer_that_dies_takes_what_it_kept(node: StandingNode) -> None:
