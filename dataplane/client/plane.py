@@ -352,7 +352,7 @@ class AsyncPlane:
         **how: Any,
     ) -> AsyncStream:
         """A stream from a recording (`stream.record`), which a thread fills and then closes: see `docs/recording.md`.
-        Its `replay` reports the progress.
+        Its `replay` reports the progress. A key that occurs again gets the row's unique name.
 
         name, tasks: as recorded if None. versions: the policy versions to replay, one or several. columns: those to
         replay. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`; a quarter

@@ -365,6 +365,7 @@ class Replay(Background):
         super().__init__(stream._connection, f"replay of {reader.directory}")
         self._reader, self._stream_name = reader, stream.name
         self._columns, self._wanted, self._at_once = columns, wanted, rows
+        self._used: set[str] = set()  # keys that users gave
         self.rows = 0
         """Rows that are, or were, in the stream."""
 
@@ -388,11 +389,11 @@ class Replay(Background):
     async def _append(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
         names = recorded.names
         repeating = [name for name in self._reader.repeating if name in recorded.columns]
-        keys = [key.removeprefix("~") for key in names.keys]
         groups = None if all(group is None for group in names.groups) else list(names.groups)
         if groups is not None and None in groups:
             await self._each_way(plane, stream, recorded, stop)
             return
+        keys = self._keys(names)
         while not stop.is_set():
             try:
                 ref = await plane.put(recorded.columns, dedupe=repeating, timeout=_ROOM_S)
@@ -414,6 +415,15 @@ class Replay(Background):
             await plane.free(ref)
             raise
         await plane.free(ref)
+
+    def _keys(self, names: RowNames) -> list[str]:
+        """The keys of the next rows: as recorded. A key that occurred before is replaced by the row's unique name."""
+        keys = []
+        for key, row in zip(names.keys, names.rows, strict=True):
+            keys.append(row if key in self._used else key.removeprefix("~"))
+            if not key.startswith("~"):
+                self._used.add(key)
+        return keys
 
     async def _each_way(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
         """Append rows of which only some have a group: in runs with and without groups, in their order."""

@@ -80,6 +80,21 @@ def test_rows_are_recorded_once_they_are_done_and_make_a_stream_again(plane: Any
     again.drop()
 
 
+def test_a_key_that_was_used_again_is_replayed_as_a_unique_name(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    with stream.record(tmp_path / "r", ["x"]):
+        for value in range(2):
+            columns = {"x": np.array([value, 2 + value])}
+            stream.append(columns, keys=["a", f"b{value}"], group="g" if value else None)
+            eventually(lambda: stream.stats()["rows"] == 0, "the rows are recorded, and their keys free")
+    names = [name for each in Reader(tmp_path / "r").rows() for name in each.names.rows]
+    again = plane.replay(tmp_path / "r", "again")
+    again.replay.wait(WAIT_S)
+    with again.consume("record", rows=4, columns=["x"], timeout=WAIT_S) as delivery:
+        assert delivery.keys == ["a", "b0", names[2], "b1"]
+        assert delivery.get()["x"].to_list() == [0, 2, 1, 3]
+
+
 def test_a_damaged_recording_ends_its_consumers(plane: Any, tmp_path: Path) -> None:
     stream = plane.stream("rollouts", ["record"])
     fill(stream, 4)
