@@ -211,12 +211,17 @@ class Executor:
                 self._until(partial(self._done, self._steps[first]), None)
                 result = self._result(self._steps.pop(first))
                 first += 1
+                error = None
                 if more and len(self._steps) <= self._lag:  # before the caller reads the result
                     try:
                         self._begin(next(coming))
                     except StopIteration:
                         more = False
+                    except Exception as raised:  # after the caller has read it
+                        error = raised
                 yield result
+                if error is not None:
+                    raise error
         finally:
             for step in self._steps.values():  # given up
                 self._plane.free(scope=step.scope)

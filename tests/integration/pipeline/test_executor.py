@@ -59,6 +59,22 @@ def test_two_stages_over_two_workers(plane: dp.Plane) -> None:
         nothing_is_left(plane)
 
 
+def test_a_result_is_given_out_before_an_error_of_the_source_of_steps(plane: dp.Plane) -> None:
+    def source(ref: dp.BatchRef) -> Iterator[dp.BatchRef]:
+        yield ref
+        raise RuntimeError("no more rows")
+
+    pipeline = stages.pipeline()
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        results = executor.run(source(ref))
+        assert values(plane, next(results).ref, "z") == (3 * X).tolist()
+        with pytest.raises(RuntimeError, match="no more rows"):
+            next(results)
+        plane.free(ref)
+        nothing_is_left(plane)
+
+
 def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.refuse)
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
