@@ -43,7 +43,8 @@ class Background(ABC):
         self._stop: asyncio.Event | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._main, name=f"dataplane-{name}", daemon=True)
-        _begun.setdefault(connection, []).append(self)
+        begun = [each for each in _begun.get(connection, []) if each._thread.ident is None or each.running]
+        _begun[connection] = [*begun, self]
 
     def start(self) -> Self:
         """Begin the work. Returns once the event loop runs."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dataplane.client import background
 from dataplane.client.background import Background, end_all
 
 
@@ -20,6 +21,22 @@ class Place:
 class Work(Background):
     async def _run(self, plane: Any, stop: asyncio.Event) -> None:
         await stop.wait()
+
+
+class Failing(Work):
+    async def _connected(self) -> None:
+        raise OSError("no node")
+
+
+def test_work_that_has_ended_is_not_kept() -> None:
+    place: Any = Place()
+    work = Failing(place, "first").start()
+    with pytest.raises(OSError, match="no node"):
+        work.wait()
+    waiting = Work(place, "second")
+    assert background._begun[place] == [waiting]
+    third = Work(place, "third")
+    assert background._begun[place] == [waiting, third]
 
 
 async def test_a_plane_does_not_wait_for_work_that_got_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
