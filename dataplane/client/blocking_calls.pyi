@@ -733,8 +733,8 @@ class HistoryCalls(Blocking):
         """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
         number of rows.
 
-        If no column is named, a row's group is its prompt's key, and its policy version its epoch. `reward`: the
-        column with the reward; rows are recorded once they have it.
+        If no column is named, a row's group is its prompt's key, and its policy version its epoch. Rows without a
+        group are not recorded then. `reward`: the column with the reward; rows are recorded once they have it.
         """
 
     def following(

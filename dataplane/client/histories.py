@@ -185,8 +185,8 @@ class AsyncHistory:
         """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
         number of rows.
 
-        If no column is named, a row's group is its prompt's key, and its policy version its epoch. `reward`: the
-        column with the reward; rows are recorded once they have it.
+        If no column is named, a row's group is its prompt's key, and its policy version its epoch. Rows without a
+        group are not recorded then. `reward`: the column with the reward; rows are recorded once they have it.
         """
         how = self.following(task=task, tokens=tokens, key=key, reward=reward)
         count, inner = 0, getattr(stream, "_inner", stream)  # of a blocking one
@@ -208,9 +208,18 @@ class AsyncHistory:
         return Following(self, task, tokens, key, reward)
 
     async def record_delivery(self, delivery: Delivery, how: Following) -> None:
-        """Record rows that a stream delivered. Raises as `record`."""
-        keys = how.key if how.key is not None else [str(group) for group in delivery.groups]
-        await self.record(delivery.ref, key=keys, tokens=how.tokens, epoch=delivery.versions, reward=how.reward)
+        """Record rows that a stream delivered; without `how.key`, only those that have a group. Raises as `record`."""
+        ref, versions, key = delivery.ref, delivery.versions, how.key
+        keys: str | list[str]
+        if key is not None:
+            keys = key
+        else:
+            rows = [row for row, group in enumerate(delivery.groups) if group is not None]
+            if not rows:
+                return
+            ref, versions = ref[rows], [versions[row] for row in rows]
+            keys = [str(delivery.groups[row]) for row in rows]
+        await self.record(ref, key=keys, tokens=how.tokens, epoch=versions, reward=how.reward)
 
     def at(self, plane: AsyncPlane) -> AsyncHistory:
         """The same history, over another plane."""

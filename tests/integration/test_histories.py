@@ -69,6 +69,18 @@ def test_a_stream_is_followed_until_it_closes(plane: Any) -> None:
     assert [each.reward for each in history.responses("b")] == [1.0, 1.0]
 
 
+def test_rows_without_a_group_are_not_recorded(plane: Any) -> None:
+    stream = plane.stream("rollouts", tasks=["history"])
+    history = plane.history("h")
+    stream.append({"response_ids": [np.array([9], np.int32)]})
+    stream.append({"response_ids": [np.array([1, 2], np.int32)]}, group="a", version=3)
+    stream.close()
+    assert history.follow(stream) == 2
+    assert tokens_of(history, "a") == [[1, 2]]
+    assert history.responses("a")[0].epoch == 3
+    assert history.responses("None") == []
+
+
 def test_a_durable_history_is_there_again(tmp_path: Path) -> None:
     config = dp.NodeConfig(memory="16MiB", spill=0, prewarm=0, data_dir=tmp_path / "data")
     with dp.connect(config=config) as plane:
