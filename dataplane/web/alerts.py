@@ -57,7 +57,7 @@ class Alerts:
         self._coarse = coarse
         self._first_s: dict[tuple[str, str, str], tuple[float, float]] = {}
         self._last_s: dict[tuple[str, str, str], tuple[float, Alert]] = {}
-        self._dead: dict[str, int] = {}
+        self._dead: dict[str, int] = {}  # the dead letters that a task had when it was first seen
 
     def took(self, sample: Sample, placement: ClusterState) -> list[Alert]:
         """The alerts now, critical ones first, then by name."""
@@ -90,6 +90,8 @@ class Alerts:
         yield from self._of_hosts(sample)
         for stream in sample.streams:
             yield from self._of_stream(stream)
+        there = {f"{stream.name}/{task.name}" for stream in sample.streams for task in stream.tasks}
+        self._dead = {of: dead for of, dead in self._dead.items() if of in there}
 
     def _of_hosts(self, sample: Sample) -> Iterator[Alert]:
         up = [host for host in sample.hosts if not host.silent]

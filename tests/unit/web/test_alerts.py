@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 from bench.cluster_figures import GeneratedPlane
 from dataplane.web.alerts import HOLD_S, Alert
 from dataplane.web.cluster_view import look
 from dataplane.web.feed import Feed
 from tests.cases import each_case
+from tests.unit.observe.figures import task
+from tests.unit.web.looking import A, looked, part, stats
 
 
 def watched(ill: tuple[str, ...], ill_s: int, until_s: int) -> dict[int, list[Alert]]:
@@ -24,6 +27,25 @@ def watched(ill: tuple[str, ...], ill_s: int, until_s: int) -> dict[int, list[Al
         feed.took(dataclasses.replace(seen, at_s=now[0], wall_s=1e9 + second, took_s=0.0, answer_s=answer_s))
         found[second] = feed.tick.alerts
     return found
+
+
+def test_the_dead_letters_of_a_task_are_forgotten_with_its_stream() -> None:
+    feed = Feed("unix:/nowhere")
+
+    def tags(second: float, **streams: dict[str, Any]) -> list[str]:
+        feed.took(looked(second, stats(A, streams=streams)))
+        return [alert.tag for alert in feed.tick.alerts]
+
+    def dead(letters: int) -> dict[str, Any]:
+        return part(1, 0, task={"reward": task(dead=letters)})
+
+    for second in range(10):
+        assert tags(second, s=dead(3)) == []
+    for second in range(10, 20):
+        tags(second)
+    assert feed._attention._dead == {}
+    assert [tags(second, s=dead(4)) for second in range(20, 30)][-1] == []
+    assert [tags(second, s=dead(5)) for second in range(30, 40)][-1] == ["dead letters"]
 
 
 @each_case(
