@@ -33,6 +33,7 @@ import msgspec
 from dataplane.diagnosis.calls import Found, counting, current_frames
 from dataplane.diagnosis.collectives import COLLECTIVE, COLLECTIVES
 from dataplane.waiting import PLACES, computed_s, processor_s
+from dataplane.wire.messages import MAX_REPORT
 
 RATE = 25.0
 """Samples per second, on average: at random intervals, to avoid the period of the job."""
@@ -350,8 +351,13 @@ class PlaceRecorder:
                     reporter.report(graph)
 
     def graph(self) -> bytes:
-        """All sums, as `told` in MessagePack."""
-        return msgspec.msgpack.encode(self.told())
+        """All sums, as `told` in MessagePack. If a node would not take them, the lines with the least time are left
+        out."""
+        told = self.told()
+        lines = sorted(told["lines"], key=lambda line: -line[5])
+        while len(encoded := msgspec.msgpack.encode(told)) > MAX_REPORT and lines:
+            told["lines"] = lines = lines[: len(lines) // 2]
+        return encoded
 
     def told(self) -> dict[str, Any]:
         """All sums: seconds are of this process's time since it has had a plane."""

@@ -14,6 +14,7 @@ import msgspec
 from dataplane.diagnosis import recorder as module
 from dataplane.diagnosis.recorder import MOST_LINES, MOST_PLACES, RATE, PlaceRecorder
 from dataplane.waiting import PLACES
+from dataplane.wire.messages import MAX_REPORT
 
 
 class Reports:
@@ -65,6 +66,17 @@ def test_places_and_lines_never_take_more_than_their_memory() -> None:
         assert with_it - allocated() <= 256 << 10  # planes of other tests may have a recorder too
     finally:
         tracemalloc.stop()
+
+
+def test_a_report_is_small_enough_for_a_node_whatever_the_length_of_file_names() -> None:
+    recorder = PlaceRecorder()
+    for number in range(MOST_LINES):
+        code = caller(1, None).__code__.replace(co_filename=f"/users/{'long' * 250}/job{number}.py")
+        stand(recorder, code, number)
+    longest = max(line[5] for line in recorder.told()["lines"])
+    graph = recorder.graph()
+    assert len(graph) <= MAX_REPORT < len(msgspec.msgpack.encode(recorder.told()))
+    assert longest in [line[5] for line in msgspec.msgpack.decode(graph)["lines"]]
 
 
 def allocated() -> int:
