@@ -242,7 +242,6 @@ def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -
     first, last = int(picked.min(initial=0)), int(picked.max(initial=0))
     if first < 0 or last >= table.num_rows:
         raise file.corrupt("has rows that its tables have not")
-    first = int(picked.min())
     return table.slice(first, last + 1 - first), picked - first
 
 

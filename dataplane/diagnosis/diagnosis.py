@@ -6,6 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import msgspec
 
@@ -176,7 +177,7 @@ class _Diagnosing:
             asks = isinstance(ahead, CallSiteRecord) and ahead.said.get("prefetch") == 0
             return [_Group("prefetch" if asks else "plane", shares)]
         if kind in ("limit", "budget", "disk", "processor", "collective"):
-            return [_Group(_as_kind(kind), shares)]
+            return [_Group(cast(Kind, kind), shares)]
         if late or lock:
             return [_Group("ack" if late else "lock", shares)]
         ratio = self._late(shares[0]) if shares[0].awaited else 0.0
@@ -296,17 +297,3 @@ def _hosts(processes: Sequence[ProcessNode]) -> tuple[str, ...]:
 def _busy_s(process: ProcessNode) -> float:
     """Seconds in its own code."""
     return sum(part.seconds for part in parts(process) if part.kind == "code")
-
-
-def _as_kind(kind: str) -> Kind:
-    match kind:
-        case "limit":
-            return "limit"
-        case "budget":
-            return "budget"
-        case "processor":
-            return "processor"
-        case "collective":
-            return "collective"
-        case _:
-            return "disk"

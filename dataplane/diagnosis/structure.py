@@ -114,7 +114,7 @@ class _Analysis:
                 break
             self._talking |= found
         self.root = Vertex("module", "<module>", "<module>", 1, max(1, _end(tree)), communicates=True)
-        self.root.parts = self._parts(tree.body, "<module>", keep=True)
+        self.root.parts = self._parts(tree.body, "<module>")
 
     def _communicates(self, node: ast.AST) -> bool:
         return any(self._is_call(each) for each in ast.walk(node))
@@ -142,9 +142,9 @@ class _Analysis:
             return node.attr in self._named
         return isinstance(node, ast.Name) and (node.id in self._named or node.id in ("dp", "dataplane", "collective"))
 
-    def _parts(self, body: list[ast.stmt], function: str, *, keep: bool) -> list[Vertex]:
-        """The vertices of statements within a vertex that is kept."""
-        return [self._vertex(statement, function) for statement in body] if keep else []
+    def _parts(self, body: list[ast.stmt], function: str) -> list[Vertex]:
+        """The vertices of statements."""
+        return [self._vertex(statement, function) for statement in body]
 
     def _vertex(self, node: ast.stmt, function: str) -> Vertex:
         first, last = node.lineno, _end(node)
@@ -152,7 +152,7 @@ class _Analysis:
             return self._function(node, function)
         if isinstance(node, ast.ClassDef):
             made = Vertex("code", node.name, function, first, last, True)
-            made.parts = self._parts(node.body, _joined(function, node.name), keep=True)
+            made.parts = self._parts(node.body, _joined(function, node.name))
             return made
         talks = self._communicates(node)
         lock = _lock(node)
@@ -176,15 +176,15 @@ class _Analysis:
         made = Vertex("function", name, name, node.lineno, _end(node), talks)
         inner = talks or any(_lock(each) for each in ast.walk(node) if isinstance(each, ast.stmt))
         nested: list[ast.stmt] = [each for each in node.body if isinstance(each, (*_FUNCTIONS, ast.ClassDef))]
-        made.parts = self._parts(list(node.body if inner else nested), name, keep=True)
+        made.parts = self._parts(list(node.body if inner else nested), name)
         return made
 
     def _body(self, node: ast.stmt, function: str) -> list[Vertex]:
         parts: list[Vertex] = []
         for name in ("body", "orelse", "finalbody"):
-            parts += self._parts(getattr(node, name, []), function, keep=True)
+            parts += self._parts(getattr(node, name, []), function)
         for inner in [*getattr(node, "handlers", []), *getattr(node, "cases", [])]:
-            parts += self._parts(inner.body, function, keep=True)
+            parts += self._parts(inner.body, function)
         return parts
 
 

@@ -21,8 +21,8 @@ _MAGIC = b"dataplane/part\x01\n"
 _HEAD = struct.Struct("<16sQQQ")
 
 
-def write(path: Path, rows: Any, media: Any) -> int:
-    """Write a part of these two `pyarrow.Table`. Returns its size in bytes. It is on disk when this returns."""
+def write(path: Path, rows: Any, media: Any) -> None:
+    """Write a part of these two `pyarrow.Table`. It is on disk when this returns."""
     sink = _Sink()
 
     def fill(file: Any) -> None:
@@ -38,7 +38,6 @@ def write(path: Path, rows: Any, media: Any) -> int:
         file.write(_HEAD.pack(_MAGIC, *sizes, sink.checksum.intdigest()))
 
     manifest.write(path, fill)
-    return _HEAD.size + sink.size
 
 
 def read(path: Path) -> tuple[Any, Any]:

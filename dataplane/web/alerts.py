@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -72,16 +72,7 @@ class Alerts:
             if now_s - last_s > STAYS_S:
                 del self._last_s[key], self._first_s[key]
             elif alert.level == "critical" or last_s - first_s >= HOLD_S:
-                shown.append(
-                    Alert(
-                        level=alert.level,
-                        tag=alert.tag,
-                        kind=alert.kind,
-                        of=alert.of,
-                        text=alert.text,
-                        since=alert.since or since,
-                    )
-                )
+                shown.append(replace(alert, since=alert.since or since))
         return sorted(shown, key=lambda each: (each.level, each.kind, each.of, each.tag))
 
     def _found(self, sample: Sample, placement: ClusterState) -> Iterator[Alert]:
