@@ -155,10 +155,14 @@ def write(
 
 
 def _tag_bytes(table: TableRows, rows: list[str] | Index, tags: Sequence[Mapping[str, Any]]) -> Index:
+    """Upper bounds of the size of the merged tags of each row. Tags that replace others count twice, until that exceeds
+    the limit. Raises LimitExceeded."""
     if not tags:
         return _NONE
-    sizes = np.fromiter((len(_encode(each)) for each in tags), np.int64, len(tags))
-    most, what = int((table.tag_bytes(rows) + sizes).max()), "bytes of the tags of a row"
+    sizes = table.tag_bytes(rows) + np.fromiter((len(_encode(each)) for each in tags), np.int64, len(tags))
+    for row in np.flatnonzero(sizes > MAX_TAG_BYTES).tolist():
+        sizes[row] = len(_encode({**table.tags(rows[row : row + 1])[0], **tags[row]}))
+    most, what = int(sizes.max()), "bytes of the tags of a row"
     if most > MAX_TAG_BYTES:
         raise LimitExceeded(f"{most} is more than {MAX_TAG_BYTES}: {what}", what=what, asked=most, limit=MAX_TAG_BYTES)
     return sizes

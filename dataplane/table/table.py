@@ -119,7 +119,7 @@ class TableRows:
         """Write rows by key, adding missing ones, or by number: the columns of `ref` replace theirs, and the tags are
         merged. Returns their numbers, and the cells that are no longer needed.
 
-        tag_bytes: the encoded size of the tags of each row. encoded: `ref` as bytes.
+        tag_bytes: an upper bound of the encoded size of the merged tags of each row. encoded: `ref` as bytes.
 
         Raises Misuse (a row is named twice, or a number has no row), SchemaMismatch, LimitExceeded.
         """
@@ -164,12 +164,16 @@ class TableRows:
             known = self._tags[line]
             self._tags[line] = {**known, **more} if known else dict(more)
         if len(tag_bytes):
-            self._lines[_TAG_BYTES][at] += np.asarray(tag_bytes, np.int64)
+            self._lines[_TAG_BYTES][at] = tag_bytes
 
     def tag_bytes(self, rows: Sequence[str] | Index) -> Index:
         """An upper bound of the size of the tags of each of these rows; 0 for a row that does not exist."""
         at = self._find(self._numbers(rows))
         return np.where(at >= 0, self._lines[_TAG_BYTES][at], 0) if self._lines.count else np.zeros(len(at), np.int64)
+
+    def tags(self, rows: Sequence[str] | Index) -> list[dict[str, Any]]:
+        """The tags of each of these rows; none for a row that does not exist."""
+        return [(self._tags[line] if line >= 0 else None) or {} for line in self._find(self._numbers(rows)).tolist()]
 
     # reading
 

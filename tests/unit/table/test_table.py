@@ -12,6 +12,8 @@ from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, SchemaMismatch
+from dataplane.table import requests as r
+from dataplane.table.answers import MAX_TAG_BYTES, write
 from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
 from dataplane.table.table import TableRows
 from dataplane.table.table_cells import MAX_COLUMNS
@@ -57,3 +59,16 @@ def test_tasks_and_claims_are_bounded() -> None:
         table.upsert(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS + 1))))
     table.release()
     assert table.claims.tasks == []
+
+
+def test_tags_that_replace_others_do_not_count_for_ever() -> None:
+    table = made()
+    half = "x" * (MAX_TAG_BYTES // 2)
+    for name in ("state", "state", "state", "other"):
+        write(table, r.Upsert(keys=["new", "a"], tags=[{}, {name: half[:-100]}]), None)
+    assert len(table.tags(["a"])[0]) == 2
+    with pytest.raises(LimitExceeded, match="tags of a row"):
+        write(table, r.Upsert(keys=["a"], tags=[{"third": half}]), None)
+    write(table, r.Upsert(rows=numbers(1), tags=[{"state": "", "other": ""}]), None)
+    write(table, r.Upsert(keys=["a"], tags=[{"third": half}]), None)
+    assert table.tags(["a", "never"]) == [{"state": "", "other": "", "third": half}, {}]
