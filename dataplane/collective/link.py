@@ -15,6 +15,7 @@ Rejected: `ProcessGroupGloo.abort`, which wakes nobody (torch 2.13).
 from __future__ import annotations
 
 import logging
+import math
 import struct
 import threading
 import weakref
@@ -161,9 +162,9 @@ class RankLink:
     def wait(self, work: Any, rank: int, longer_s: float = 0.0) -> None:
         """Wait for `work`, a send to or receive from `rank`, until `longer_s` after the deadline. To be called once for
         each work. Raises PeerUnavailable, or the error that another rank has reported."""
-        within = Deadline.after(max(self._deadline.remaining_s + longer_s, 0.001))  # to torch, 0 is for ever
-        try:
-            work.wait(timedelta(seconds=within.remaining_s or 0.001))
+        within = Deadline.after(self._deadline.remaining_s + longer_s)
+        try:  # torch counts milliseconds, and takes 0 as no limit of this wait
+            work.wait(timedelta(milliseconds=max(1, math.ceil(within.remaining_s * 1000))))
         except RuntimeError as error:
             raise self._broken(rank, error, ran_out=not within.remaining_s) from None
 

@@ -1,0 +1,34 @@
+"""The link of a rank: no wait is longer than the call's deadline, also where nothing answers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from dataplane.clock import Deadline
+from dataplane.collective.link import RankLink
+
+
+class Work:
+    """Torch's work, which notes how long it is waited for."""
+
+    limits: list[timedelta]
+
+    def __init__(self) -> None:
+        self.limits = []
+
+    def wait(self, limit: timedelta) -> None:
+        self.limits.append(limit)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.0009, 0.0019])
+def test_a_wait_at_the_deadline_has_a_limit_of_whole_milliseconds(seconds: float) -> None:
+    """Torch drops parts of a millisecond, and takes 0 as no limit."""
+    link, work = RankLink(None, 0, 1), Work()
+    link.begin(Deadline.after(seconds, lambda: 0.0))
+    link.wait(work, 0)
+    link.end(None)
+    assert work.limits
+    assert all(limit >= timedelta(milliseconds=1) for limit in work.limits)
+    assert all(limit % timedelta(milliseconds=1) == timedelta() for limit in work.limits)
