@@ -135,7 +135,7 @@ class RankLink:
             self._watch()
         except (RuntimeError, TimeoutError) as error:
             waited = f"{self._deadline.waited_s:.1f} s"
-            why = f"not all {self.size} ranks of the group came in {waited}: {str(error).splitlines()[0][:200]}"
+            why = f"not all {self.size} ranks of the group came in {waited}: {_short(error) or 'its store is silent'}"
             raise PeerUnavailable(why, address="the group") from None
 
     @property

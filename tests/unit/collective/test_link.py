@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 
 import pytest
 
 from dataplane.clock import Deadline
 from dataplane.collective.link import RankLink
+from dataplane.errors import PeerUnavailable
 
 
 class Work:
@@ -32,3 +34,26 @@ def test_a_wait_at_the_deadline_has_a_limit_of_whole_milliseconds(seconds: float
     assert work.limits
     assert all(limit >= timedelta(milliseconds=1) for limit in work.limits)
     assert all(limit % timedelta(milliseconds=1) == timedelta() for limit in work.limits)
+
+
+class SilentStore:
+    """A store whose process is stopped, until `over` is set."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def check(self, keys: list[str]) -> bool:
+        self.over.wait()
+        raise RuntimeError("the store has gone")
+
+
+def test_a_store_that_does_not_answer_is_a_group_that_did_not_come() -> None:
+    pytest.importorskip("torch")
+    store = SilentStore()
+    link = RankLink(store, 0, 2)
+    link.begin(Deadline.after(0))
+    with pytest.raises(PeerUnavailable, match="not all 2 ranks") as caught:
+        link.connect()
+    store.over.set()
+    assert caught.value.address == "the group"
+    link.end(None)
