@@ -318,10 +318,10 @@ class Connection:
 
     def tell(self, message: m.Message) -> None:
         """Send a message whose answer, if it has one, is not needed."""
+        self._channel.send(message)  # raises if it is too large: then no answer comes
         identifier = getattr(message, "id", 0)
         if identifier and self._channel.open:
             self._pending[identifier] = None
-        self._channel.send(message)
 
     def _received(self, reply: m.Reply) -> None:
         for number in getattr(reply, "gone", ()):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -32,7 +33,7 @@ from dataplane.client.connection import Connection, Exchange
 from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
 from dataplane.client.pins import ShardPin
 from dataplane.client.row_requests import portions
-from dataplane.errors import Freed, Misuse, ProtocolMismatch
+from dataplane.errors import Freed, LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, numbers, only, unpack
 
@@ -246,7 +247,8 @@ class Getter:
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
         wanted, parts = _wanted(ref, others), _parts(ref, others)
-        self._connection.tell(sm.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
+        with suppress(LimitExceeded):  # of so many parts, none is read ahead
+            self._connection.tell(sm.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
 
     def _parted(self, ref: BatchRef) -> tuple[list[ShardKey], list[ShardKey]]:
         """The shards of a reference: those of this plane's node, and others."""

@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
 from dataplane.client.connection import Connection
+from dataplane.client.reader import Getter
 from dataplane.stream import requests as r
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.snapshot_format import Head
@@ -215,6 +218,24 @@ async def test_what_the_node_says_at_its_end_is_what_everybody_hears(
 async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, connection: Connection) -> None:
     with pytest.raises(dp.LimitExceeded):
         await connection.request(sm.PinShards(connection.next_id(), [2**60] * 500_000, 1.0), sm.Held, 1.0)
+    scripted.answer = lambda request: [m.Figures(request.id, {})]
+    await connection.request(stats(connection), m.Figures, 5.0)
+    assert scripted.kinds() == ["ReadStats"]
+
+
+async def test_what_is_too_large_to_be_told_is_not_waited_for(connection: Connection) -> None:
+    with pytest.raises(dp.LimitExceeded):
+        connection.tell(sm.Free(connection.next_id(), [2**60] * 500_000))
+    assert not connection.owed
+
+
+async def test_what_is_too_much_to_be_read_ahead_is_left_to_the_get(scripted: Scripted, connection: Connection) -> None:
+    """Rows of another node, so scattered that their numbers are too many for a message."""
+    numbers = np.random.default_rng(0).integers(1, 100, 4_000_000).cumsum()
+    rows = int(numbers[-1]) + 1
+    ref = ref_to(bytes(8), rows, [("x", Field("dense", "uint8"), rows, 1, 0)])[numbers]
+    Getter(connection).prefetch(ref, 1.0)
+    assert not connection.owed
     scripted.answer = lambda request: [m.Figures(request.id, {})]
     await connection.request(stats(connection), m.Figures, 5.0)
     assert scripted.kinds() == ["ReadStats"]
