@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import logging
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from dataplane.client import embedded
@@ -43,7 +44,7 @@ class Connecting(Beginning[AsyncPlane]):
         soon = self._soon or asyncio.get_running_loop().call_soon_threadsafe
         address, node = str(self._address), None
         if self._address is None:
-            address, node = await asyncio.to_thread(embedded.find_or_start, self._config)
+            address, node = await self._found_or_started()
         if address in _DOORS:
             return self._kind()(await self._through(address, soon), None, self._gpu_budget)
         try:
@@ -52,6 +53,17 @@ class Connecting(Beginning[AsyncPlane]):
         except BaseException:
             if node is not None:
                 await node.retire()
+            raise
+
+    async def _found_or_started(self) -> tuple[str, embedded.EmbeddedNode | None]:
+        """As `embedded.find_or_start`, in a thread. If this is cancelled, the thread ends the node that it starts."""
+        threads = ThreadPoolExecutor(1, "dataplane-starter")
+        starting = threads.submit(embedded.find_or_start, self._config)
+        threads.shutdown(wait=False)
+        try:
+            return await asyncio.wrap_future(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_abandon)
             raise
 
     async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
@@ -116,6 +128,12 @@ def connect(
 
 _DOORS = {"ray": "dataplane.integrations.ray"}
 """The addresses that name a system, such as Ray, that knows the address of the node."""
+
+
+def _abandon(starting: Future[tuple[str, embedded.EmbeddedNode | None]]) -> None:
+    """Nobody waits for the node any more."""
+    if not starting.cancelled() and not starting.exception() and (node := starting.result()[1]) is not None:
+        node.abandon()
 
 
 def _resolved(address: str, config: NodeConfig | None, dead: str = "") -> str:

@@ -134,17 +134,27 @@ class EmbeddedNode(Launched):
 
     async def retire(self, *, wait: bool = True) -> None:
         """Let the node end once no process is connected; wait a moment for that."""
-        self.forget()
-        if os.getpid() != self._starter:
+        if not self._let_go():
             return
-        self.signal(signal.SIGUSR1)
-        _retired.append(self)
         try:
             if wait:
                 await self._ending()
         finally:
-            # A node that goes on, for other clients or since the machine is busy, is reaped when it ends.
-            threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True).start()
+            self._reap_later()
+
+    def abandon(self) -> None:
+        """Let the node end once no process is connected. Any thread may call this."""
+        if self._let_go():
+            self._reap_later()
+
+    def _let_go(self) -> bool:
+        """Tell the node to end once no process is connected. Returns whether this process may."""
+        self.forget()
+        if os.getpid() != self._starter:
+            return False
+        self.signal(signal.SIGUSR1)
+        _retired.append(self)
+        return True
 
     async def _ending(self) -> None:
         """Wait until its process has ended, but only for a moment."""
@@ -159,6 +169,10 @@ class EmbeddedNode(Launched):
             finally:
                 loop.remove_reader(watched)
                 os.close(watched)
+
+    def _reap_later(self) -> None:
+        """Reap the node when it ends: it may go on, for other clients or since the machine is busy."""
+        threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True).start()
 
     def _reap(self) -> None:
         self.wait()

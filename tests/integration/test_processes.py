@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import psutil
 import pytest
 
 import dataplane as dp
+from dataplane.client import embedded
 from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 
@@ -90,6 +93,39 @@ def test_an_embedded_node_waits_for_the_last_of_its_clients(tmp_path: Path) -> N
     assert np.array_equal(view, pattern(1, MIB))
     del view
     eventually(lambda: not psutil.pid_exists(pid), "it ends once nobody is connected, and is reaped")
+
+
+async def test_a_node_that_a_cancelled_connect_has_started_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[embedded.EmbeddedNode | None] = []
+    begun, cancelled = threading.Event(), threading.Event()
+    find_or_start = embedded.find_or_start
+
+    def start(config: dp.NodeConfig | None) -> Any:
+        begun.set()
+        cancelled.wait()
+        found = find_or_start(config)
+        started.append(found[1])
+        return found
+
+    monkeypatch.setattr(embedded, "find_or_start", start)
+    config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
+
+    async def connecting() -> None:
+        await dp.aio.connect(config=config)
+
+    task = asyncio.create_task(connecting())
+    await asyncio.to_thread(begun.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    cancelled.set()
+    await asyncio.to_thread(eventually, lambda: bool(started), "the node was started")
+    node = started[0]
+    assert node is not None
+    await asyncio.to_thread(eventually, lambda: node.ended, "it ended")
+    assert "DATAPLANE_ADDRESS" not in os.environ
 
 
 STARTER = """
