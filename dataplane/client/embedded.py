@@ -222,3 +222,11 @@ def _stop_all() -> None:
 
 
 atexit.register(_stop_all)
+
+
+def _after_fork_in_child() -> None:
+    global _starting
+    _starting = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

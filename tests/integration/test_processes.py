@@ -128,6 +128,14 @@ async def test_a_node_that_a_cancelled_connect_has_started_ends(
     assert "DATAPLANE_ADDRESS" not in os.environ
 
 
+def test_a_child_that_is_forked_while_a_thread_starts_a_node_can_connect() -> None:
+    with embedded._starting:
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if embedded._starting.acquire(blocking=False) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
 STARTER = """
 import os, sys
 import dataplane as dp
