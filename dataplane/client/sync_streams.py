@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from dataplane.batch.put_options import Narrow, Objects
@@ -14,11 +16,13 @@ from dataplane.client.blocking import BlockingCall, Context, of_inner
 from dataplane.client.blocking_calls import AppenderCalls, DeliveryCalls, RowCalls, StreamCalls, TakenCalls
 from dataplane.client.streams import AsyncStream
 from dataplane.client.unfinished import AsyncRow
+from dataplane.errors import DataplaneError
 from dataplane.stream.settings import StreamSettings
 
 if TYPE_CHECKING:
     from dataplane.client.history_follower import HistoryFollower
     from dataplane.client.recorder import Recording, Replay
+    from dataplane.client.sync import Plane
 
 
 class Delivery(DeliveryCalls, Context):
@@ -115,11 +119,34 @@ class Appender(AppenderCalls, Context):
         self._wait(self._inner.aclose())
 
 
-def opened(address: str, kind: str, name: str) -> Any:
-    """An unpickled stream or table, on a plane of its own, which it keeps open."""
+_planes: dict[str, Plane] = {}
+"""The planes of the streams and tables that this process has unpickled, by the address of the node."""
+
+_opening = threading.Lock()
+
+
+def _plane_at(address: str) -> Plane:
     from dataplane.client.sync import connect  # above this
 
-    plane = connect(address)
+    with _opening:
+        with suppress(KeyError, DataplaneError):  # it was closed, is the parent's, or the node has gone
+            _planes[address]._inner.check()
+            return _planes[address]
+        _planes[address] = connect(address)
+        return _planes[address]
+
+
+def _after_fork_in_child() -> None:
+    global _opening
+    _opening = threading.Lock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def opened(address: str, kind: str, name: str) -> Any:
+    """An unpickled stream or table, on the plane of this process for those of that node, which it keeps open."""
+    plane = _plane_at(address)
     found = getattr(plane, kind)(name)
     found._plane = plane
     return found
@@ -138,7 +165,7 @@ class Stream(StreamCalls):
     replay: Replay | None = of_inner("replay", "The replay that fills the stream, if `plane.replay` created it.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled, it is the stream of this name, on a plane of its own to the same node."""
+        """Unpickled, it is the stream of this name on the same node. What a process unpickles shares a plane."""
         return opened, (self._inner._connection.address, "stream", self.name)
 
     def append(

@@ -310,5 +310,15 @@ def test_planes_streams_and_tables_are_pickled_by_address_and_name(plane: dp.Pla
         assert delivery.get()["x"].to_list() == [0]
     again = pickle.loads(pickle.dumps(table))
     assert again.name == table.name
-    for each in (there, again):
-        each._plane.close()
+    there._plane.close()
+
+
+def test_streams_and_tables_that_a_process_unpickles_share_a_connection(plane: dp.Plane) -> None:
+    stream, table = stream_of(plane, 1), plane.table("rows")
+    before = plane.stats().clients
+    kept = [pickle.loads(pickle.dumps(each)) for each in (stream, table, stream)]
+    assert plane.stats().clients == before + 1
+    kept[0]._plane.close()
+    again = pickle.loads(pickle.dumps(stream))
+    assert again.stats()["rows"] == stream.stats()["rows"]
+    again._plane.close()
