@@ -105,9 +105,10 @@ class AsyncRow:
         """
         if isinstance(columns, BatchRef) and columns.is_sliced():
             raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
-        made = self.version if version is None else arguments.plain("version", version, 1, (int,))[0]
+        given = None if version is None else arguments.plain("version", version, 1, (int,))[0]
         async with self._turn:
             self._require()
+            made = self.version if given is None else given
             try:
                 await self._bring(columns, made, timeout)
             except Misuse:

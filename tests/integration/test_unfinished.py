@@ -102,6 +102,19 @@ async def test_a_row_whose_finish_failed_is_appended_to_and_finished(
             del batch
 
 
+async def test_a_piece_without_a_version_has_that_of_the_piece_before_also_while_that_is_appended(node: Any) -> None:
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("rollouts", tasks=["actor"])
+        row = await stream.begin("r", version=1)
+        await asyncio.gather(
+            row.append({"response_ids": [[1]]}, version=5),
+            row.append({"response_ids": [[2]]}),
+        )
+        assert row.version == 5
+        assert [token.spans for token in await stream.unfinished()] == [[(5, 2)]]
+        await row.abandon()
+
+
 def test_a_row_that_is_released_in_its_block_is_left_in_progress(stream: Any) -> None:
     with stream.begin("r") as row:
         row.append({"response_ids": [[1]]})
