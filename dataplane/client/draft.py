@@ -209,8 +209,8 @@ class Draft:
         self._connection.check()
         if not self._open or self._mapping is None:
             raise Closed("the draft was sealed or dropped before")
-        self._open = False
         self._unshare(self._mapping)
+        self._open = False
         try:
             layout = ShardLayout(self._layouts).encode()
             request = sm.SealShards(self._connection.next_id(), [(self._shard, layout)], self._scope, True)
@@ -232,10 +232,10 @@ class Draft:
     def drop(self) -> None:
         """Release the memory unsealed. Existing arrays must not be used any more. Idempotent."""
         if self._open:
-            self._open = False
-            if self._mapping is not None:
+            if self._mapping is not None:  # while it is shared, its memory is not given back
                 self._unshare(self._mapping)
                 self._mapping = None
+            self._open = False
             self._connection.tell(sm.Abort([self._shard]))
             self._connection.heartbeat.due(-1)
 

@@ -16,6 +16,7 @@ from hypothesis import given
 import dataplane as dp
 from dataplane.aio import AsyncPlane
 from dataplane.client.draft import Spec, dense, ragged
+from dataplane.client.memory import NodeSegment
 from tests.cases import each_case
 from tests.processes import MIB, StandingNode
 
@@ -110,6 +111,26 @@ async def test_dropped(plane: AsyncPlane) -> None:
     array[:] = 2  # not ours any more; harmless all the same
     assert (await plane.get(ref))["x"].numpy().max() == 1
     await plane.free(ref)
+
+
+async def test_a_draft_stays_open_while_its_memory_cannot_be_made_private(
+    plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its arrays would write into memory that is given to others."""
+
+    def refuse(*_: object) -> None:
+        raise dp.LimitExceeded("no mapping")
+
+    draft = await plane.draft({"x": dense((1, MIB), "uint8")})
+    with monkeypatch.context() as patched:
+        patched.setattr(NodeSegment, "unshare", refuse)
+        with pytest.raises(dp.LimitExceeded):
+            await draft.seal()
+        with pytest.raises(dp.LimitExceeded):
+            draft.drop()
+    assert (await plane.stats()).reserved_bytes
+    draft.drop()
+    assert (await plane.stats()).reserved_bytes == 0
 
 
 @each_case("rows", [2**60, 2**62, 2**70])
