@@ -102,7 +102,8 @@ class ClientPins:
         self._live: set[int] = set()  # not a count: a finalizer may run between its read and its write
         self._dropped: list[int] = []
         self._socket: socket.socket | None = None
-        self._unsent = b""
+        self._unsent = bytearray()
+        self._sending = False
         _all.add(self)
 
     def hold(self, *shards: int) -> ShardPin:
@@ -159,7 +160,8 @@ class ClientPins:
         parents, heir = self._socket, self._heir
         self._lock = threading.RLock()  # another thread of the parent may have held it
         self._flush = lambda: None
-        self._socket, self._unsent, self._heir = (heir.connected if heir else None), b"", None
+        self._socket, self._unsent, self._heir = (heir.connected if heir else None), bytearray(), None
+        self._sending = False
         # The heir lacks pins that another thread got while it was made.
         self.access.after_fork_in_child(readable=not self._live or (heir is not None and self._live <= self._inherited))
         self.source = (self.source[0], heir.token) if self.source and heir and heir.token else None
@@ -171,7 +173,7 @@ class ClientPins:
         """The plane is closed: own its socket until the last pin is dropped. `rest` must still be sent."""
         with self._lock:
             self._socket = connected
-            self._unsent = rest
+            self._unsent = bytearray(rest)
             self._send()
 
     def end(self) -> None:
@@ -191,9 +193,16 @@ class ClientPins:
             return
         if dropped:
             self._unsent += frame(sm.UnpinShards(dropped))
-        with suppress(OSError):  # the node has gone, or is not reading; the end of the connection drops all pins
-            while self._unsent:
-                self._unsent = self._unsent[self._socket.send(self._unsent) :]
+        if self._sending:  # this is a finalizer within the loop below, which sends the rest
+            return
+        self._sending = True
+        try:
+            while self._unsent and self._socket is not None:
+                del self._unsent[: self._socket.send(bytes(self._unsent))]
+        except OSError:  # the node has gone, or is not reading; the end of the connection drops all pins
+            pass
+        finally:
+            self._sending = False
 
 
 _forking = threading.Lock()

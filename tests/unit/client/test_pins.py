@@ -109,6 +109,33 @@ def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket
     assert got in ([], [filler], [filler, sm.UnpinShards([0])], [filler, sm.UnpinShards([0]), sm.UnpinShards([1])])
 
 
+class Interrupted:
+    """A socket; the first time that something is sent, a pin is dropped in the middle of it."""
+
+    def __init__(self, connected: socket.socket, held: list[ShardPin]) -> None:
+        self._connected = connected
+        self._held = held
+        self.close = connected.close
+
+    def send(self, data: bytes) -> int:
+        if self._held:
+            self._held.pop()
+        return self._connected.send(data)
+
+
+def test_a_pin_that_is_dropped_while_another_is_told_is_told_once_after_it(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    pins = Flushes().pins
+    first, last = pins.hold(1), pins.hold(3)
+    connected: Any = Interrupted(ours, [pins.hold(2)])
+    pins.inherit(connected, b"")
+    del first
+    del last
+    assert [message.shards for message in said(theirs)] == [[1], [2]]  # and the third by the end
+
+
 def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     pins = Flushes().pins
