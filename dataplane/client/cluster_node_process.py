@@ -71,8 +71,8 @@ class ClusterNode:
             return
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGTERM)
-        if not self._ended(_STOP_S):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            if not self._ended(_STOP_S):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
         self._open.close()
         os.close(self._process)
         self._process = -1
