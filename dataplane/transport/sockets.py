@@ -48,7 +48,9 @@ def connect(host: str, port: int, timeout_s: float, over: Callable[[], bool]) ->
     for family, _, _, _, address in found[:-1]:
         try:
             return _connect(family, address, timeout_s, over)
-        except ConnectionError:  # try its next address
+        except TimeoutError:
+            raise
+        except OSError:  # try its next address
             continue
     return _connect(found[-1][0], found[-1][4], timeout_s, over)
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataplane.transport.base import Memory
-from dataplane.transport.sockets import SMALL, ByteRange, exactly, mapping, receive, send
+from dataplane.transport.sockets import SMALL, ByteRange, connect, exactly, mapping, receive, send
 
 SIZE, OFFSET = 4 << 20, 5000  # not at the start of a page
 CONTENT = np.random.default_rng(0).integers(1, 256, SIZE, np.uint8)
@@ -78,6 +78,15 @@ def test_what_is_named_arrives_and_nothing_else(
         return
     with mapping(memory) as mapped:
         assert through(ends, memory, mapped, chosen) == expected.tobytes()
+
+
+def test_an_address_that_is_not_reached_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in ("255.255.255.255", "127.0.0.1")]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        with connect("somewhere", port, 60.0, lambda: False) as connected:
+            assert connected.getpeername() == ("127.0.0.1", port)
 
 
 @pytest.mark.parametrize("say", [lambda stream: stream.close(), lambda stream: None])
