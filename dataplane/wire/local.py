@@ -93,28 +93,27 @@ def connect(path: Path, limit_s: float | None = None) -> socket.socket:
 
     Raises PeerUnavailable if none listens, Unauthenticated if the socket is another user's.
     """
-    connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    # The kernel's timeout. Python's own would make the socket non-blocking, and a full backlog an immediate error.
+    seconds = _CONNECT_S if limit_s is None else limit_s
+    limit = _TIMEVAL.pack(int(seconds), max(1, int(seconds % 1 * 1e6)))  # zero would be no limit
     try:
-        # The kernel's timeout. Python's own would make the socket non-blocking, and a full backlog an immediate error.
-        seconds = _CONNECT_S if limit_s is None else limit_s
-        limit = _TIMEVAL.pack(int(seconds), max(1, int(seconds % 1 * 1e6)))  # zero would be no limit
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-        connected.connect(str(path))
-        _, uid = peer(connected)
-        if uid != os.getuid():
-            users = f"the node at {path} is user {uid}'s, this process {os.getuid()}'s"
-            raise Unauthenticated(f"{users}: {_OWN}", peer=str(uid))
-        connected.setblocking(False)
+        connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            connected.connect(str(path))
+            _, uid = peer(connected)
+            if uid != os.getuid():
+                users = f"the node at {path} is user {uid}'s, this process {os.getuid()}'s"
+                raise Unauthenticated(f"{users}: {_OWN}", peer=str(uid))
+            connected.setblocking(False)
+        except BaseException:
+            connected.close()
+            raise
     except PermissionError:
-        connected.close()
         raise Unauthenticated(f"the node at {path} is another user's: {_OWN}", peer=str(path)) from None
     except OSError as error:
-        connected.close()
         address = format_address(path)
         raise PeerUnavailable(f"no node answers at {address}: {error.strerror or error}", address=address) from None
-    except BaseException:
-        connected.close()
-        raise
     return connected
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import stat
@@ -14,12 +15,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from dataplane.errors import DataplaneError, Misuse, ProtocolMismatch
+from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
 from dataplane.wire.framing import frame
-from dataplane.wire.local import LocalChannel, listen
+from dataplane.wire.local import LocalChannel, connect, listen
 
 messages: msgspec.msgpack.Decoder[Any] = decoder(AnyRequest | AnyReply)
 
@@ -94,6 +95,15 @@ def test_a_listener_is_private_whatever_the_umask(tmp_path: Path) -> None:
 
 
 # Messages
+
+
+def test_without_descriptors_no_node_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socket", refuse)
+    with pytest.raises(PeerUnavailable, match="Too many open files"):
+        connect(tmp_path / "s")
 
 
 async def test_what_was_said_last_is_heard_also_by_who_was_talking(ends: Ends) -> None:
