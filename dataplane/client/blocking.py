@@ -21,7 +21,7 @@ from types import FunctionType
 from typing import Any, Protocol, Self, TypeVar
 
 from dataplane.client.loop_runner import LoopRunner
-from dataplane.errors import Closed, Forked, Misuse
+from dataplane.errors import Closed, Forked, Misuse, PeerUnavailable
 
 T = TypeVar("T")
 K = TypeVar("K", bound=type)
@@ -57,8 +57,8 @@ class Blocking:
         return found if kind is None else kind(found, self._wait, self._turns)
 
     def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        """The items of an asynchronous generator, which is closed at the end. Where the plane was closed before, or
-        this is a forked child, nothing is left to close."""
+        """The items of an asynchronous generator, which is closed at the end. Where the plane was closed before, the
+        node has gone, or this is a forked child, nothing is left to close."""
 
         async def following() -> Any:
             return await anext(items, _END)
@@ -70,7 +70,7 @@ class Blocking:
             while (found := self._wait(following())) is not _END:
                 yield self._wrap(found)
         finally:
-            with suppress(Closed, Forked):
+            with suppress(Closed, Forked, PeerUnavailable):
                 self._wait(close())
 
 
