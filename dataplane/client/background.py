@@ -17,7 +17,6 @@ import traceback
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from dataplane.errors import DataplaneError, NotReady
@@ -114,7 +113,7 @@ class Background(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._leave(kind is None)
 
     def _leave(self, raising: bool) -> None:
@@ -127,9 +126,7 @@ class Background(ABC):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         await asyncio.to_thread(self._leave, kind is None)
 
 

@@ -47,8 +47,7 @@ from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, Transport, TransportError
 from dataplane.transport.listener import Listener
 from dataplane.transport.offers import DONE, OfferedMemory
-from dataplane.transport.sockets import ByteRange, connect, mapping
-from dataplane.transport.sockets import exactly as exactly
+from dataplane.transport.sockets import ByteRange, connect, exactly, mapping
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,9 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.transport.channels import Bytes, ChannelTransport, DataChannel, agree, exactly, heard, mapped, tell, told
+from dataplane.transport.channels import Bytes, ChannelTransport, DataChannel, agree, heard, mapped, tell, told
 from dataplane.transport.offers import OfferedMemory
+from dataplane.transport.sockets import exactly
 
 _UNDER_WAY = 4  # messages
 _PIECE = 8 << 20  # bytes of a message
