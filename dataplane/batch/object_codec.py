@@ -159,9 +159,8 @@ def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
         SchemaMismatch,
         builtin_codec.Absent,
     ):  # a row has parts, or is invalid: decode one by one, for its own error
-        copies = Copies()
         rows = enumerate(pairwise(edges))
-        return [decode_row(column, data[a:b], number=number, copies=copies) for number, (a, b) in rows]
+        return [decode_row(column, data[a:b], number=number) for number, (a, b) in rows]
 
 
 class _Writer:

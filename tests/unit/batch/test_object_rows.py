@@ -25,7 +25,7 @@ def large(seed: int) -> Any:
     return np.random.default_rng(seed).random(_BIG)
 
 
-_PARTS = st.sampled_from([large(1), large(2), b"x" * LARGE, torch.ones(LARGE), 7, "a", None, np.ones(2)])
+_PARTS = st.sampled_from([large(1), large(2), b"x" * LARGE, b"y" * LARGE, torch.ones(LARGE), 7, "a", None, np.ones(2)])
 _VALUES = st.recursive(_PARTS, lambda inner: st.lists(inner, max_size=3) | st.tuples(inner), max_leaves=4)
 _ROWS = st.lists(
     st.dictionaries(st.sampled_from("ab"), _VALUES, max_size=2) | st.just({}) | _VALUES, min_size=1, max_size=8
@@ -48,6 +48,12 @@ def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], d
     assert same(column(found, dedupe=True).to_list(), rows)
     both = column([{"a": row} for row in rows], dedupe=True)
     assert same(both.to_list(), [{"a": row} for row in rows])
+
+
+def test_large_bytes_of_one_row_do_not_come_back_in_another() -> None:
+    """Rows are decoded one after another, each in memory that the next one may get."""
+    rows = [(bytes([row]) * LARGE,) if row < 4 else None for row in range(12)]
+    assert column(rows).to_list() == rows
 
 
 def _of(array: pa.Array) -> list[Any]:
