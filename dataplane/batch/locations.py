@@ -112,6 +112,21 @@ def footprint(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIn
     }
 
 
+def combined(parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> list[tuple[tuple[int, ...], RowIndices]]:
+    """The same cells of one shard, each once: an entry a column."""
+    found: dict[int, list[RowIndices]] = {}
+    for columns, rows in parts:
+        for column in columns:
+            found.setdefault(column, []).append(rows)
+    return [((column,), _distinct(several)) for column, several in found.items()]
+
+
+def are_apart(ref: BatchRef) -> bool:
+    """Whether no two cells of the reference share storage."""
+    stored = sum(len(columns) * len(rows) for parts in footprint(ref).values() for columns, rows in parts)
+    return stored == sum(frame.width * frame.listed.rows for frame in ref._frames)
+
+
 def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]]:
     """As `footprint`, with the cut of each row: rows ascending; a row with two cuts comes twice."""
     found: dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]] = {}

@@ -33,7 +33,7 @@ class WriteEffect:
     @classmethod
     def of(cls, ref: BatchRef, encoded: bytes = b"") -> WriteEffect:
         """A write of this reference, with all cells in the table."""
-        return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, _exact(ref), encoded)
+        return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, locations.are_apart(ref), encoded)
 
     @property
     def nodes(self) -> tuple[bytes, ...]:
@@ -58,9 +58,3 @@ class UnneededCells(NamedTuple):
     def ref(self) -> BatchRef:
         """A reference to these cells."""
         return self.written.ref.select(*self.columns)[self.rows]
-
-
-def _exact(ref: BatchRef) -> bool:
-    """Whether no two cells of the reference share storage."""
-    stored = sum(len(columns) * len(rows) for parts in locations.footprint(ref).values() for columns, rows in parts)
-    return stored == len(ref) * len(ref.columns)

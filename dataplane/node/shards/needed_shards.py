@@ -22,7 +22,7 @@ from dataplane.store.store import Store
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.table.write_effects import UnneededCells
 
-_MAX_SPENT = 1 << 12  # freed parts of a shard that are noted until its last need ends
+_MANY = 1 << 12  # freed parts of a shard that are noted one by one until its last need ends
 _MAX_BYTES = 1 << 44  # the bytes that one reference may claim, so that sums of them fit into a message
 
 
@@ -40,7 +40,7 @@ class NeededShards:
 
     def free_parts(self, parts: Iterable[tuple[int, Sequence[int], RowIndices]]) -> None:
         """Free parts of shards for the client that put them: now, or with the last need if rows need the shard.
-        Raises ValueError or IndexError for an invalid part; LimitExceeded."""
+        Raises ValueError or IndexError for an invalid part."""
         for shard, columns, rows in parts:
             key = self._node, shard
             if self._needed[key] <= 0:
@@ -48,10 +48,15 @@ class NeededShards:
                 continue
             if (found := self._store.shards.of(shard)) is not None:
                 found.check_part(columns, rows)
-            if len(self._spent[key]) >= _MAX_SPENT:
-                what = "parts of a shard that are freed while streams need others"
-                raise LimitExceeded(f"more than {_MAX_SPENT} {what}", what=what, limit=_MAX_SPENT)
-            self._spent[key].append((tuple(columns), rows))
+            self._note(key, [(tuple(columns), rows)])
+
+    def _note(self, key: ShardKey, parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> None:
+        """Have these parts of a shard freed with its last need. A part may be noted again and again, as if rows are
+        appended again before they are acked."""
+        spent = self._spent[key]
+        spent.extend(parts)
+        if len(spent) > _MANY:
+            spent[:] = locations.combined(spent)
 
     def _attribute(self, number: int, owner: str) -> None:
         """Note the stream or table whose rows need the shard (empty: none), for statistics."""
@@ -68,7 +73,7 @@ class NeededShards:
             if rows is None:
                 self._whole.add(key)
             else:
-                self._spent[key].append((columns, rows))
+                self._note(key, [(columns, rows)])
             return
         del self._needed[key]
         if rows is None:
@@ -140,7 +145,7 @@ class NeededShards:
         footprint = locations.footprint(ref)
         for key in shards:
             if self.number(key) is not None:
-                self._spent[key].extend(footprint[key])
+                self._note(key, footprint[key])
 
     def thin(self, ref: BatchRef) -> None:
         """Free cells that no row of a table needs, each stored by itself: now if their shard has no other need, else
@@ -148,7 +153,7 @@ class NeededShards:
         for key, selected in locations.footprint(ref).items():
             number = self.number(key)
             if number is not None and self._needed[key] > 1:
-                self._spent[key].extend(selected)
+                self._note(key, selected)
             elif number is not None:
                 for columns, rows in selected:
                     self._store.free_part(number, columns, rows, punch=True)

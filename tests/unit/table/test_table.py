@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataplane.batch.concat import joined
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
@@ -17,6 +18,7 @@ from dataplane.table.answers import MAX_TAG_BYTES, write
 from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
 from dataplane.table.table import TableRows
 from dataplane.table.table_cells import MAX_COLUMNS
+from dataplane.table.write_effects import WriteEffect
 
 INT = Field("dense", "int64", ())
 FLOAT = Field("dense", "float32", ())
@@ -72,3 +74,12 @@ def test_tags_that_replace_others_do_not_count_for_ever() -> None:
     write(table, r.Upsert(rows=numbers(1), tags=[{"state": "", "other": ""}]), None)
     write(table, r.Upsert(keys=["a"], tags=[{"third": half}]), None)
     assert table.tags(["a", "never"]) == [{"state": "", "other": "", "third": half}, {}]
+
+
+def test_rows_that_share_joined_pieces_are_freed_together() -> None:
+    pieces = [ref_to(b"the-node", 1, [("x", Field("ragged", "int64", (None,)), 8, shard, 0)]) for shard in (1, 2)]
+    row = joined(pieces)
+    assert WriteEffect.of(row).exact
+    assert not WriteEffect.of(row.repeat(2)).exact
+    assert WriteEffect.of(stored(1, 2, "x", "y")).exact
+    assert not WriteEffect.of(stored(1, 2, "x").repeat(2)).exact
