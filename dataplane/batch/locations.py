@@ -6,7 +6,7 @@ It is used by readers, and by those who retain or free the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -96,7 +96,10 @@ def unlinked(ref: BatchRef) -> BatchRef:
     return numbered(ref, lambda key: shard_of(key[1]))
 
 
-def footprint(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]]:
+Footprint: TypeAlias = dict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]]
+
+
+def footprint(ref: BatchRef) -> Footprint:
     """The rows and columns of the reference, by shard: columns by ordinal, and their distinct rows, ascending.
 
     A column is there once for each shard, unless the reference has it under two names with different rows.

@@ -33,6 +33,7 @@ class TableCells:
 
     def __init__(self, lines: ColumnArrays) -> None:
         self.schema: dict[str, Field] = {}
+        self._counts: dict[str, int] = {}  # by column, the number of its cells
         self.writes: dict[int, WriteEffect] = {}
         """By number: the writes of which some cells are still in the table."""
         self.next_write = 0
@@ -57,8 +58,7 @@ class TableCells:
         for name, field in ref.schema.items():
             known = self.schema.get(name)
             if known is not None and known != field:
-                there = self._lines["from", name] >= 0
-                others = np.count_nonzero(there) - np.count_nonzero(there[at])
+                others = self._counts[name] - np.count_nonzero(self._lines["from", name][at] >= 0)
                 field = merge_fields(name, [known, field]) if others else field
             found[name] = field
         return found
@@ -73,6 +73,7 @@ class TableCells:
                 self._make(name)
             came, row = self._of(name)
             before.append((name, came[at], row[at]))
+            self._counts[name] += int(np.count_nonzero(came[at] < 0))
             came[at], row[at] = number, np.arange(len(at))
         if len(written.ref):
             self.next_write += 1
@@ -86,16 +87,18 @@ class TableCells:
         for name in self.schema:
             came, row = self._of(name)
             before.append((name, came[at], row[at]))
+            self._counts[name] -= int(np.count_nonzero(came[at] >= 0))
             came[at] = -1
-            if not (came >= 0).any():
+            if not self._counts[name]:
                 empty.append(name)
         for name in empty:
-            del self.schema[name]
+            del self.schema[name], self._counts[name]
             self._lines.drop(("from", name))
             self._lines.drop(("row", name))
         return self._over(before)
 
     def _make(self, name: str) -> None:
+        self._counts[name] = 0
         self._lines.make(("from", name), np.int64, -1)
         self._lines.make(("row", name), np.int64, 0)
 
@@ -186,6 +189,7 @@ class TableCells:
                 raise ValueError("a cell that no write brought")
             self.schema[column.name] = column.field
             self._make(column.name)
+            self._counts[column.name] = int(np.count_nonzero(there))
             self._of(column.name)[0][:], self._of(column.name)[1][:] = came, row
 
 

@@ -64,6 +64,9 @@ def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> No
         assert batch["extra"].to_list() == [{"row": 2, "seen": [None, True]}, {"row": 0, "seen": [None, True]}]
         del batch
     assert table.look(["c", "never", "a"], missing_ok=True).keys == ["c", "a"]
+    with pytest.raises(dp.Misuse, match="given twice"):
+        plane.table("refused").upsert(["a", "a"], {"x": [1, 2]})
+    assert "refused" not in plane.tables()
     assert plane.table("never").look(["a"], missing_ok=True).keys == table.look([], missing_ok=True).keys == []
     seen = table.look(columns=["x", "reward", "never"])
     assert seen.keys == ["a", "b", "c"]

@@ -12,8 +12,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 
 from dataplane.batch import locations
+from dataplane.batch.locations import Footprint
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.errors import DataplaneError
 from dataplane.node.partitions.record import owner_of
@@ -23,7 +26,7 @@ from dataplane.table import cell_release
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(eq=False)
 class Need:
     """A holder's need of the local shards of a reference. `rows`: number of rows that were appended with it."""
 
@@ -31,6 +34,11 @@ class Need:
     ref: BatchRef
     shards: tuple[ShardKey, ...]
     rows: int = 0
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """The cells of the reference, by shard."""
+        return locations.footprint(self.ref)
 
 
 class RetainedShards:
@@ -110,12 +118,12 @@ class RetainedShards:
             return [*found]
         footprint = locations.footprint(ref)
         if found:  # several appends have rows of the same shards
-            return [need for need in found if locations.footprint(need.ref) == footprint][:1]
-        several = []
+            return [*islice((need for need in found if need.footprint == footprint), 1)]
+        several: list[Need] = []
         for shard in shards:
             of_shard = by_shards.get(frozenset((shard,)), [])
-            alike = [need for need in of_shard if locations.footprint(need.ref)[shard] == footprint[shard]]
-            several += (alike if len(of_shard) > 1 else of_shard)[:1]
+            alike = (need for need in of_shard if len(of_shard) == 1 or need.footprint[shard] == footprint[shard])
+            several += islice(alike, 1)
         return several
 
     def _take(self, need: Need) -> bool:

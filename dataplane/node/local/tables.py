@@ -138,7 +138,7 @@ class LocalTableClient:
             return m.Figures(request.id, self._tables.figures(request.after, TABLES))
         what = checked(request)
         if isinstance(what, r.Upsert):
-            return self._write(request, what, BatchRef.decode(what.ref) if what.ref else None)
+            return self.write(request, what, BatchRef.decode(what.ref) if what.ref else None, deadline)
         _check_here(request)
         match what:
             case r.FindReady():
@@ -171,22 +171,25 @@ class LocalTableClient:
     # writing
 
     def write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
-        """Write the rows of `what`. Their columns are `ref`; `what.ref` is ignored. Never waits."""
-        return self._write(request, what, ref)
-
-    def _write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None) -> m.Reply:
+        """Write the rows of `what`. Their columns are `ref`; `what.ref` is ignored. Never waits. If it raises, nothing
+        has changed."""
         _check_here(request)
         answers.check_write(what, ref)
+        new = self._tables.find(request.table) is None
         if not what.keys:
             answers.there(request.table, self._tables.find(request.table))
         table = self._tables.open(request.table)
-        if ref is not None:
-            self._tables.needed.keep(ref, sys.intern(f"table {request.table}"))
+        kept = False
         try:
+            if ref is not None:
+                self._tables.needed.keep(ref, sys.intern(f"table {request.table}"))
+                kept = True
             numbers, over = answers.write(table, what, ref)
         except BaseException:
-            if ref is not None:
+            if ref is not None and kept:
                 self._tables.needed.forget(ref)
+            if new:
+                self._tables.drop(request.table)
             raise
         if ref is not None:
             self._staged.kept(request.staged, ref)

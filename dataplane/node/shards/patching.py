@@ -90,7 +90,9 @@ class Patching:
 
     async def _patch(self, base: int, needed: Sequence[Pinned], layout: bytes, memory: memoryview) -> bool:
         """Make a shard of this layout in `memory`. Returns whether it equals the owner's."""
-        held = self._store.pin_now(self, [base])
+        held: Sequence[Pinned] | None = None
+        with suppress(DataplaneError):  # it was freed or forgotten meanwhile
+            held = self._store.pin_now(self, [base])
         if held is None:
             return False
         try:

@@ -83,3 +83,20 @@ def test_rows_that_share_joined_pieces_are_freed_together() -> None:
     assert not WriteEffect.of(row.repeat(2)).exact
     assert WriteEffect.of(stored(1, 2, "x", "y")).exact
     assert not WriteEffect.of(stored(1, 2, "x").repeat(2)).exact
+
+
+def test_a_column_ends_with_its_last_cell() -> None:
+    table = made()
+    table.upsert(["a", "b"], stored(1, 2, "x"))
+    table.upsert(["b", "c"], stored(2, 2, "x", "y"))
+    table.clear(["c"])
+    assert list(table.cells.schema) == ["x", "y"]
+    restored = made()
+    restored.restore(table.state())
+    for each in (table, restored):
+        each.clear(["b"])
+        assert list(each.cells.schema) == ["x"]
+        each.upsert(["a"], stored(3, 1, "x", field=FLOAT))
+        assert each.cells.schema == {"x": FLOAT}, "no other row has it"
+        each.clear(["a"])
+        assert each.cells.schema == {}
