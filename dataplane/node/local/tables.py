@@ -36,6 +36,9 @@ from dataplane.wire import shard_messages as sm
 
 TableRequest: TypeAlias = rm.AskTable | rm.ListTables
 
+_Asked: TypeAlias = tuple[str | int, ...]
+"""The values of a request for ready rows."""
+
 MAX_TABLES = 4096
 
 _DROPPED = 4096  # the most names of dropped tables whose next row number is remembered
@@ -53,7 +56,7 @@ class LocalTables:
         self._by_name: dict[str, TableRows] = {}
         self._change = partial(next, itertools.count(1))
         self._ended: OrderedDict[str, int] = OrderedDict()  # by name, the next number
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, list[asyncio.Future[set[_Asked]]]] = {}
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -87,16 +90,18 @@ class LocalTables:
 
     def changed(self, name: str) -> None:
         """Wake the clients that wait for rows of this table."""
+        unready: set[_Asked] = set()
         for future in self._waiting.pop(name, ()):
             if not future.done():
-                future.set_result(None)
+                future.set_result(unready)
 
-    async def wait(self, name: str) -> None:
-        """Wait until the table has changed."""
-        future = asyncio.get_running_loop().create_future()
+    async def wait(self, name: str) -> set[_Asked]:
+        """Wait until the table has changed. Those who are woken together share the set that is returned: of what is
+        not ready now, so that only one of those who ask the same looks."""
+        future: asyncio.Future[set[_Asked]] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(future)
         try:
-            await future
+            return await future
         finally:
             waiting = self._waiting.get(name, [])
             if future in waiting:  # cancelled: futures of repeated requests must not accumulate
@@ -205,13 +210,18 @@ class LocalTableClient:
         return None if found is None else self._reply(request, found)
 
     async def _ready_later(self, request: rm.AskTable, what: r.FindReady, deadline: Deadline) -> m.Reply:
+        asked: _Asked = (*what.columns, what.task, what.claim_id, what.least, what.after)
+        unready: set[_Asked] = set()
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                while (reply := self._ready(request, what)) is None:
-                    await self._tables.wait(request.table)
+                while True:
+                    reply = None if asked in unready else self._ready(request, what)
+                    if reply is not None:
+                        return reply
+                    unready.add(asked)
+                    unready = await self._tables.wait(request.table)
         except TimeoutError:
             raise not_ready(request.table, what, deadline) from None
-        return reply
 
 
 def checked(request: rm.AskTable) -> r.FromClient:
