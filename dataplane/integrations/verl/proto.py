@@ -117,15 +117,16 @@ class RemoteProto(StoredProto):
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> RemoteProto:
-        """The rows of each after those of the one before. A DataProto among them is put. `meta_info` is merged as by
-        verl, metrics by key."""
+        """The rows of each after those of the one before. A DataProto among them is put, under the scope of the first
+        RemoteProto. `meta_info` is merged as by verl, metrics by key."""
         if not data:
             raise Misuse("there is nothing to concatenate: no proto was given")
-        protos = [put(proto) for proto in data]
+        scope = next((proto._scope for proto in data if isinstance(proto, RemoteProto)), None)
+        protos = [put(proto, scope=scope) for proto in data]
         # verl's own, of the meta_info alone
         merged = _concat_of_verl([DataProto(meta_info=proto.meta_info) for proto in protos])
         columns = concatenated([proto._columns for proto in protos])
-        return RemoteProto(columns, merged.meta_info, protos[0]._scope)
+        return RemoteProto(columns, merged.meta_info, scope)
 
     # columns
 

@@ -286,6 +286,17 @@ def test_a_scope_goes_along(plane: dp.Plane) -> None:
         remote.get(["advantages"])
 
 
+@pytest.mark.parametrize("first", [False, True])
+def test_what_is_concatenated_with_a_stored_proto_is_put_in_its_scope(plane: dp.Plane, *, first: bool) -> None:
+    stored = put(proto(), scope="step-2")
+    joined = DataProto.concat([stored, proto()] if first else [proto(), stored])
+    assert joined.scope == "step-2"
+    plane.free(scope="step-2")
+    for half in joined.chunk(2):
+        with pytest.raises(Freed):
+            half.get(["mask"])
+
+
 def test_what_would_need_a_pickle_is_refused_with_its_column(plane: dp.Plane) -> None:
     with pytest.raises(SchemaMismatch, match="images"):
         put(DataProto.from_dict(non_tensors={"images": objects([object()])}))
