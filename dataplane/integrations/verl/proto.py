@@ -267,4 +267,4 @@ def _same_arrays(a: Any, b: Any) -> bool:
         return False
     if a.dtype.kind == "O":
         return all(same(x, y) for x, y in zip(a.flat, b.flat, strict=True))
-    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc"))
+    return bool(np.array_equal(a, b, equal_nan=a.dtype.kind in "fcmM"))

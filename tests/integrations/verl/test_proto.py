@@ -160,6 +160,12 @@ def test_a_union_of_remote_protos_compares_only_what_is_not_the_same_stored_colu
     assert list(joined.batch or ()) == ["input_ids", "log_probs", "mask", "position_ids", "a"]
 
 
+@pytest.mark.parametrize("kind", ["datetime64[ns]", "timedelta64[s]"])
+def test_a_union_with_equal_times_of_which_some_are_missing_is_of_equals(plane: dp.Plane, kind: str) -> None:
+    times = DataProto.from_dict(non_tensors={"at": np.array(["NaT", 1], kind)})
+    assert look(put(times).union(times).get().non_tensor_batch["at"]) == look(times.non_tensor_batch["at"])
+
+
 @pytest.mark.parametrize(
     ("what", "operation"),
     [
