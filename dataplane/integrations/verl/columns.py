@@ -97,13 +97,10 @@ class ProtoColumns:
         return replace(self, ref=self.ref.rename(names), kinds=kinds)
 
     def beside(self, other: ProtoColumns) -> ProtoColumns:
-        """The columns of both, side by side; for a name in both, the other's column."""
+        """The columns of both, of as many rows, side by side; for a name in both, the other's column."""
         if other.ref is None:
             return replace(self, tensors=self.tensors or other.tensors)
         mine = self.drop([name for name in other.kinds if name in self.kinds])
-        if mine.ref is None and (mine.tensors or self.kinds) and mine.rows != other.rows:
-            what = f"columns of {other.rows} rows do not fit beside {mine.rows} rows"
-            raise SchemaMismatch(what, column=next(iter(other.kinds)), expected=f"{mine.rows} rows")
         ref = other.ref if mine.ref is None else mine.ref.union(other.ref)
         return ProtoColumns(ref, {**mine.kinds, **other.kinds}, other.rows, self.tensors or other.tensors)
 

@@ -175,9 +175,13 @@ class RemoteProto(StoredProto):
     def union(self, other: DataProto) -> RemoteProto:
         """Add the columns of the other to this one. A name in both must have the same rows: both are read and
         compared unless they are the same stored rows. New columns of a DataProto are put."""
-        both = [name for name in [*_tensors(other), *other.non_tensor_batch] if name in self._columns.kinds]
+        names = [*_tensors(other), *other.non_tensor_batch]
+        both = [name for name in names if name in self._columns.kinds]
         for name in both:
             self._require_same(name, other)
+        # before the put, so that one that fails leaves nothing stored
+        self._require_rows([name for name in names if name not in both], len(other))
+        union_two_dict(dict(self.meta_info), other.meta_info)
         if isinstance(other, RemoteProto):
             more = other._columns.drop(both)
         else:
@@ -201,6 +205,12 @@ class RemoteProto(StoredProto):
                 which = "batch" if tensors else "non_tensor_batch"
                 what = f"there is no column {name!r} in {which}; there are {', '.join(there) or 'none'}"
                 raise SchemaMismatch(what, column=str(name), expected=f"one of {', '.join(there)}", found=repr(name))
+
+    def _require_rows(self, new: Sequence[str], rows: int) -> None:
+        """Raises SchemaMismatch if there are new columns, and they have another number of rows."""
+        if new and (self._columns.tensors or self._columns.kinds) and rows != len(self):
+            what = f"columns of {rows} rows do not fit beside {len(self)} rows"
+            raise SchemaMismatch(what, column=new[0], expected=f"{len(self)} rows", found=f"{rows} rows")
 
     def _require_same(self, name: str, other: DataProto) -> None:
         """Raises SchemaMismatch if a column of both differs."""

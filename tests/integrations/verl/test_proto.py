@@ -190,6 +190,23 @@ def test_what_verl_asserts_is_an_error_that_says_so(
         operation(put(proto()))
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        DataProto.from_dict(tensors={"new": torch.zeros(7)}),
+        DataProto.from_dict(tensors={"new": torch.zeros(8)}, meta_info={"temperature": 2.0}),
+    ],
+    ids=["other rows", "other meta_info"],
+)
+def test_a_union_that_fails_stores_nothing(plane: dp.Plane, other: DataProto) -> None:
+    remote = put(proto())
+    before, meta_info = plane.stats().put_bytes, dict(remote.meta_info)
+    with pytest.raises((SchemaMismatch, AssertionError)):
+        remote.union(other)
+    assert plane.stats().put_bytes == before
+    assert remote.meta_info == meta_info
+
+
 def test_it_stays_small_whatever_it_is_of(plane: dp.Plane) -> None:
     remote = put(proto()).repeat(1024)
     assert len(remote) == 8192
