@@ -35,12 +35,7 @@ def kv_put(
     """
     if fields is None and tag is None:
         raise ValueError("a row is put with fields, a tag, or both; there is neither")
-    if fields is None:
-        columns = None
-    elif data_parser is not None and not isinstance(fields, Mapping):
-        columns = row_access.columns(fields, data_parser)
-    else:
-        columns = row_access.one_row(fields)
+    columns = None if fields is None else row_access.one_row(fields, data_parser)
     return _put([key], partition_id, columns, None if tag is None else [tag])
 
 

@@ -51,6 +51,10 @@ def columns(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
     if parser is None:
         return values.columns(fields, rows)
     given = {name: _batched(name, fields.get(name)) for name in fields.keys()}  # noqa: SIM118  # iteration is over rows
+    return _parsed(given, rows, parser)
+
+
+def _parsed(given: dict[str, Any], rows: int, parser: Parser) -> dict[str, Values]:
     names = set(given)
     parsed = parser(given)
     given = given if parsed is None else parsed
@@ -59,17 +63,20 @@ def columns(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
     return {name: values.column(name, each, rows) for name, each in given.items()}
 
 
-def one_row(fields: Any) -> dict[str, Values]:
-    """The fields of one row, from a TensorDict of one row or a dict of its values. Raises SchemaMismatch,
-    ValueError."""
+def one_row(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
+    """The fields of one row, from a TensorDict of one row or a dict of its values, after `parser` if there is one.
+    Raises SchemaMismatch, ValueError."""
     if not isinstance(fields, Mapping) or tensordicts.is_tensordict(fields):
         if not tensordicts.is_tensordict(fields) or rows_of(fields) != 1:
             raise ValueError("the fields of one key are a dict of its values, or a TensorDict of one row")
-        return values.columns(fields, 1)
+        return columns(fields, parser)
     for name, value in fields.items():
         if tensors.is_tensor(value) and value.is_nested:
             raise ValueError(f"{name!r} is a nested tensor, which has several rows: use kv_batch_put")
-    return {name: values.column(name, v[None] if tensors.is_tensor(v) else [v], 1) for name, v in fields.items()}
+    given = {name: value[None] if tensors.is_tensor(value) else [value] for name, value in fields.items()}
+    if parser is not None:
+        return _parsed(given, 1, parser)
+    return {name: values.column(name, each, 1) for name, each in given.items()}
 
 
 def _batched(name: str, entry: Any) -> Any:

@@ -164,6 +164,25 @@ def test_a_parser_changes_what_is_put(tq: Any, pid: str) -> None:
     assert got(tq.kv_batch_get(KEYS, pid), "answer") == [f"ANSWER {i}" for i in range(4)]
 
 
+@pytest.mark.parametrize("call", ["kv_put", "async_kv_put"])
+@pytest.mark.parametrize("whole", [False, True], ids=["a dict", "a TensorDict"])
+def test_a_parser_changes_what_is_put_by_one_key(tq: Any, pid: str, call: str, *, whole: bool) -> None:
+    """It gets columns of one row."""
+
+    def parse(fields: dict[str, Any]) -> dict[str, Any]:
+        return {"answer": [text.upper() for text in fields["answer"]], "score": fields["score"] + torch.ones(1, 2)}
+
+    fields: Any = {"answer": "yes", "score": torch.zeros(2)}
+    if whole:
+        fields = TensorDict({"answer": NonTensorStack("yes"), "score": torch.zeros(1, 2)}, batch_size=[1])
+    if call == "kv_put":
+        tq.kv_put("k", pid, fields, data_parser=parse)
+    else:
+        asyncio.run(tq.async_kv_put("k", pid, fields, data_parser=parse))
+    data = tq.kv_batch_get("k", pid)
+    assert (got(data, "answer"), got(data, "score")) == (["YES"], [[1.0, 1.0]])
+
+
 # by meta
 
 
