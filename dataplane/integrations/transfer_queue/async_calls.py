@@ -1,7 +1,7 @@
 """The asynchronous twins: each runs its synchronous call in a thread, so that any event loop can await it.
 
-Calls that may wait for other processes run in a pool of their own, so that a thread is free for the call for which they
-wait. A call that is cancelled is executed anyway.
+Calls wait in pools of their own, so that a thread is free for the call for which they wait: fetches wait for puts, and
+puts wait for clears, which make room. A call that is cancelled is executed anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_THREADS = {"calls": 8, "waits": 64}
+_THREADS = {"calls": 8, "puts": 8, "waits": 64}
 
 _lock = threading.Lock()
 _pools: dict[str, ThreadPoolExecutor] = {}
@@ -25,7 +25,7 @@ _pid = 0
 
 
 def twin(call: Callable[P, T], pool: str = "calls") -> Callable[P, Coroutine[Any, Any, T]]:
-    """The call as a coroutine function. pool: "calls", or "waits" for a call that may wait for other processes."""
+    """The call as a coroutine function. pool: see `executor`."""
 
     @wraps(call)
     async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -42,7 +42,8 @@ async def run(call: Callable[[], T], pool: str = "calls") -> T:
 
 
 def executor(name: str) -> ThreadPoolExecutor:
-    """The pool of threads: "calls", or "waits" for calls that may wait for other processes."""
+    """The pool of threads: "puts" for puts, which may wait for room, "waits" for calls that may wait for puts, "calls"
+    for all others."""
     global _pid
     with _lock:
         if _pid != os.getpid():  # a forked child has none of the threads

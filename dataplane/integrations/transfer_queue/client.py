@@ -232,7 +232,7 @@ class TransferQueueClient:
         own.partition(partition_id).table.drop()
         own.sampler.clear_cache(partition_id)
 
-    async_put = twin(put)
+    async_put = twin(put, "puts")
     async_set_custom_meta = twin(set_custom_meta)
     async_get_meta = twin(get_meta, "waits")
     async_get_data = twin(get_data)

@@ -132,7 +132,7 @@ async def async_kv_put(
     alone = partial(kv_put, key, partition_id, fields, tag, data_parser)
     given = isinstance(fields, Mapping) or tag is not None
     one = given and data_parser is None and _asked([key], partition_id, fields, None if tag is None else [tag], alone)
-    return await (_put_beside(one) if one else run(alone))
+    return await (_put_beside(one) if one else run(alone, "puts"))
 
 
 @wraps(kv_batch_put)
@@ -146,7 +146,7 @@ async def async_kv_batch_put(
     alone = partial(kv_batch_put, keys, partition_id, fields, tags, data_parser)
     given = tensordicts.is_tensordict(fields) or (fields is None and tags is not None)
     one = given and data_parser is None and _asked(keys, partition_id, fields, tags, alone)
-    return await (_put_beside(one) if one else run(alone))
+    return await (_put_beside(one) if one else run(alone, "puts"))
 
 
 def _asked(
@@ -188,8 +188,8 @@ def _singly(one: coalescing.Asked) -> KVBatchMeta | None:
     return _meta(one.partition, one.keys, found.tags[:1], sorted(compress(names, found.have[0])))
 
 
-_puts = coalescing.Coalescing(lambda: executor("calls"), _together, _singly)
-_large_puts = coalescing.Coalescing(lambda: executor("calls"), _together, _singly)  # which may wait for room
+_puts = coalescing.Coalescing(lambda: executor("puts"), _together, _singly)
+_large_puts = coalescing.Coalescing(lambda: executor("puts"), _together, _singly)  # which may wait for room
 async_kv_batch_get = twin(kv_batch_get)
 async_kv_batch_get_by_meta = twin(kv_batch_get_by_meta)
 async_kv_list = twin(kv_list)

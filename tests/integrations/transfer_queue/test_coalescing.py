@@ -156,6 +156,37 @@ def test_small_rows_do_not_wait_for_large_ones_that_wait_for_room(
         room.set()
 
 
+@pytest.mark.parametrize("call", ["by one key", "by keys", "by metadata"])
+def test_rows_are_cleared_while_any_number_of_puts_waits(ours: Any, pid: str, call: str) -> None:
+    """As puts do for the room that the clears make."""
+    ours.kv_put("k", pid, {"x": torch.tensor(1)})
+    room, client = threading.Event(), ours.get_client()
+
+    def wait(fields: dict[str, Any]) -> None:
+        assert room.wait(60)
+
+    def put(number: int) -> Any:
+        fields, key = TensorDict({"x": torch.ones(1)}, batch_size=[1]), f"other {number}"
+        if call == "by one key":
+            return ours.async_kv_put(key, pid, fields, data_parser=wait)
+        if call == "by keys":
+            return ours.async_kv_batch_put([key], pid, fields, data_parser=wait)
+        return client.async_put(fields, partition_id=f"{pid}-2", data_parser=wait)
+
+    async def cleared() -> dict[str, Any]:
+        puts = [asyncio.create_task(put(number)) for number in range(100)]
+        try:
+            await asyncio.sleep(0)  # each has begun
+            await asyncio.wait_for(ours.async_kv_clear("k", pid), 20)
+            left: dict[str, Any] = await asyncio.wait_for(ours.async_kv_list(pid), 20)
+        finally:
+            room.set()
+            await asyncio.gather(*puts)
+        return left
+
+    assert asyncio.run(cleared()) == {pid: {}}
+
+
 def test_puts_of_one_key_are_made_in_the_order_in_which_they_were_asked_for(ours: Any, pid: str) -> None:
     calls = []
     for turn in range(20):
