@@ -81,7 +81,9 @@ class _Saved(msgspec.Struct, frozen=True):
     """A partition without its values."""
 
     name: str
-    keys: list[str]
+    keys: list[str] | None
+    """None: it was cleared meanwhile, and is not there."""
+
     tags: list[dict[str, Any]]
     consumed: dict[str, list[int]]
     """By task, positions of rows."""
@@ -89,11 +91,17 @@ class _Saved(msgspec.Struct, frozen=True):
 
 def _save(own: Session, partition: JobPartition, file: CheckpointWriter) -> None:
     """Write a partition; again if rows were cleared or replaced meanwhile: a load takes the last one written."""
-    names = list(partition.table.schema())
+    begun = False
     for _ in range(_TRIES):
+        names = list(partition.table.schema())
         rows = partition.all(names)
         if rows is None:
+            if begun:
+                file.frame(BLOCK, _encode(_Saved(partition.name, None, [], {})))
             return
+        if list(partition.table.schema()) != names:  # the rows may have fields that were not asked for
+            continue
+        begun = True
         try:
             tasks = own.plane.tables().get(partition.table.name, {}).get("tasks", [])
             consumed = {task: np.flatnonzero(partition.table.claimed(task, rows.numbers)).tolist() for task in tasks}
@@ -140,7 +148,7 @@ def _load(own: Session, file: CheckpointReader) -> None:
                 table = own.partition(saved.name).table
                 table.drop()
                 numbers = table.upsert(saved.keys, tags=saved.tags) if saved.keys else numbers[:0]
-                if not saved.keys:  # all were cleared: it is there, and has no rows
+                if saved.keys == []:  # all were cleared: it is there, and has no rows
                     table.clear(table.numbers(new_keys(1), create=True))
                 for task, positions in saved.consumed.items():
                     if positions:

@@ -233,6 +233,34 @@ def test_a_checkpoint_has_rows_that_were_replaced_while_it_was_written(
     assert ours.kv_batch_get("k", pid)["x"].tolist() == [2]
 
 
+def test_a_checkpoint_has_the_fields_that_came_while_it_was_written(
+    ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the first trajectory does just after the fields of the partition were asked for."""
+    ours.kv_put("k", pid, tag={"v": 1})
+    real, left = dp.Table.look, [lambda: ours.kv_put("k", pid, {"x": torch.tensor(1)})]
+
+    def look(table: dp.Table, *args: Any, **kwargs: Any) -> Any:
+        if left:
+            left.pop()()
+        return real(table, *args, **kwargs)
+
+    monkeypatch.setattr(dp.Table, "look", look)
+    ours.save_checkpoint(tmp_path / "here")
+    ours.load_checkpoint(tmp_path / "here")
+    assert ours.kv_batch_get("k", pid)["x"].tolist() == [1]
+
+
+def test_a_checkpoint_lacks_a_partition_that_was_cleared_while_it_was_written(
+    ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ours.kv_put("k", pid, {"x": torch.tensor(1)})
+    meanwhile(monkeypatch, lambda: ours.get_client().clear_partition(pid))
+    ours.save_checkpoint(tmp_path / "here")
+    ours.load_checkpoint(tmp_path / "here")
+    assert pid not in ours.get_client().get_partition_list()
+
+
 def test_a_checkpoint_takes_the_place_of_an_older_one(ours: Any, pid: str, tmp_path: Path) -> None:
     for value in (1, 2):
         ours.kv_put("a", pid, tag={"v": value})
