@@ -27,7 +27,7 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
 from dataplane.client.sync import Plane
-from dataplane.errors import Backpressure, Lost, Misuse
+from dataplane.errors import Backpressure, LimitExceeded, Lost, Misuse
 from dataplane.integrations.process import plane as plane_of_process
 
 #: The key of a stored row for values without a tensor column: (values by key, None for those with a column; keys of
@@ -252,7 +252,7 @@ class Windows:
         if batch is None:
             try:
                 batch = plane_of_process().get(self._ref[number * _WINDOW : (number + 1) * _WINDOW])
-            except (Lost, Backpressure):
+            except (Lost, Backpressure, LimitExceeded):
                 return plane_of_process().get(self._ref[row]), 0
         return batch, row % _WINDOW
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dataplane as dp
+from dataplane.batch.concat import concat
 from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.integrations import process
 from dataplane.integrations.rows import LazyRow, lazy_rows, put_rows
@@ -76,6 +77,14 @@ def test_several_columns_make_a_row_by_their_names(plane: dp.Plane) -> None:
     assert_same(
         row, {"pixel_values": torch.zeros(4, 3), "varying": torch.zeros(4, 5), "scalar": torch.tensor(1), "text": "b"}
     )
+
+
+def test_a_row_is_read_by_itself_where_its_neighbours_do_not_fit_the_memory() -> None:
+    process.close()
+    plane = process.start(dp.NodeConfig(memory="8MiB", spill="64MiB", prewarm=0))
+    ref = concat([plane.put({"image": [{"pixels": torch.full((1 << 18,), float(i))}]}) for i in range(16)])
+    assert [float(row["pixels"][0]) for row in lazy_rows(ref, "image")] == [float(i) for i in range(16)]
+    process.close()
 
 
 def test_what_is_no_row_is_refused(plane: dp.Plane) -> None:
