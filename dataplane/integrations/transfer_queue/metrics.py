@@ -13,16 +13,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from dataplane.errors import Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import settings as job_settings
-
-if TYPE_CHECKING:
-    from dataplane.integrations.transfer_queue.session import Session
 
 _serving: MetricsServer | None = None
 
@@ -39,12 +36,12 @@ def get_metrics_endpoint() -> str | None:
     return job_settings.endpoint(own.plane, own.job)
 
 
-def serve(own: Session, port: int) -> str:
-    """Serve the metrics of this session's job at this port, or 0 for any. Returns the address. Raises Misuse if the
+def serve(port: int) -> str:
+    """Serve the metrics of this process's job at this port, or 0 for any. Returns the address. Raises Misuse if the
     port is in use."""
     global _serving
     if _serving is None:
-        _serving = MetricsServer(_host(), port, own)
+        _serving = MetricsServer(_host(), port)
     return _serving.endpoint
 
 
@@ -59,11 +56,11 @@ def end() -> None:
 class MetricsServer:
     """The HTTP server. `endpoint`: its address, HOST:PORT."""
 
-    def __init__(self, host: str, port: int, own: Session) -> None:
+    def __init__(self, host: str, port: int) -> None:
         from prometheus_client import CollectorRegistry, start_http_server
 
         registry = CollectorRegistry()
-        registry.register(_Figures(own))
+        registry.register(_Figures())
         try:
             self._server, self._thread = start_http_server(port, host, registry)
         except OSError as error:
@@ -82,27 +79,28 @@ class MetricsServer:
 
 
 class _Figures:
-    """The metrics of the job and of this host's node, as a collector for the package `prometheus_client`."""
-
-    def __init__(self, own: Session) -> None:
-        self._own = own
+    """The metrics of the process's current job and of this host's node, as a collector for the package
+    `prometheus_client`."""
 
     def collect(self) -> Iterator[Any]:
         """Raises as the calls of the plane."""
         from prometheus_client.core import GaugeMetricFamily as Gauge
 
-        stats = self._own.plane.stats()
+        from dataplane.integrations.transfer_queue.session import session
+
+        own = session()
+        stats = own.plane.stats()
         for each in fields(stats):
             value = getattr(stats, each.name)
             if isinstance(value, int | float) and each.name != "pid":
                 yield Gauge(f"dataplane_{each.name}", "Of this host's node.", value)
-        names, tables = self._own.partitions(), self._own.plane.tables()
+        names, tables = own.partitions(), own.plane.tables()
         yield Gauge("tq_partitions_total", "Partitions.", len(names))
         rows = Gauge("tq_partition_samples_total", "Rows.", labels=["partition_id"])
         made = Gauge("tq_partition_production_progress", "Part of rows' fields there.", labels=["partition_id"])
         done = Gauge("tq_partition_consumption_progress", "Part taken.", labels=["partition_id", "task_name"])
         for name in names:
-            table = self._own.partition(name).table
+            table = own.partition(name).table
             found = table.look(columns=list(table.schema()), tags=False)
             rows.add_metric([name], len(found))
             made.add_metric([name], _part(found.have))

@@ -111,7 +111,7 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
         first = first or (before is not None and before.first)
         _session, _pid = Session(plane, chosen, settings, sampler, first=first), os.getpid()
         if at(conf, "metrics.enabled"):
-            job_settings.tell_endpoint(plane, chosen, metrics.serve(_session, int(at(conf, "metrics.port") or 0)))
+            job_settings.tell_endpoint(plane, chosen, metrics.serve(int(at(conf, "metrics.port") or 0)))
         agreed = job_settings.merged(conf, settings, chosen, job_settings.endpoint(plane, chosen))
         if posted is None:
             job_registry.post(chosen, agreed)
