@@ -14,22 +14,25 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from dataplane.batch.batch import Batch
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, CheckpointReader, CheckpointWriter
 from dataplane.client.table_rows import TableSlice
 from dataplane.errors import Freed, Misuse
+from dataplane.integrations.pages import read_pages
 from dataplane.integrations.transfer_queue.partition import Index, JobPartition, new_keys
 from dataplane.integrations.transfer_queue.session import Session, session
 
 log = logging.getLogger(__name__)
 
 _ROWS, _METADATA = "dataplane.rows", "metadata.json"
-_PAGE_BYTES = 64 << 20
+_TIMEOUT_S = 60.0
 _TRIES = 8
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
@@ -106,16 +109,14 @@ def _save(own: Session, partition: JobPartition, file: CheckpointWriter) -> None
             tasks = own.plane.tables().get(partition.table.name, {}).get("tasks", [])
             consumed = {task: np.flatnonzero(partition.table.claimed(task, rows.numbers)).tolist() for task in tasks}
             file.frame(BLOCK, _encode(_Saved(partition.name, rows.keys, rows.tags, consumed)))
-            _save_values(own, partition, rows, names, file)
+            _save_values(partition, rows, names, file)
         except (Misuse, Freed):  # rows were cleared or replaced since: as they are now, then
             continue
         return
     raise Misuse(f"rows of partition {partition.name!r} are cleared or replaced all the time: save when that is done")
 
 
-def _save_values(
-    own: Session, partition: JobPartition, rows: TableSlice, names: Sequence[str], file: CheckpointWriter
-) -> None:
+def _save_values(partition: JobPartition, rows: TableSlice, names: Sequence[str], file: CheckpointWriter) -> None:
     """Write the values: a table for rows that have the same fields, several if they are large, each behind the
     positions of its rows."""
     kinds, which = np.unique(rows.have, axis=0, return_inverse=True) if len(names) else (np.empty((0, 0)), np.empty(0))
@@ -125,11 +126,12 @@ def _save_values(
         if not fields:
             continue
         ref = partition.table.read(rows.numbers[places], fields)
-        step = max(1, _PAGE_BYTES * len(places) // max(1, ref.nbytes))
-        for start in range(0, len(places), step):
-            batch = own.plane.get(ref[start : start + step])
-            file.frame(COLUMNS, _encode(places[start : start + step].tolist()))
-            file.table(batch)
+        read_pages(ref, _TIMEOUT_S, partial(_write, file, places))
+
+
+def _write(file: CheckpointWriter, places: Index, page: slice, batch: Batch) -> None:
+    file.frame(COLUMNS, _encode(places[page].tolist()))
+    file.table(batch)
 
 
 def _load(own: Session, file: CheckpointReader) -> None:

@@ -25,15 +25,17 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from dataplane.batch.ref import BatchRef
+from dataplane.batch.batch import Batch
 from dataplane.client.checkpointfile import COLUMNS, END, CheckpointReader, CheckpointWriter
-from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, OwnerDied, PeerUnavailable
+from dataplane.errors import Corrupt, DataplaneError, Misuse, PeerUnavailable
 from dataplane.integrations import process
+from dataplane.integrations.pages import read_pages
 from dataplane.integrations.process import with_plane
 from dataplane.integrations.verl import cells, sharing
 from dataplane.integrations.verl.controller import Controller, Index
@@ -297,7 +299,6 @@ def _node_here() -> bytes:
     return bytes.fromhex(process.plane().stats().node)
 
 
-_PAGE_BYTES = 32 << 20
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 #: Rows: by field, the cell of each row, or None where it has none.
@@ -312,15 +313,12 @@ def write(path: Path, several: Sequence[Rows], timeout: float) -> tuple[bytes, i
     PeerUnavailable.
     """
     with CheckpointWriter(path) as file:
-        writing = _Writing(file, timeout)
+        writing = _Writing(file)
         for rows in several:
             for found in cells.find(rows):
                 places = range(len(found.ref)) if found.positions is None else found.positions.tolist()
                 old = {name: [rows[name][place] for place in places] for name in found.how}
-                step = max(1, _PAGE_BYTES * len(found.ref) // max(1, found.ref.nbytes))
-                for start in range(0, len(found.ref), step):
-                    page = slice(start, start + step)
-                    writing.page(found.ref[page], {name: own[page] for name, own in old.items()})
+                read_pages(found.ref, timeout, partial(writing.page, old), writing.miss)
         file.frame(END, _encode(writing.tables))
         file.commit()
     return file.id, writing.lost
@@ -329,32 +327,20 @@ def write(path: Path, several: Sequence[Rows], timeout: float) -> tuple[bytes, i
 class _Writing:
     """A file that is being written."""
 
-    def __init__(self, file: CheckpointWriter, timeout: float) -> None:
+    def __init__(self, file: CheckpointWriter) -> None:
         self._file = file
-        self._timeout = timeout
         self.tables = 0
         self.lost = 0
 
-    def page(self, ref: BatchRef, old: Mapping[str, Sequence[bytes | None]]) -> None:
-        """Write these rows; in smaller pages if they cannot be read together."""
-        try:
-            batch = with_plane(lambda plane: plane.get(ref, timeout=self._timeout))
-        except (Freed, OwnerDied, LimitExceeded) as error:
-            if len(ref) > 1:
-                half = len(ref) // 2
-                self.page(ref[:half], {name: own[:half] for name, own in old.items()})
-                self.page(ref[half:], {name: own[half:] for name, own in old.items()})
-            elif len(old) > 1:
-                for name, own in old.items():
-                    self.page(ref.select(name), {name: own})
-            elif isinstance(error, LimitExceeded):
-                raise
-            else:
-                self.lost += 1
-            return
-        self._file.frame(COLUMNS, _encode(old))
+    def page(self, old: Mapping[str, Sequence[bytes | None]], rows: slice, batch: Batch) -> None:
+        """Write these rows, whose cells are those of `old` at their positions."""
+        self._file.frame(COLUMNS, _encode({name: old[name][rows] for name in batch}))
         self._file.table(batch)
         self.tables += 1
+
+    def miss(self) -> None:
+        """Count a value that is not there."""
+        self.lost += 1
 
 
 class RestoredRows:

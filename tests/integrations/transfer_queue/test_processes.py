@@ -296,6 +296,23 @@ def test_a_checkpoint_without_storage_has_it_all_the_same(
     assert ours.kv_batch_get(["a"], pid)["x"].tolist() == [[0, 1, 2]]
 
 
+def test_a_checkpoint_is_saved_on_a_node_with_less_memory_than_a_page(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    """Its rows are larger together, and most of them are on its disk."""
+    program = f"""
+        tq.init({{"backend": {{"Dataplane": {{"node": {{"memory": "8MiB", "spill": "64MiB", "prewarm": 0}}}}}}}})
+        for row in range(6):
+            tq.kv_put(str(row), "p", {{"x": torch.full((1 << 20,), float(row))}})
+        tq.save_checkpoint("{tmp_path}/here")
+        tq.kv_clear([str(row) for row in range(6)], "p")
+        tq.load_checkpoint("{tmp_path}/here")
+        tell([float(tq.kv_batch_get(str(row), "p")["x"][0][0]) for row in range(6)])
+    """
+    with start(program) as process:
+        assert process.hear() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
 def test_a_checkpoint_that_is_not_there(ours: Any, pid: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ours.load_checkpoint(tmp_path / "never")
