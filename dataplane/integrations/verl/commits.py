@@ -61,6 +61,8 @@ class PendingPut:
         self.nbytes = 0
         self.cells: dict[int, dict[str, bytes]] = {}
         """By row, the cells of which the controller was told."""
+        self.replaced: list[Mapping[str, bytes]] = []
+        """Cells to free once it is recorded; when `done` ends, also those of puts that were recorded just before."""
         self.small = True
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # a waiter that gives up cancels nothing
@@ -150,6 +152,7 @@ class Committer:
         self._rows = _Lane("dataplane-row-puts", _ROWS, self._commit_rows)
         self._timeout = timeout
         self._last: dict[tuple[str, int], PendingPut] = {}  # of the puts that are not done, the last of each row
+        self._recorded: dict[tuple[str, int], dict[str, bytes]] = {}  # cells of such rows, by puts that are done
         self._lock = threading.Lock()
 
     def submit(self, put: PendingPut) -> None:
@@ -180,10 +183,16 @@ class Committer:
             each.done.add_done_callback(one_less)
 
     def _forget(self, put: PendingPut) -> None:
+        """It is done. A later put of its rows replaces its cells, and can not have known them when it was submitted."""
         with self._lock:
             for place in put.places:
+                before = self._recorded.pop(place, {})
+                own = put.cells.get(place[1], {}) if put.done.exception() is None else {}
+                put.replaced.append({name: before[name] for name in own if name in before})
                 if self._last.get(place) is put:
                     del self._last[place]
+                elif place in self._last:
+                    self._recorded[place] = before | own
 
     def _begin(self, put: PendingPut) -> None:
         put.small = put.nbytes <= _SMALL

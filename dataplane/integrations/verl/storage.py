@@ -84,17 +84,18 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
             raise Misuse(f"{data.batch_size[0]} rows of data for {metadata.size} rows of metadata")
         columns, how = entries.columns_of(data)
         partition, rows = metadata.partition_ids[0], metadata.global_indexes
-        replaced = await self._held(metadata, columns)
+        held = await self._held(metadata, columns)
         schema = entries.schema_of(data)
         put = PendingPut(partition, rows, columns, how, schema, tags)
+        put.replaced.extend(held)
         self._commits.submit(put)
-        await self._known(put, replaced)
+        await self._known(put)
         for number, row in zip(rows, metadata._custom_backend_meta, strict=True):
             row.update(put.cells[number])  # the cells that another put with this metadata replaces
-        await self._free(replaced)
+        await self._free(put.replaced)
         return schema
 
-    async def _known(self, put: PendingPut, replaced: Sequence[Mapping[str, bytes]]) -> None:
+    async def _known(self, put: PendingPut) -> None:
         """Wait until the controller has recorded the put. If this is cancelled before the put was sent to the
         controller, nothing is stored; otherwise the put completes, and the replaced cells are freed."""
         waiting = asyncio.wrap_future(put.done)
@@ -105,7 +106,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
             if not put.give_up():
                 with suppress(Exception):
                     await asyncio.shield(waiting)
-                    await self._free(replaced)
+                    await self._free(put.replaced)
             raise
 
     async def get_data(self, metadata: BatchMeta) -> TensorDict:

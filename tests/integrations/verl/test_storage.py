@@ -277,6 +277,40 @@ def test_a_put_that_is_cancelled_too_late_frees_what_it_replaced(
     assert tq.kv_batch_get(keys=["a"], partition_id=partition)["x"][0, 0] == 2
 
 
+def test_what_overlapping_puts_of_a_row_replace_is_freed(partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of them knew the others' cells when it began."""
+    tell, goes_on = Controller.tell, threading.Event()
+    submit, submitted = commits.Committer.submit, threading.Semaphore(0)
+
+    def held_up(self: Controller, *arguments: Any) -> None:
+        assert goes_on.wait(60)
+        tell(self, *arguments)
+
+    def counted(self: commits.Committer, put: commits.PendingPut) -> None:
+        submit(self, put)
+        submitted.release()
+
+    def value(number: int) -> torch.Tensor:
+        return torch.full((1, 1 << 17), float(number))
+
+    async def use() -> None:
+        fields = [rows(1, x=value(1), y=value(2)), rows(1, x=value(3)), rows(1, y=value(4))]
+        puts = [asyncio.create_task(tq.async_kv_batch_put(["a"], partition, each)) for each in fields]
+        try:
+            for _ in puts:
+                assert await asyncio.to_thread(submitted.acquire, timeout=30)
+        finally:
+            goes_on.set()
+            await asyncio.gather(*puts)
+
+    tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, x=value(5), y=value(6)))
+    before = used()
+    monkeypatch.setattr(Controller, "tell", held_up)
+    monkeypatch.setattr(commits.Committer, "submit", counted)
+    asyncio.run(use())
+    eventually(lambda: used() <= before, "one value of each field is left")
+
+
 def test_no_byte_goes_through_transferqueue(partition: str) -> None:
     """What its controller holds of a row and field is a cell."""
     tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.ones(2, 1 << 18)))
