@@ -13,7 +13,7 @@ readers, so a slow or dead one delays no other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from typing import Any
 
 from dataplane.client.sync import Weights
@@ -165,10 +165,3 @@ def following(metadata: Iterable[Any]) -> int:
     if not found:
         raise Misuse("no rank says what versions there are: all ranks use this engine")
     return int(max(found)) + 1
-
-
-def ranks_of(actors: int, rollouts: int, metadata: Sequence[Any]) -> Iterator[dict[str, list[Any]]]:
-    """The arguments of `init_process_group` (verl) of the trainer's ranks, and those of the rollouts' ranks."""
-    version = following(metadata)
-    yield {"version": [version] * actors, "rank": list(range(actors))}
-    yield {"version": [version] * rollouts, "rank": list(range(actors, actors + rollouts))}

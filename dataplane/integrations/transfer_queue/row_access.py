@@ -30,9 +30,7 @@ from dataplane.integrations.transfer_queue.session import Session
 if TYPE_CHECKING:
     from transfer_queue.metadata import BatchMeta
 
-if TYPE_CHECKING:
-    from transfer_queue.metadata import BatchMeta
-
+log = logging.getLogger(__name__)
 
 Parser = Callable[[Any], Any]
 Tags = Sequence[Mapping[str, Any]]
@@ -159,9 +157,6 @@ def gone(partition: JobPartition, indexes: Sequence[int], numbers: Index, error:
             f"{len(lost)} of {len(numbers)} rows of partition {partition.name!r} were cleared, the first has the global"
             f" index {indexes[int(lost[0])]}: look the rows up again"
         ) from error
-
-
-log = logging.getLogger(__name__)
 
 
 def read_by_key(session: Session, partition: JobPartition, keys: list[str], fields: list[str] | None) -> Any:

@@ -54,8 +54,10 @@ class DataplaneCheckpointEngine(engines.DataplaneCheckpointEngine, theirs.Checkp
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """The arguments of each rank's `init_process_group`: the version, and its rank."""
-        actors, rollouts = engines.ranks_of(actor_wg_world_size, rollout_world_size, metadata)
-        return actors, rollouts
+        version, actors = engines.following(metadata), actor_wg_world_size
+        ranks = range(actors), range(actors, actors + rollout_world_size)
+        trainer, rollouts = ({"version": [version] * len(own), "rank": list(own)} for own in ranks)
+        return trainer, rollouts
 
     def init_process_group(self, version: int, rank: int) -> None:
         """Set the version of the next update; the trainer's rank 0 publishes it."""

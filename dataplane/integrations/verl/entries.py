@@ -12,7 +12,7 @@ tensordict are imported; both are there if TransferQueue is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -177,8 +177,3 @@ def merged(
         for place, row in zip(places, found, strict=True):
             whole[place] = row
     return tensordicts.stacked(whole)
-
-
-def tensordict(entries: Mapping[str, Any], rows: int) -> TensorDict:
-    """The entries as a TensorDict of this many rows."""
-    return TensorDict(dict(entries), batch_size=[rows])

@@ -114,7 +114,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
         LimitExceeded, PeerUnavailable."""
         names, rows = list(metadata.field_names), list(metadata.global_indexes)
         if not names or not rows:
-            return entries.tensordict({}, len(rows))
+            return TensorDict({}, batch_size=[len(rows)])
         found = [{name: row[name] for name in names if name in row} for row in metadata._custom_backend_meta]
         lost: Lost | None = None
         if all(len(row) == len(names) for row in found):
@@ -184,7 +184,7 @@ class DataplaneStorageManager(StorageManager):  # type: ignore[misc]  # transfer
                 whole[name] = entries.entry_of(column, way, dense=dense, copies=copies)
             else:
                 whole[name] = entries.merged(several, len(rows), copies)
-        return entries.tensordict(whole, len(rows))
+        return TensorDict(whole, batch_size=[len(rows)])
 
     async def _free(self, rows: Sequence[Mapping[str, bytes]]) -> None:
         names = dict.fromkeys([name for row in rows for name in row])
