@@ -6,7 +6,7 @@ import msgspec
 
 
 class Use(msgspec.Struct, frozen=True, tag="use"):
-    """The instructions that the worker may get from now on: number, kind, stage, micro-batch, needs."""
+    """The instructions of steps that begin after this message: number, kind, stage, micro-batch, needs."""
 
     instructions: list[tuple[int, str, int, int, list[int]]]
     micro_batches: int

@@ -52,7 +52,7 @@ class Worker:
         self._node = bytes.fromhex(plane.stats().node)
         self._objects = WorkerObjects(functions, plane)
         self._instructions: dict[int, tuple[str, int, int, list[int]]] = {}
-        self._begun: deque[m.BeginStep] = deque()
+        self._begun: deque[m.Use | m.BeginStep] = deque()
         self._made: dict[int, dict[int, BatchRef | None]] = {}  # by step, by instruction
         self._ended = -1  # the last step that is over here
 
@@ -62,7 +62,11 @@ class Worker:
             while True:
                 while not self._begun:
                     self._hear(wait=True)
-                self._step(self._begun.popleft())
+                begun = self._begun.popleft()
+                if isinstance(begun, m.Use):
+                    self._use(begun)
+                else:
+                    self._step(begun)
         except EOFError:
             return
 
@@ -75,16 +79,15 @@ class Worker:
             if message.step > self._ended:
                 ref = BatchRef.decode(message.ref) if message.ref else None
                 self._made.setdefault(message.step, {})[message.instruction] = ref
-        elif isinstance(message, m.BeginStep):
-            self._begun.append(message)
         elif isinstance(message, m.Load):
             self._objects.load(message.stage, BatchRef.decode(message.ref))
         else:
-            self._instructions = {
-                i: (kind, stage, micro, needs) for i, kind, stage, micro, needs in message.instructions
-            }
-            self._objects.use(message.micro_batches, message.bounds)
+            self._begun.append(message)
         return True
+
+    def _use(self, plan: m.Use) -> None:
+        self._instructions = {i: (kind, stage, micro, needs) for i, kind, stage, micro, needs in plan.instructions}
+        self._objects.use(plan.micro_batches, plan.bounds)
 
     def _step(self, begin: m.BeginStep) -> None:
         made = self._made.setdefault(begin.step, {})

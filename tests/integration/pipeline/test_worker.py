@@ -1,0 +1,70 @@
+"""One worker, told by a script: what it does with messages that arrive while it works."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+
+import dataplane as dp
+from dataplane.pipeline import Plan
+from dataplane.pipeline import messages as m
+from dataplane.pipeline.functions import Functions
+from dataplane.pipeline.stages import Pipeline
+from dataplane.pipeline.worker import ExecutorLink, Worker
+from tests.integration.pipeline import stages
+from tests.integration.pipeline.test_executor import planned
+from tests.processes import StandingNode
+
+X = np.arange(8)
+
+
+class Script(ExecutorLink):
+    """An executor that has said all before the worker begins, and goes once it is waited for."""
+
+    def __init__(self, *told: m.ToWorker) -> None:
+        self.told = deque(told)
+        self.said: list[m.FromWorker] = []
+
+    def send(self, message: bytes) -> None:
+        self.said.append(m.from_worker.decode(message))
+
+    def receive(self, *, wait: bool) -> bytes | None:
+        if self.told:
+            return m.encode(self.told.popleft())
+        if wait:
+            raise EOFError
+        return None
+
+
+def use(plan: Plan) -> m.Use:
+    told = [(i, each.kind, each.stage, each.micro, list(each.needs)) for i, each in enumerate(plan.instructions)]
+    return m.Use(told, plan.micro_batches, list(plan.bounds))
+
+
+def begin(number: int, plan: Plan, ref: dp.BatchRef) -> m.BeginStep:
+    parts = {micro: ref[np.array(rows)].encode() for micro, rows in enumerate(plan.parts)}
+    return m.BeginStep(number, f"script-{number}", parts, list(plan.orders[0]))
+
+
+def done(node: StandingNode, pipeline: Pipeline, *plans: Plan) -> list[m.FromWorker]:
+    """What a worker says of a step by each plan."""
+    with dp.connect(node.address) as plane:
+        ref = plane.put({"x": X})
+        told = [each for at, plan in enumerate(plans) for each in (use(plan), begin(at, plan, ref))]
+        link = Script(*told)
+        Worker(link, plane, Functions(pipeline)).run()
+        for at in range(len(plans)):
+            plane.free(scope=f"script-{at}")
+        plane.free(ref)
+    return link.said
+
+
+def test_another_plan_that_arrives_in_mid_step_is_used_from_the_next_step_on(node: StandingNode) -> None:
+    pipeline = stages.pipeline()
+    plans = [planned(pipeline, workers=1, micro=micro) for micro in (4, 2)]
+    said = done(node, pipeline, *plans)
+    assert [(each.step, each.instruction) for each in said if isinstance(each, m.Did)] == [
+        (step, i) for step, plan in enumerate(plans) for i in plan.orders[0]
+    ]
+    assert [each.step for each in said if isinstance(each, m.Ended)] == [0, 1]
