@@ -162,31 +162,33 @@ class Executor:
         """Use another plan, with as many workers, for steps that begin from now on.
 
         For a model with other cuts, chunks are created again, and the state of the old ones is dropped: `build` has
-        to supply the initial state. A stage with state moves with the result of `state()` after the last step.
-        Raises ValueError for another number of workers, or if a stage would move whose state is unknown.
+        to supply the initial state. A chunk, or a stage with state, moves with the result of `state()` after the last
+        step. Raises ValueError for another number of workers, or if one would move whose state is unknown.
         """
         if plan.cluster.workers != self._plan.cluster.workers:
             raise ValueError(f"the plan has {plan.cluster.workers} workers, not {self._plan.cluster.workers}")
-        if isinstance(self._of, Pipeline):
-            self._move_states(plan)
-        elif plan.bounds != self._plan.bounds:
+        if plan.bounds != self._plan.bounds:
             self._forget_states()
+        else:
+            self._move_states(plan)
         self._plan = plan
 
     def _move_states(self, plan: Plan) -> None:
         """Let stages with state begin at their new workers with the state at their old ones."""
-        assert isinstance(self._of, Pipeline)
         moved = [
             s
-            for s, stage in enumerate(self._of.stages)
-            if stage.stateful and self._next and plan.workers_of.get(s) != self._plan.workers_of.get(s)
+            for s, workers in plan.workers_of.items()
+            if self._functions.keeps_state(s) and self._next and workers != self._plan.workers_of.get(s)
         ]
         for s in moved:
             if s not in self._states or self._steps:
-                raise ValueError(f"{self._of.stages[s].name} keeps state that is not known, and the plan moves it")
+                raise ValueError(f"{self._name_of(s)} keeps state that is not known, and the plan moves it")
         for s in moved:
             for w in plan.workers_of[s]:
                 self.crew.send(w, m.encode(m.Load(s, self._states[s][1])))
+
+    def _name_of(self, stage: int) -> str:
+        return self._of.stages[stage].name if isinstance(self._of, Pipeline) and stage >= 0 else f"chunk {stage}"
 
     def step(self, rows: BatchRef | None = None) -> Result:
         """Execute one step. rows: its rows, with the columns that stages read and none produces; None for a model
@@ -307,9 +309,7 @@ class Executor:
         elif isinstance(message, m.Ended):
             step.running.discard(w)
         else:
-            name = f"chunk {message.stage}"
-            if isinstance(self._of, Pipeline) and message.stage >= 0:
-                name = self._of.stages[message.stage].name
+            name = self._name_of(message.stage)
             text = f"{name} raised in worker {w}:\n{message.trace}"
             raise StageFailed(text, stage=name, worker=w, trace=message.trace)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -59,5 +60,19 @@ def test_a_worker_that_is_killed_does_its_step_again_from_the_state_before(node:
         executor.step(ref)
         crew: Any = executor.crew
         os.kill(crew.pid(0), signal.SIGKILL)
+        executor.step(ref)
+        assert gradients(plane, executor) == [2 * each for each in expected(plan)]
+
+
+def test_chunks_that_another_plan_gives_to_other_workers_move_with_their_state(node: StandingNode) -> None:
+    plan = PLANS["1F1B"]
+    turned = replace(plan, orders=plan.orders[::-1])
+    with (
+        dp.connect(node.address) as plane,
+        Executor(plane, MODEL, plan, build=stages.chunk, method="forkserver") as executor,
+    ):
+        ref = plane.put({"x": X})
+        executor.step(ref)
+        executor.use(turned)
         executor.step(ref)
         assert gradients(plane, executor) == [2 * each for each in expected(plan)]
