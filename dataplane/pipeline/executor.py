@@ -192,7 +192,8 @@ class Executor:
 
     def step(self, rows: BatchRef | None = None) -> Result:
         """Execute one step. rows: its rows, with the columns that stages read and none produces; None for a model
-        whose chunks read none. Raises StageFailed, PeerUnavailable (workers that die repeatedly), and as the plane."""
+        whose chunks read none. Raises StageFailed, PeerUnavailable (workers that die repeatedly), ValueError for
+        another number of rows than the plan's, and as the plane."""
         (result,) = self.run([rows])
         return result
 
@@ -255,6 +256,9 @@ class Executor:
             self._restart_all()
             self._broken = False
         plan, number = self._plan, self._next
+        planned = sum(map(len, plan.parts))
+        if rows is not None and plan.parts and planned != len(rows):
+            raise ValueError(f"the plan is of {planned} rows, and the step has {len(rows)}")
         parts = [] if rows is None else [rows[np.array(part, np.int64)] for part in plan.parts or [range(len(rows))]]
         if plan.bounds and rows is not None:
             parts = rows.chunk(plan.micro_batches)

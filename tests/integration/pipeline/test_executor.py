@@ -10,6 +10,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.pipeline import Cluster, Executor, Pipeline, Plan, Stage, StageFailed, fifo, in_turn
+from tests.cases import each_case
 from tests.integration.pipeline import stages
 from tests.integration.pipeline.stages import ROWS
 from tests.processes import StandingNode, eventually
@@ -73,6 +74,19 @@ def test_a_result_is_given_out_before_an_error_of_the_source_of_steps(plane: dp.
             next(results)
         plane.free(ref)
         nothing_is_left(plane)
+
+
+@each_case("rows", [7, 12])
+def test_a_step_of_another_number_of_rows_than_the_plan_is_refused(plane: dp.Plane, rows: int) -> None:
+    pipeline = stages.pipeline()
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        ref = plane.put({"x": np.arange(rows)})
+        with pytest.raises(ValueError, match=f"of 8 rows, and the step has {rows}"):
+            executor.step(ref)
+        plane.free(ref)
+        ref = plane.put({"x": X})
+        assert values(plane, executor.step(ref).ref, "z") == (3 * X).tolist()
+        plane.free(ref)
 
 
 def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
