@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from dataplane.pipeline.functions import Functions
-from dataplane.pipeline.worker import ExecutorLink, work
+from dataplane.pipeline.worker import ExecutorGone, ExecutorLink, work
 
 STOP_S = 5.0  # until a worker that does not end is ended by force
 
@@ -46,18 +46,18 @@ class ProcessLink(ExecutorLink):
         try:
             self._pipe.send_bytes(message)
         except OSError as error:
-            raise EOFError from error
+            raise ExecutorGone from error
 
     def receive(self, *, wait: bool) -> bytes | None:
         try:
             return self._pipe.recv_bytes() if wait or self._pipe.poll() else None
-        except OSError as error:
-            raise EOFError from error
+        except (EOFError, OSError) as error:
+            raise ExecutorGone from error
 
 
 def live(pipe: Connection, address: str, functions: Functions) -> None:
     """The main function of a worker's process."""
-    with suppress(EOFError, KeyboardInterrupt):
+    with suppress(ExecutorGone, KeyboardInterrupt):
         work(ProcessLink(pipe), address, functions)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from dataplane.errors import Misuse
 from dataplane.pipeline.crews import Crew
 from dataplane.pipeline.functions import Functions
-from dataplane.pipeline.worker import ExecutorLink, work
+from dataplane.pipeline.worker import ExecutorGone, ExecutorLink, work
 
 _HEAR_S = 5.0  # that a call waits for something to say
 
@@ -45,7 +45,7 @@ class _QueueLink(ExecutorLink):
         except queue.Empty:
             return None
         if message is None:
-            raise EOFError
+            raise ExecutorGone
         return message
 
 

@@ -23,17 +23,20 @@ from dataplane.pipeline.functions import Functions, WorkerObjects
 AHEAD = 2  # instructions whose inputs are asked for before their turn, from disk or from another host
 
 
+class ExecutorGone(Exception):
+    """The executor has gone, or ends the worker. No function of a stage raises it."""
+
+
 class ExecutorLink(ABC):
     """The connection of a worker to its executor."""
 
     @abstractmethod
     def send(self, message: bytes) -> None:
-        """Send a message to the executor. Raises EOFError if that has gone."""
+        """Send a message to the executor. Raises ExecutorGone."""
 
     @abstractmethod
     def receive(self, *, wait: bool) -> bytes | None:
-        """The oldest message of the executor; None if none has come, without `wait`. Raises EOFError if the executor
-        has gone, or ends the worker."""
+        """The oldest message of the executor; None if none has come, without `wait`. Raises ExecutorGone."""
 
 
 def work(link: ExecutorLink, address: str, functions: Functions) -> None:
@@ -67,7 +70,7 @@ class Worker:
                     self._use(begun)
                 else:
                     self._step(begun)
-        except EOFError:
+        except ExecutorGone:
             return
 
     def _hear(self, *, wait: bool) -> bool:
@@ -111,7 +114,7 @@ class Worker:
                 self._link.send(m.encode(did))
             for stage, columns in self._objects.finish({self._instructions[i][1] for i in begin.order}).items():
                 self._link.send(m.encode(m.StepState(begin.step, stage, self._plane.put(columns).encode())))
-        except EOFError:
+        except ExecutorGone:
             raise
         except Exception:  # a user's function may raise anything
             self._link.send(m.encode(m.Failed(begin.step, stage, traceback.format_exc())))

@@ -29,6 +29,10 @@ def refuse(batch: Any) -> dict[str, Any]:
     return {"y": batch["x"].numpy()}
 
 
+def read_on(batch: Any) -> dict[str, Any]:
+    raise EOFError("no more records")
+
+
 @dataclass(frozen=True)
 class DieOnce:
     """The process that is given a 5 first ends at once; the next one does not."""

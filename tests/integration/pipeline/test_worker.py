@@ -11,7 +11,7 @@ from dataplane.pipeline import Plan
 from dataplane.pipeline import messages as m
 from dataplane.pipeline.functions import Functions
 from dataplane.pipeline.stages import Pipeline
-from dataplane.pipeline.worker import ExecutorLink, Worker
+from dataplane.pipeline.worker import ExecutorGone, ExecutorLink, Worker
 from tests.integration.pipeline import stages
 from tests.integration.pipeline.test_executor import planned
 from tests.processes import StandingNode
@@ -33,7 +33,7 @@ class Script(ExecutorLink):
         if self.told:
             return m.encode(self.told.popleft())
         if wait:
-            raise EOFError
+            raise ExecutorGone
         return None
 
 
@@ -68,3 +68,12 @@ def test_another_plan_that_arrives_in_mid_step_is_used_from_the_next_step_on(nod
         (step, i) for step, plan in enumerate(plans) for i in plan.orders[0]
     ]
     assert [each.step for each in said if isinstance(each, m.Ended)] == [0, 1]
+
+
+def test_a_function_that_raises_eoferror_ends_the_step_and_not_the_worker(node: StandingNode) -> None:
+    pipeline = stages.pipeline(stages.read_on)
+    plan = planned(pipeline, workers=1)
+    said = done(node, pipeline, plan, plan)
+    failed = [each for each in said if isinstance(each, m.Failed)]
+    assert [each.step for each in failed] == [0, 1]
+    assert "EOFError: no more records" in failed[0].trace
