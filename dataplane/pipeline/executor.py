@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -24,7 +25,7 @@ import numpy as np
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane
-from dataplane.errors import DataplaneError, PeerUnavailable
+from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable
 from dataplane.pipeline import messages as m
 from dataplane.pipeline.crews import Crew, Processes
 from dataplane.pipeline.functions import Chunk, Functions
@@ -122,8 +123,8 @@ class Executor:
         self._states: dict[int, tuple[int, bytes]] = {}  # the last state of each stage, and the step that left it
         self._ready: set[int] = set()
         self._used: dict[int, Plan] = {}
-        self._on, self._method, self._broken = on, method, False
-        self._known: tuple[Plan, dict[int, tuple[int, ...]]] | None = None
+        self._on, self._method = on, method
+        self._aborted: list[_Step] = []  # until their workers have ended
         self.crew = _crew(on, self._functions, method)
         self._start()
 
@@ -212,7 +213,8 @@ class Executor:
                 if not self._steps:
                     return
                 self._until(partial(self._done, self._steps[first]), None)
-                result = self._result(self._steps.pop(first))
+                result = self._result(self._steps[first])
+                del self._steps[first]
                 first += 1
                 error = None
                 if more and len(self._steps) <= self._lag:  # before the caller reads the result
@@ -226,15 +228,21 @@ class Executor:
                 if error is not None:
                     raise error
         finally:
-            for step in self._steps.values():  # given up
-                self._plane.free(scope=step.scope)
-            self._broken |= bool(self._steps)
+            aborted = list(self._steps.values())
+            self._aborted += aborted
             self._steps.clear()
+            for step in aborted:
+                self._free(step)
 
     def close(self) -> None:
         """End the workers."""
-        self.crew.close()
+        self._end_workers()
         self._forget_states()
+
+    def _end_workers(self) -> None:
+        self.crew.close()
+        for step in self._aborted:  # outputs that workers stored after it was aborted
+            self._plane.free(scope=step.scope)
 
     def _forget_states(self) -> None:
         for _, ref in self._states.values():
@@ -252,9 +260,9 @@ class Executor:
     # A step
 
     def _begin(self, rows: BatchRef | None) -> None:
-        if self._broken:
+        if self._aborted:
             self._restart_all()
-            self._broken = False
+            self._aborted.clear()
         plan, number = self._plan, self._next
         planned = sum(map(len, plan.parts))
         if rows is not None and plan.parts and planned != len(rows):
@@ -322,7 +330,7 @@ class Executor:
         if i in step.made:
             return  # it was done before its worker died
         step.made[i] = did.ref
-        for other in self._consumers(step.plan).get(i, ()):
+        for other in step.plan.consumers.get(i, ()):
             if other != w:
                 self.crew.send(other, m.encode(m.Made(step.number, i, did.ref)))
         step.ended = time.monotonic()
@@ -342,27 +350,21 @@ class Executor:
         kept = set(self._of.stages[stage].outputs) & set(self._keep)
         return not kept and not any(self._of.stages[s].stateful for s in followers)
 
-    def _consumers(self, plan: Plan) -> dict[int, tuple[int, ...]]:
-        """The workers that need the output of each instruction."""
-        if self._known is None or self._known[0] is not plan:
-            worker_of = {i: w for w, order in enumerate(plan.orders) for i in order}
-            found: dict[int, set[int]] = {}
-            for i, each in enumerate(plan.instructions):
-                for need in each.needs:
-                    found.setdefault(need, set()).add(worker_of[i])
-            self._known = (plan, {i: tuple(sorted(workers)) for i, workers in found.items()})
-        return self._known[1]
-
     def _result(self, step: _Step) -> Result:
         ref = self._kept_columns(step)
         if ref is not None:
             ref = self._plane.retain(ref)
-        for i, encoded in step.made.items():
-            if encoded and i not in step.freed:
-                self._plane.free(BatchRef.decode(encoded))
-        self._plane.free(scope=step.scope)
+        self._free(step)
         spans = tuple(sorted(step.spans, key=lambda span: span.began))
         return Result(step.number, ref, step.ended - step.began, step.ended, spans, step.replaced)
+
+    def _free(self, step: _Step) -> None:
+        """Free the outputs of a step: on this host by its scope, on others by their references."""
+        self._plane.free(scope=step.scope)
+        for i, encoded in step.made.items():
+            if encoded and i not in step.freed:
+                with suppress(PeerUnavailable, OwnerDied):  # their host has gone
+                    self._plane.free(BatchRef.decode(encoded))
 
     def _kept_columns(self, step: _Step) -> BatchRef | None:
         if not self._keep or not isinstance(self._of, Pipeline):
@@ -420,7 +422,7 @@ class Executor:
 
     def _restart_all(self) -> None:
         """Replace all workers after aborted steps."""
-        self.crew.close()
+        self._end_workers()
         self.crew = _crew(self._on, self._functions, self._method)
         self._start()
         for stage, (_, ref) in self._states.items():

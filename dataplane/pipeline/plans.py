@@ -94,6 +94,16 @@ class Plan:
                 found.setdefault(stage, []).append(w)
         return {stage: tuple(workers) for stage, workers in sorted(found.items())}
 
+    @cached_property
+    def consumers(self) -> dict[int, tuple[int, ...]]:
+        """The workers that need the output of each instruction."""
+        worker_of = {i: w for w, order in enumerate(self.orders) for i in order}
+        found: dict[int, set[int]] = {}
+        for i, each in enumerate(self.instructions):
+            for need in each.needs:
+                found.setdefault(need, set()).add(worker_of[i])
+        return {i: tuple(sorted(workers)) for i, workers in found.items()}
+
     def on(self, cluster: Cluster) -> Plan:
         """The same plan with the costs of another cluster with as many workers."""
         return replace(self, cluster=cluster)

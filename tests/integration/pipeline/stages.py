@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.pipeline import Cost, Pipeline, Rows, Stage
+from tests.processes import eventually
 
 ROWS = Rows.of([1, 2, 3, 4, 5, 6, 7, 8])
 
@@ -31,6 +32,22 @@ def refuse(batch: Any) -> dict[str, Any]:
 
 def read_on(batch: Any) -> dict[str, Any]:
     raise EOFError("no more records")
+
+
+def mixed(batch: Any) -> dict[str, Any]:
+    values = batch["x"].numpy()
+    return {"y": values if (values < 4).all() else values.astype(np.float32)}
+
+
+@dataclass(frozen=True)
+class Late:
+    """Ends once the file is there."""
+
+    mark: str
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        eventually(Path(self.mark).exists, "it may end")
+        return {"late": batch["x"].numpy()}
 
 
 @dataclass(frozen=True)

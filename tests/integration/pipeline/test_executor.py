@@ -10,9 +10,11 @@ import pytest
 
 import dataplane as dp
 from dataplane.pipeline import Cluster, Executor, Pipeline, Plan, Stage, StageFailed, fifo, in_turn
+from dataplane.pipeline import Host as PlanHost
 from tests.cases import each_case
 from tests.integration.pipeline import stages
 from tests.integration.pipeline.stages import ROWS
+from tests.integration.test_hosts import Host, together
 from tests.processes import StandingNode, eventually
 
 METHOD = "forkserver"
@@ -92,10 +94,59 @@ def test_a_step_of_another_number_of_rows_than_the_plan_is_refused(plane: dp.Pla
 def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.refuse)
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        refs = [plane.put({"x": X}), plane.put({"x": X + 10})]
         with pytest.raises(StageFailed, match="five is right out") as raised:
-            executor.step(plane.put({"x": X}))
+            executor.step(refs[0])
         assert (raised.value.stage, raised.value.worker) == ("double", 0)
-        assert values(plane, executor.step(plane.put({"x": X + 10})).ref, "z") == (2 * (X + 10)).tolist()
+        assert values(plane, executor.step(refs[1]).ref, "z") == (2 * (X + 10)).tolist()
+        for ref in refs:
+            plane.free(ref)
+        nothing_is_left(plane)
+
+
+def test_what_a_worker_stores_after_its_step_was_given_up_is_freed(plane: dp.Plane, mark: Path) -> None:
+    late = Stage("late", stages.Late(str(mark)), ("x",), ("late",))
+    pipeline = Pipeline([Stage("refuse", stages.refuse, ("x",), ("y",)), late])
+    with Executor(plane, pipeline, planned(pipeline, micro=1), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        with pytest.raises(StageFailed):
+            executor.step(ref)
+        plane.free(ref)
+        nothing_is_left(plane)
+        mark.touch()
+        eventually(lambda: plane.stats().shards == 1, "the late output is stored")
+    nothing_is_left(plane)
+
+
+def test_a_step_whose_result_cannot_be_made_leaves_nothing(plane: dp.Plane) -> None:
+    pipeline = Pipeline([Stage("mixed", stages.mixed, ("x",), ("y",))])
+    with Executor(plane, pipeline, planned(pipeline, workers=1), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        with pytest.raises(dp.SchemaMismatch):
+            executor.step(ref)
+        plane.free(ref)
+    nothing_is_left(plane)
+
+
+def test_outputs_of_a_step_that_was_given_up_are_freed_on_other_hosts(tmp_path: Path) -> None:
+    pipeline = Pipeline([Stage("double", stages.double, ("x",), ("y",)), Stage("no", stages.read_on, ("y",), ("z",))])
+    with (
+        Host(tmp_path / "0") as here,
+        Host(tmp_path / "1", here) as there,
+        dp.connect(here.address) as plane,
+        dp.connect(there.address) as other,
+    ):
+        together(plane, other)
+        cluster = Cluster((PlanHost(address=there.address), PlanHost()))
+        plan = fifo(pipeline, ROWS, cluster, {"double": [0], "no": [1]}, in_turn(ROWS, 1))
+        with Executor(plane, pipeline, plan, method=METHOD) as executor:
+            ref = plane.put({"x": X})
+            with pytest.raises(StageFailed, match="no more records"):
+                executor.step(ref)
+            plane.free(ref)
+            stats = other.stats()
+            assert stats.put_bytes > 0
+            assert stats.freed_bytes == stats.put_bytes
 
 
 def test_a_worker_that_dies_is_replaced_and_the_step_goes_on(plane: dp.Plane, mark: Path) -> None:
