@@ -83,6 +83,7 @@ class _Step:
     left: list[int] = field(default_factory=list)  # consumers of each instruction that are not done
     running: set[int] = field(default_factory=set)  # workers that are not at their end
     freed: set[int] = field(default_factory=set)
+    states: dict[int, bytes] = field(default_factory=dict)  # of stages that are at their end
     ended: float = 0.0
     replaced: int = 0
 
@@ -120,7 +121,7 @@ class Executor:
         self._name = uuid.uuid4().hex[:12]
         self._steps: dict[int, _Step] = {}
         self._next = 0
-        self._states: dict[int, tuple[int, bytes]] = {}  # the last state of each stage, and the step that left it
+        self._states: dict[int, bytes] = {}  # of each stage, after the last finished step
         self._ready: set[int] = set()
         self._used: dict[int, Plan] = {}
         self._on, self._method = on, method
@@ -186,7 +187,7 @@ class Executor:
                 raise ValueError(f"{self._name_of(s)} keeps state that is not known, and the plan moves it")
         for s in moved:
             for w in plan.workers_of[s]:
-                self.crew.send(w, m.encode(m.Load(s, self._states[s][1])))
+                self.crew.send(w, m.encode(m.Load(s, self._states[s])))
 
     def _name_of(self, stage: int) -> str:
         return self._of.stages[stage].name if isinstance(self._of, Pipeline) and stage >= 0 else f"chunk {stage}"
@@ -233,6 +234,7 @@ class Executor:
             self._steps.clear()
             for step in aborted:
                 self._free(step)
+                self._free_refs(step.states.values())
 
     def close(self) -> None:
         """End the workers."""
@@ -241,12 +243,12 @@ class Executor:
 
     def _end_workers(self) -> None:
         self.crew.close()
-        for step in self._aborted:  # outputs that workers stored after it was aborted
+        for step in self._aborted:  # outputs and states that workers stored after that
             self._plane.free(scope=step.scope)
+            self._plane.free(scope=m.states_of(step.scope))
 
     def _forget_states(self) -> None:
-        for _, ref in self._states.values():
-            self._plane.free(BatchRef.decode(ref))
+        self._free_refs(self._states.values())
         self._states.clear()
 
     def __enter__(self) -> Executor:
@@ -312,10 +314,12 @@ class Executor:
             self._ready.add(w)
             return
         step = self._steps.get(message.step)
-        if isinstance(message, m.StepState):
-            self._keep_state(message)
-        elif step is None:
+        if step is None:
             return  # of a step that was given up
+        if isinstance(message, m.StepState):
+            if message.stage in step.states:  # of another of its workers
+                self._free_refs([step.states[message.stage]])
+            step.states[message.stage] = message.ref
         elif isinstance(message, m.Did):
             self._did(step, w, message)
         elif isinstance(message, m.Ended):
@@ -355,16 +359,20 @@ class Executor:
         if ref is not None:
             ref = self._plane.retain(ref)
         self._free(step)
+        self._free_refs(self._states[stage] for stage in step.states if stage in self._states)
+        self._states |= step.states
         spans = tuple(sorted(step.spans, key=lambda span: span.began))
         return Result(step.number, ref, step.ended - step.began, step.ended, spans, step.replaced)
 
     def _free(self, step: _Step) -> None:
         """Free the outputs of a step: on this host by its scope, on others by their references."""
         self._plane.free(scope=step.scope)
-        for i, encoded in step.made.items():
-            if encoded and i not in step.freed:
-                with suppress(PeerUnavailable, OwnerDied):  # their host has gone
-                    self._plane.free(BatchRef.decode(encoded))
+        self._free_refs(encoded for i, encoded in step.made.items() if encoded and i not in step.freed)
+
+    def _free_refs(self, refs: Iterable[bytes]) -> None:
+        for ref in refs:
+            with suppress(PeerUnavailable, OwnerDied):  # its host has gone
+                self._plane.free(BatchRef.decode(ref))
 
     def _kept_columns(self, step: _Step) -> BatchRef | None:
         if not self._keep or not isinstance(self._of, Pipeline):
@@ -381,12 +389,6 @@ class Executor:
 
     # Deaths
 
-    def _keep_state(self, message: m.StepState) -> None:
-        before = self._states.get(message.stage)
-        self._states[message.stage] = (message.step, message.ref)
-        if before is not None:
-            self._plane.free(BatchRef.decode(before[1]))
-
     def _replace(self, w: int) -> None:
         """Replace a dead worker."""
         self._restarts -= 1
@@ -394,7 +396,10 @@ class Executor:
         if self._restarts < 0:
             raise PeerUnavailable(f"worker {w} died, and no more are replaced", address=self._plane.address)
         self.crew.start(w, self._address(w))
-        for stage, (_, ref) in self._states.items():
+        states = dict(self._states)
+        for step in self._steps.values():
+            states |= step.states
+        for stage, ref in states.items():
             if w in self._plan.workers_of.get(stage, ()):
                 self.crew.send(w, m.encode(m.Load(stage, ref)))
         for step in self._steps.values():
@@ -406,7 +411,7 @@ class Executor:
 
         def again(i: int) -> bool:
             stage = instructions[i].stage
-            lost = self._functions.keeps_state(stage) and self._states.get(stage, (-1, b""))[0] < step.number
+            lost = self._functions.keeps_state(stage) and stage not in step.states
             return lost or i not in step.made
 
         order = [i for i in step.plan.orders[w] if again(i)]
@@ -425,7 +430,7 @@ class Executor:
         self._end_workers()
         self.crew = _crew(self._on, self._functions, self._method)
         self._start()
-        for stage, (_, ref) in self._states.items():
+        for stage, ref in self._states.items():
             for w in self._plan.workers_of.get(stage, ()):
                 self.crew.send(w, m.encode(m.Load(stage, ref)))
 

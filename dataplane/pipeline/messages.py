@@ -78,6 +78,11 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     trace: str
 
 
+def states_of(scope: str) -> str:
+    """The scope of the states that a step leaves; its outputs are under its own."""
+    return f"{scope}-states"
+
+
 ToWorker = Use | Load | BeginStep | Made
 FromWorker = WorkerReady | Did | StepState | Ended | Failed
 

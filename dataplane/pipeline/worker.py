@@ -113,7 +113,8 @@ class Worker:
                 did = m.Did(begin.step, i, encoded, began, time.monotonic(), worked, computed)
                 self._link.send(m.encode(did))
             for stage, columns in self._objects.finish({self._instructions[i][1] for i in begin.order}).items():
-                self._link.send(m.encode(m.StepState(begin.step, stage, self._plane.put(columns).encode())))
+                ref = self._plane.put(columns, scope=m.states_of(begin.scope))
+                self._link.send(m.encode(m.StepState(begin.step, stage, ref.encode())))
         except ExecutorGone:
             raise
         except Exception:  # a user's function may raise anything

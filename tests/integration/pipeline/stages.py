@@ -101,6 +101,38 @@ class Sum:
         self.total, self.steps = float(batch["total"].numpy()[0]), int(batch["steps"].numpy()[0])
 
 
+@dataclass(frozen=True)
+class Counting:
+    """Makes a `Count`."""
+
+    output: str
+    mark: str = ""
+
+    def __call__(self) -> Count:
+        return Count(self.output, self.mark)
+
+
+class Count:
+    """Counts its batches. With a mark it refuses one with a 5, once the mark is there."""
+
+    def __init__(self, output: str, mark: str) -> None:
+        self.output, self.mark, self.count = output, mark, 0
+
+    def __call__(self, batch: Any) -> dict[str, Any]:
+        values = batch["x"].numpy()
+        if self.mark and (values == 5).any():
+            eventually(Path(self.mark).exists, "it may refuse")
+            raise ValueError("five is right out")
+        self.count += 1
+        return {self.output: np.full(len(values), self.count)}
+
+    def state(self) -> dict[str, Any]:
+        return {"count": np.array([self.count])}
+
+    def load(self, batch: Any) -> None:
+        self.count = int(batch["count"].numpy()[0])
+
+
 def pipeline(first: Any = double, **more: Any) -> Pipeline:
     """Two stages, of which the second reads what the first makes and what the step came with."""
     one = Stage("double", first, ("x",), ("y",), Cost(row_s=0.01), replicas=2)

@@ -29,7 +29,7 @@ PLANS = {
 
 def gradients(plane: dp.Plane, executor: Executor) -> list[float]:
     """What each chunk has added up, by the states that it left."""
-    refs = [dp.BatchRef.decode(ref) for _, (_, ref) in sorted(executor._states.items())]
+    refs = [dp.BatchRef.decode(ref) for _, ref in sorted(executor._states.items())]
     return [float(plane.get(ref)["total"].numpy()[0]) for ref in refs]
 
 

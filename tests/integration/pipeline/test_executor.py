@@ -11,6 +11,7 @@ import pytest
 import dataplane as dp
 from dataplane.pipeline import Cluster, Executor, Pipeline, Plan, Stage, StageFailed, fifo, in_turn
 from dataplane.pipeline import Host as PlanHost
+from dataplane.pipeline import messages as m
 from tests.cases import each_case
 from tests.integration.pipeline import stages
 from tests.integration.pipeline.stages import ROWS
@@ -171,6 +172,33 @@ def test_a_worker_that_keeps_state_begins_again_where_the_last_step_ended(plane:
         assert [result.replaced for result in results] == [0, 1, 0]
         step = 2 * int(X.sum())
         assert [max(values(plane, result.ref, "total")) for result in results] == [step, 2 * step, 3 * step]
+
+
+def test_all_stages_begin_again_where_the_last_finished_step_ended(
+    plane: dp.Plane, mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that was at the end of the step that was given up."""
+    counts = [("a", stages.Counting("a")), ("b", stages.Counting("b", str(mark)))]
+    pipeline = Pipeline([Stage(name, each, ("x",), (name,), factory=True, stateful=True) for name, each in counts])
+    with Executor(plane, pipeline, planned(pipeline, micro=1), method=METHOD) as executor:
+        hear = executor._hear
+
+        def heard(w: int, message: m.FromWorker) -> None:
+            hear(w, message)
+            if isinstance(message, m.StepState) and message.step == 1:
+                mark.touch()
+
+        monkeypatch.setattr(executor, "_hear", heard)
+        refs = [plane.put({"x": X + 10}), plane.put({"x": X})]
+        values(plane, executor.step(refs[0]).ref, "a")
+        with pytest.raises(StageFailed, match="five is right out"):
+            executor.step(refs[1])
+        result = executor.step(refs[0]).ref
+        assert result is not None
+        assert [plane.get(result)[name].numpy()[0] for name in "ab"] == [2, 2]
+        for ref in [*refs, result]:
+            plane.free(ref)
+    nothing_is_left(plane)
 
 
 def test_workers_that_die_again_and_again_are_given_up(plane: dp.Plane) -> None:
