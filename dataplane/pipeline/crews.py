@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import selectors
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
@@ -127,8 +128,9 @@ class Processes(Crew):
         for _, pipe in self._processes.values():
             self._selector.unregister(pipe)
             pipe.close()
+        deadline = time.monotonic() + STOP_S
         for process, _ in self._processes.values():
-            process.join(STOP_S)
+            process.join(max(0.0, deadline - time.monotonic()))
             if process.is_alive():
                 process.kill()
                 process.join()
