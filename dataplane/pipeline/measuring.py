@@ -63,6 +63,8 @@ def _fitted(cost: Cost, points: list[tuple[Lengths, float]]) -> Cost:
         columns = np.stack([terms[each] / max(terms[each].max(), 1e-12) for each in [*used, name]], axis=1)
         if np.linalg.matrix_rank(columns, tol=1e-6) == len(used) + 1:
             used.append(name)
+    if not used:  # all terms were zero in these steps
+        return cost
     scales = [max(terms[name].max(), 1e-12) for name in used]
     found = nonnegative(
         np.stack([terms[name] / scale for name, scale in zip(used, scales, strict=True)], axis=1), seconds
