@@ -7,7 +7,7 @@ Values only, shown by the command, the page and tests. As JSON they are objects 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import msgspec
 
@@ -30,7 +30,6 @@ Kind = Literal[
     "collective",  # collectives themselves: ranks wait there, all alike
     "plane",  # calls into the plane themselves
 ]
-KINDS: tuple[str, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,52 +114,40 @@ class Plan:
         steps: the number of simulated steps of a pipeline; None: enough to show the time of each further one. Raises
         ValueError if the plan is not of this pipeline or model, or its rows.
         """
-        return predict(self, of, rows, steps)
-
-
-def predict(plan: Plan, of: Pipeline | Model, rows: Rows | None, steps: int | None) -> Prediction:
-    """`Plan.predict`."""
-    cluster = plan.cluster
-    if isinstance(of, Model):
-        if not plan.bounds or plan.bounds[-1] != len(of.layers):
-            raise ValueError(f"the plan is not of the {len(of.layers)} layers of {of.name}")
-        bounds = np.array(plan.bounds)
-        tasks = programs.chunk_tasks(of, bounds, plan.micro_batches, plan.split, cluster.overhead_s)
-        steps = 1
-    else:
-        if rows is None or sorted(i for part in plan.parts for i in part) != list(range(len(rows))):
-            raise ValueError("the plan is not of these rows")
-        steps = steps or (1 if of.lag == 0 else 2 * (of.lag + 2))
-        parts = [np.array(part, np.int64) for part in plan.parts]
-        tasks = programs.stage_tasks(of, rows, parts, cluster.overhead_s, steps)
-    count = len(plan.instructions)
-    if len(tasks) != count * steps:
-        raise ValueError("the plan has not the instructions of these stages")
-    shifts = np.arange(steps)[:, None] * count
-    orders = [(np.array(order, np.int64)[None, :] + shifts).ravel().astype(np.int32) for order in plan.orders]
-    members = [[0]] * (int(tasks.queue.max()) + 1)  # the order assigns the tasks
-    outcome = play(tasks, programs.room_of(cluster, members), orders)
-    state = np.zeros(cluster.workers)
-    if isinstance(of, Model):
-        each = np.diff(of.sums[np.array(plan.bounds), 5])
-        for chunk, workers in plan.workers_of.items():
-            state[list(workers)] += each[chunk]
-    else:
-        for stage, workers in plan.workers_of.items():
-            state[list(workers)] += of.stages[stage].worker_bytes
-    return prediction(outcome, steps, state, plan.bound_s)
-
-
-def prediction(outcome: Outcome, steps: int, state: Floats, bound_s: float) -> Prediction:
-    """The prediction of one step from the outcome of several."""
-    ends = outcome.end.reshape(steps, -1).max(axis=1)
-    half = steps // 2
-    step_s = float(ends[-1] - ends[half - 1]) / (steps - half) if steps > 1 else float(ends[-1])
-    taken = np.where(outcome.end > outcome.start, outcome.end - outcome.start, 0.0)
-    busy = np.bincount(np.maximum(outcome.worker, 0), taken, len(outcome.peak)) / steps
-    if not outcome.finished:
-        step_s = float("inf")
-    return Prediction(step_s, busy, outcome.peak + state, outcome.host_peak, outcome, bound_s)
+        if isinstance(of, Model):
+            if not self.bounds or self.bounds[-1] != len(of.layers):
+                raise ValueError(f"the plan is not of the {len(of.layers)} layers of {of.name}")
+            bounds = np.array(self.bounds)
+            tasks = programs.chunk_tasks(of, bounds, self.micro_batches, self.split, self.cluster.overhead_s)
+            steps = 1
+        else:
+            if rows is None or sorted(i for part in self.parts for i in part) != list(range(len(rows))):
+                raise ValueError("the plan is not of these rows")
+            steps = steps or (1 if of.lag == 0 else 2 * (of.lag + 2))
+            parts = [np.array(part, np.int64) for part in self.parts]
+            tasks = programs.stage_tasks(of, rows, parts, self.cluster.overhead_s, steps)
+        count = len(self.instructions)
+        if len(tasks) != count * steps:
+            raise ValueError("the plan has not the instructions of these stages")
+        shifts = np.arange(steps)[:, None] * count
+        orders = [(np.array(order, np.int64)[None, :] + shifts).ravel().astype(np.int32) for order in self.orders]
+        members = [[0]] * (int(tasks.queue.max()) + 1)  # the order assigns the tasks
+        outcome = play(tasks, programs.room_of(self.cluster, members), orders)
+        state = np.zeros(self.cluster.workers)
+        if isinstance(of, Model):
+            each = np.diff(of.sums[np.array(self.bounds), 5])
+        else:
+            each = np.array([stage.worker_bytes for stage in of.stages])
+        for stage, workers in self.workers_of.items():
+            state[list(workers)] += each[stage]
+        ends = outcome.end.reshape(steps, -1).max(axis=1)
+        half = steps // 2
+        step_s = float(ends[-1] - ends[half - 1]) / (steps - half) if steps > 1 else float(ends[-1])
+        taken = np.where(outcome.end > outcome.start, outcome.end - outcome.start, 0.0)
+        busy = np.bincount(np.maximum(outcome.worker, 0), taken, len(outcome.peak)) / steps
+        if not outcome.finished:
+            step_s = float("inf")
+        return Prediction(step_s, busy, outcome.peak + state, outcome.host_peak, outcome, self.bound_s)
 
 
 def plan_of(
