@@ -22,9 +22,12 @@ ROOT = Path(__file__).parents[2]
 
 
 class Nursery:
-    """The process that forks the others."""
+    """The process that forks the others. It begins with the first of them: Ray reads its settings when it is
+    imported."""
 
-    def __init__(self) -> None:
+    _running: subprocess.Popen[bytes] | None = None
+
+    def _begin(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
         inherited["RAY_DEDUP_LOGS"] = "0"  # or Ray, which reads it as it is imported, leaves out what two workers say
@@ -37,6 +40,8 @@ class Nursery:
 
     def process(self, code: str, **environment: str) -> Process:
         """A process that runs the code, with this in its environment; what is on a PYTHONPATH there comes first."""
+        if self._running is None:
+            self._begin()
         (stdin, write), (read, stdout), (log, stderr) = os.pipe(), os.pipe(), os.pipe()
         told = json.dumps({"code": code, "environment": environment}).encode()
         socket.send_fds(self._socket, [told], [stdin, stdout, stderr])
@@ -46,8 +51,9 @@ class Nursery:
 
     def close(self) -> None:
         """End it."""
-        self._socket.close()
-        self._running.wait(30)
+        if self._running is not None:
+            self._socket.close()
+            self._running.wait(30)
 
 
 class Process:
