@@ -97,8 +97,9 @@ class BatchRef:
     def nbytes(self) -> int:
         """The bytes of the rows, each counted as often as it is referred to, even if it is stored once.
 
-        Exact for dense columns and for whole ones. Of a part of a ragged column, the proportional share; rows that
-        were sliced by `start` and `stop` count as a whole. Narrow integers count as they are stored.
+        Exact for dense columns and for whole ones. If only some rows of a ragged column are selected, each counts as
+        the column's average row. Rows of different lengths that were sliced by `start` and `stop` count as whole rows.
+        Narrow integers count as they are stored.
         """
         total = 0
         for frame in self._frames:

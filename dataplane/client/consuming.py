@@ -125,7 +125,8 @@ async def explained(stream: AsyncStream, error: NotReady, task: str, how: Mappin
 
 
 async def not_ready(stream: AsyncStream, task: str, waited_s: float, how: Mapping[str, Any]) -> NotReady:
-    """The error of a loop over the deliveries of a task that has waited so long, explained. `how`: as above."""
+    """The `NotReady` of a loop over deliveries that has waited `waited_s` seconds, with the reason why no rows are
+    ready. `how`: the arguments of the consume."""
     what = f"no rows of stream {stream.name!r} became ready for task {task!r} in {waited_s:.1f} s"
     return await explained(stream, NotReady(what, stream=stream.name, task=task, waited_s=waited_s), task, how)
 

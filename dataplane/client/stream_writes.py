@@ -216,8 +216,8 @@ class StreamWrites:
         timeout: float | None,
         piece: Callable[[bytes], RowPiece] | None = None,
     ) -> None:
-        """Add columns to rows; or the next piece to a row in progress, which `piece` makes from a digest of the
-        columns."""
+        """Add columns to rows. With `piece`, add the next piece to a row in progress instead: `piece` is called with a
+        digest of the columns, and returns the description of the piece."""
         asked = self.extending(rows, columns, replace, timeout, piece)
         if asked is not None:
             await self._connection.exchange(asked)

@@ -187,7 +187,7 @@ class AsyncWeights:
             Tensors that are not named here are wanted as a whole.
         timeout: seconds to wait for the version, and for room.
 
-        The mapping does not change whatever is published later, until it and all of its tensors are gone. Raises
+        Later versions do not change the mapping. Its memory is kept until it and all of its tensors are gone. Raises
         NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part of
         one, that was not published), OwnerDied, Backpressure, PeerUnavailable.
         """

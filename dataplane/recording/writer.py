@@ -138,7 +138,8 @@ class Writer:
         return max(self.manifest.parts, *(number + 1 for number in self._parts)) if self._parts else self.manifest.parts
 
     def seen(self, rows: Sequence[str]) -> list[bool]:
-        """For each of these rows, whether it is in the recording and the stream may not know it."""
+        """For each of these rows, whether it is in the recording and its ack is not confirmed. Such a row may be
+        delivered again, and must not be written twice."""
         return [row in self.pending for row in rows]
 
     def write(self, batch: Batch, said: RowNames) -> None:

@@ -75,7 +75,8 @@ class Arena:
     """The segments and their owners. Used from the node's event loop only, except `view`."""
 
     def __init__(self, capacity: int) -> None:
-        """Raises OSError if the system refuses a segment of that capacity, now rather than when it is needed."""
+        """Creates and closes a segment of twice the capacity as a test. Raises OSError if the system refuses it, so
+        that a node fails at its start and not at a later put."""
         try:
             ArenaSegment(0, 2 * pages(capacity)).close()
         except OSError as error:

@@ -112,8 +112,8 @@ class StreamProgress:
         return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
 
     def blocked(self, task: int, columns: tuple[str, ...]) -> Index:
-        """The rows that are pending for the task and will not get all of these columns: they are dead letters of
-        another task, and no other task has them to do."""
+        """The rows that are pending for the task and will never get all of these columns: each is a dead letter of
+        another task, and is pending or leased for no task but this one, so nobody is left to add the columns."""
         need = self._rows.schema.mask(columns)
         found: list[Index] = []
         for number, page in self._rows.pages.items():

@@ -92,8 +92,9 @@ class TableMachine(StateMachine):
         return answers.answer(self.name, self.table if self.there else None, asked)
 
     def _held(self, asked: ListHeldColumns) -> HeldRows:
-        """References to the columns of a node that rows need. If any cell of a write is needed, its whole reference is
-        among them."""
+        """References to the columns that are stored on the node and that rows of the table still need. The reference
+        of a write is among them as a whole if any of its cells is needed. One answer has about `_HELD` bytes; the next
+        request continues after it."""
         refs, nbytes, following = [], 0, -1
         for number, written in self.table.cells.writes.items():
             if number > asked.after and asked.node in written.nodes:

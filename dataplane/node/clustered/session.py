@@ -1,12 +1,13 @@
-"""The requests of one client to partitions. Each has the client's name and a number, and is repeated until its outcome
-is known.
+"""The requests of one client to partitions.
 
-A request that changes rows has a sequence number of the client for that partition, so the partition executes it once
-even if it is sent several times. The number of requests without a known outcome is bounded for each partition
-(`replication.sessions`); further requests wait.
+A request that changes rows has the client's name and a sequence number of the client for that partition, and is
+repeated until its outcome is known: the partition executes it once even if it is sent several times. Other requests
+have neither, and may be executed more than once. The number of requests without a known outcome is bounded for each
+partition (`replication.sessions`); further requests wait.
 
 Invariants: a sequence number is used for one request; a request whose caller got `OutcomeUnknown`, or was cancelled, is
-repeated in the background until its outcome is known; `Leave` is sent after that, as the client's last request.
+repeated in the background until its outcome is known. When the client has ended, the request of
+`PartitionProtocol.leave` is sent last, after the outcomes of all others are known.
 """
 
 from __future__ import annotations

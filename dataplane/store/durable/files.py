@@ -1,9 +1,10 @@
-"""Files of durable shards: written and synced before they are used, and never changed except by punching holes.
+"""Files of durable shards. A batch of shards is written behind the earlier ones, and synced before the index in the
+data directory's database names it. Bytes that the index names are never overwritten.
 
-A file has shards one behind another, in batches that each begin at a page: large shards on whole pages, so that they
-bypass the page cache between disk and arena, small ones (`MOST` bytes at most) packed. The index in the database has
-the positions and checksums of shards; the file has no header. So contents that the index does not name are unfinished,
-or not needed, and are deleted; a missing file, or one with other bytes, is Corrupt.
+Each batch begins at a page: large shards are on whole pages, so that they bypass the page cache between disk and arena,
+small ones (`MOST` bytes at most) are packed. The index has the positions and checksums of shards; a file has no header.
+So contents that the index does not name are unfinished, or not needed, and are deleted; a missing file, or one with
+other bytes, is Corrupt.
 
 Freed shards return the pages that no other shard uses, by punching holes; a file is deleted with its last shard.
 
