@@ -373,8 +373,8 @@ class Residency:
         disk changes places with some in memory by way of it. It has room for the largest shard; if sizes differ, one
         more, and many small files, may be needed."""
         if self._disk.fits([2 * self._budget.capacity]):
-            return []  # far from full: spare looking at every shard
-        sizes = {shard.room for shard in self._shards.values()}
+            return []  # far from full
+        sizes = self._shards.rooms
         if len(sizes) < 2:
             return list(sizes)
         return [max(sizes), max(sizes) + PAGE * (max(sizes) // min(sizes))]

@@ -6,6 +6,7 @@ pin is dropped. A scope without shards does not exist. Only the store adds and r
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import cast
@@ -25,14 +26,24 @@ class Shards(dict[int, Shard]):
         self.freeings = Freeings(clock)
         self._clock = clock
         self.freed: dict[int, Shard] = {}
+        self.rooms: Counter[int] = Counter()
+        """By `Shard.room`: how many shards have it."""
         self._scopes: dict[str, set[int]] = {}
 
     def add(self, shard: Shard) -> None:
         """Add a shard that comes here now, to its scope too if it names one."""
         shard.since_s = self._clock()
         self[shard.number] = shard
+        self.rooms[shard.room] += 1
         if shard.scope:
             self._scopes.setdefault(shard.scope, set()).add(shard.number)
+
+    def remove(self, shard: Shard) -> None:
+        """Remove a shard."""
+        del self[shard.number]
+        self.rooms[shard.room] -= 1
+        if not self.rooms[shard.room]:
+            del self.rooms[shard.room]
 
     def unscope(self, numbers: Iterable[int]) -> None:
         """Take these shards out of their scopes. Freed ones are ignored."""

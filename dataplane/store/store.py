@@ -339,7 +339,7 @@ class Store:
         """Remove a shard without owners."""
         self.shards.freeings.note(shard.number, shard.scope)
         self.shards.unscope([shard.number])
-        del self.shards[shard.number]
+        self.shards.remove(shard)
         self._holes.forget(shard)
         shard.freed = True
         if isinstance(shard.file, ClientShard):
