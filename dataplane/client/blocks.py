@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 
+_MOST_UNSEEN = 1024  # failed calls that are kept for `flush`, which raises the first error
+
 _NONE: list[Any] = []
 """Shared by all calls without metadata: an object for each row is work for the garbage collector."""
 
@@ -116,7 +118,7 @@ class Block:
             for call in self.calls:
                 if not call.done:
                     call.error = call.error or type(ended)(str(ended), **ended.fields)
-                    if not call.withdrawn:
+                    if not call.withdrawn and len(unseen) < _MOST_UNSEEN:
                         unseen[call] = None
                 call.columns = _NONE  # not needed any more; the caller may keep `Sent` for long
             self.done.set()

@@ -130,8 +130,9 @@ class Membership:
 
     @property
     def missing(self) -> Mapping[str, Member]:
-        """Nodes that are no longer registered but may be alive."""
-        return {name: member for name, (member, _) in self._missing.items() if name not in self._ended}
+        """Nodes that are no longer registered but may be alive, and are not `gone`."""
+        there = {name: member for name, (member, _) in self._missing.items() if name not in self._ended}
+        return {name: member for name, member in there.items() if not self.gone(name)}
 
     @property
     def coordination(self) -> Coordination:

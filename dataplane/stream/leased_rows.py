@@ -35,6 +35,8 @@ LossRecord = tuple[str, str | int | None, int, int]
 _LEASE_OVER = "the lease ran out before they were acked"
 _CLIENT_GONE = "the process that had them ended or disconnected"
 
+_COMMAND_ROWS = 1 << 16  # the most rows of a command that a tick decides
+
 MAX_LOST_ROWS = 1 << 16
 """Lost rows of a stream that are remembered, the latest ones."""
 
@@ -92,7 +94,7 @@ class LeasedRows:
         """Expire ready rows for a task, as its sampler decided."""
         if len(rows):
             self.partition.progress.reserve(task, self.partition.rows.places(rows))
-            self.commands.append(SettleCommand(task=task, rows=rows, state=EXPIRED))
+            self.commands += [SettleCommand(task=task, rows=some, state=EXPIRED) for some in _parted(rows)]
 
     def expire_blocked(self, task: int, columns: tuple[str, ...]) -> None:
         """In a closed stream, expire the rows that will never have these columns, since another task gave them up."""
@@ -227,8 +229,7 @@ class LeasedRows:
         if self.loose:
             free = self.partition.free(np.unique(np.concatenate(self.loose)))
             self.loose.clear()
-            if len(free):
-                due.append(RemoveCommand(rows=free))
+            due += [RemoveCommand(rows=some) for some in _parted(free)]
         for each in self.replaced.unread(self.leases):
             each.over = True
             due.append(FreeReplacedCommand(batches=each.batches))
@@ -270,6 +271,11 @@ class LeasedRows:
         parts += [f"{expired} were dropped or expired"] * (expired > 0)
         what = f"the stream is closed, and task {name!r} has not done {dead + expired} of its rows: {'; '.join(parts)}"
         raise Closed(what, drained=True, dead=dead, expired=expired)
+
+
+def _parted(rows: Index) -> list[Index]:
+    """The rows in parts, each small enough for a command."""
+    return [rows[start : start + _COMMAND_ROWS] for start in range(0, len(rows), _COMMAND_ROWS)]
 
 
 def _nothing() -> SettleCommand:

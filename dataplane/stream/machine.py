@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dataplane.errors import Backpressure, NotReady, OutcomeUnknown, ProtocolMismatch
+from dataplane.errors import NotReady, OutcomeUnknown, ProtocolMismatch
 from dataplane.replication.machine import Decision, StateMachine
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
@@ -94,7 +94,7 @@ class StreamMachine(StreamLeader, StateMachine):
     def decide(self, request: bytes, term: int, now: float) -> Decision:
         try:
             return self.decide_decoded(r.decode_request(request), term, now)
-        except (NotReady, Backpressure):
+        except NotReady:
             if len(self._in_vain) >= MAX_IN_VAIN:
                 self._in_vain.clear()
             self._in_vain[request] = self.leased.changes

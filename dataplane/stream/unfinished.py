@@ -148,8 +148,8 @@ class UnfinishedRowsTable:
     def end(self, row: int) -> None:
         """Remove the row from those in progress: its producer has finished it or given it up."""
         self.ended[self.begun[row].token] = None
-        for token in list(self.ended)[:-MAX_ENDED]:
-            del self.ended[token]
+        if len(self.ended) > MAX_ENDED:
+            del self.ended[next(iter(self.ended))]
         self.forget(np.array([row]))
 
     def forget(self, rows: Index) -> None:

@@ -116,12 +116,21 @@ class Claims:
 
     def _begin(self, task: str) -> None:
         if len(self._ids) >= MAX_TASKS:
+            self._forget_idle()
+        if len(self._ids) >= MAX_TASKS:
             what = "tasks of a table"
             raise LimitExceeded(
                 f"{task!r} is one of more than {MAX_TASKS} {what}", what=what, asked=MAX_TASKS + 1, limit=MAX_TASKS
             )
         self._ids[task] = ClaimIds(self._there)
         self._lines.make(("claimed", task), np.bool_, False)
+
+    def _forget_idle(self) -> None:
+        """Forget the tasks whose claims are all of rows that are gone."""
+        there = self._there(self._lines["number"])
+        for task in self.tasks:
+            if not self._ids[task].given and not (self._lines["claimed", task] & there).any():
+                self.forget(task)
 
     def forget(self, task: str | None) -> None:
         """Forget the task, or every task."""

@@ -111,7 +111,8 @@ class UnreplicatedStream:
     @property
     def watches_age(self) -> bool:
         """Whether a waiting request has a sampler that judges rows by age."""
-        return any(getattr(getattr(asked, "sampler", None), "judges_age", False) for asked in self.waiters.requests())
+        samplers = (getattr(each.request, "sampler", None) for each in self.waiters.heads())  # one a queue
+        return any(getattr(sampler, "judges_age", False) for sampler in samplers)
 
     def end(self, now: float) -> None:
         """Drop the stream. Waiting requests are refused."""

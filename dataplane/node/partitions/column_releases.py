@@ -96,7 +96,7 @@ class ColumnReleases:
         machine = hosted.machine
         if not hosted.replica.serves(monotonic()):
             return
-        if self._me in machine.waiting():
+        if machine.outbox(self._me, 1)[0]:
             self._tell_here(hosted, machine)
         epoch = hosted.configuration.epoch
         if self._seen.get(hosted.partition) != epoch:  # a new leader must not deliver lost rows: check at once

@@ -11,6 +11,7 @@ import pytest
 
 from dataplane.batch.field import Field
 from dataplane.errors import Closed, LeaseExpired, Misuse
+from dataplane.stream import leased_rows
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import RowLease, Who
 from dataplane.stream.progress import DEAD
@@ -285,6 +286,20 @@ class TestSamplers:
         stream.leased.close(0.0)
         assert stream.take([0, 1], least=4).got == [], "three are left"
         assert stream.take([2, 0, 1], least=4).rows == [2, 0, 1]
+
+    def test_rows_that_expire_together_are_settled_and_removed_in_commands_of_bounded_size(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(leased_rows, "_COMMAND_ROWS", 4)
+        for expired in (True, False):
+            stream = Stream()
+            stream.append(10)
+            rows = stream.leased.alone.leased
+            if expired:
+                rows.expire(0, np.arange(10))
+            else:
+                rows.partition.drop_rows(np.arange(10))
+            assert [len(command.rows) for command in rows.tick(0.0)] == [4, 4, 2]
 
     @each_case("built_in", [True, False])
     def test_lengths_of_a_column_that_has_none_are_refused(self, built_in: bool) -> None:

@@ -50,7 +50,7 @@ def test_tasks_and_claims_are_bounded() -> None:
     table = made()
     table.upsert(["a"])
     for number in range(MAX_TASKS):
-        table.claim(f"t{number}", numbers())
+        table.claim(f"t{number}", numbers(0))
     with pytest.raises(LimitExceeded, match="tasks"):
         table.claim("one more", numbers())
     for number in range(MAX_CLAIMS + 1):
@@ -61,6 +61,11 @@ def test_tasks_and_claims_are_bounded() -> None:
         table.upsert(["b"], stored(2, 1, *map(str, range(MAX_COLUMNS + 1))))
     table.release()
     assert table.claims.tasks == []
+    for step in range(2 * MAX_TASKS):
+        (row,), _ = table.upsert([f"r{step}"])
+        table.claim(f"step {step}", numbers(row), claim_id="c" * (step % 2))
+        table.clear([f"r{step}"])
+    assert len(table.claims.tasks) <= MAX_TASKS, "tasks whose rows are gone make way"
 
 
 def test_tags_that_replace_others_do_not_count_for_ever() -> None:
