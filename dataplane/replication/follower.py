@@ -45,7 +45,7 @@ class Follower:
             return
         if message.entries:
             log.merge(message.previous, message.entries, state.committed)
-        self._match(message.previous + len(message.entries))
+        self._matched = max(self._matched, message.previous + len(message.entries))
         state.commit(min(message.committed, self._matched), _NONE)
         self._acknowledge()
 
@@ -69,7 +69,7 @@ class Follower:
             state.install(StateSnapshot(message.index, message.epoch, bytes(self._parts)))
         self._parts = bytearray()
         self._snapshot = 0, 0
-        self._match(message.index)
+        self._matched = max(self._matched, message.index)
         self._acknowledge()
 
     def stored(self) -> None:
@@ -104,9 +104,6 @@ class Follower:
     def _heard(self, message: AppendEntries | Install, now: float) -> None:
         self._state.promise.hear(self._state.configuration.leader, now)
         self._sent_s = max(self._sent_s, message.sent_s)
-
-    def _match(self, index: int) -> None:
-        self._matched = max(self._matched, index)
 
     def _acknowledge(self) -> None:
         state = self._state

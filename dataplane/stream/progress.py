@@ -242,18 +242,15 @@ class StreamProgress:
             page.changes += 1
         return fresh
 
-    def let_go(self, places: Places, versions: Index) -> Flags:
-        """Flags of the dropped rows that are not leased. They are no longer left for any task."""
-        free = np.zeros(len(versions), np.bool_)
+    def let_go(self, places: Places, versions: Index) -> None:
+        """Count dropped rows that are not leased as no longer left for any task."""
         for page, inside, chosen in places:
             sheet = self._sheet(page)
             unheld = (sheet.state[:, inside] != LEASED).all(axis=0)
-            free[chosen] = unheld
             for task in range(self._tasks):
                 pending = unheld & (sheet.state[task, inside] == PENDING)
                 sheet.state[task, inside[pending]] = EXPIRED
                 self._done(task, versions[chosen[pending]], EXPIRED)
-        return free
 
     def lose(self, places: Places, versions: Index) -> None:
         """Count rows without leases as no longer left for the tasks that have not done them."""

@@ -39,6 +39,7 @@ from dataplane.stream.requests import StreamResult, Succeeded
 from dataplane.table import answers
 from dataplane.table import requests as r
 from dataplane.table.machine import TableMachine
+from dataplane.table.table import TableRows
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
@@ -105,16 +106,19 @@ class ClusteredTables:
 
     def __len__(self) -> int:
         """Number of tables led here."""
-        return len(self.figures())
+        return len(self._led())
 
-    def figures(self, after: str | None = None, most: int = 1 << 30) -> dict[str, Any]:
-        """Statistics of at most `most` tables that are led here, those whose names come after `after`."""
+    def _led(self) -> dict[str, TableRows]:
         now = monotonic()
-        led = {
+        return {
             hosted.machine.name: hosted.machine.table
             for hosted in self.partitions.replicas
             if isinstance(hosted.machine, TableMachine) and hosted.machine.there and hosted.replica.serves(now)
         }
+
+    def figures(self, after: str | None = None, most: int = 1 << 30) -> dict[str, Any]:
+        """Statistics of at most `most` tables that are led here, those whose names come after `after`."""
+        led = self._led()
         names = sorted(name for name in led if after is None or name > after)[:most]
         return {name: figures_of(led[name]) for name in names}
 
