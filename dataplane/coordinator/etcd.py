@@ -17,6 +17,7 @@ import math
 import ssl
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
+from itertools import chain
 from typing import Any
 
 from dataplane.coordinator.base import Coordinator, Registration, Unavailable
@@ -50,11 +51,13 @@ class _EtcdRegistration(Registration):
 
 
 class _Subscription:
-    """The latest change of each key that a watch has not read yet. `broken`: the stream has ended."""
+    """The latest change of each key that a watch has not read yet. `watched`: the key, or the prefix of the members.
+    `broken`: the stream has ended."""
 
-    __slots__ = ("broken", "changed", "changes")
+    __slots__ = ("broken", "changed", "changes", "watched")
 
-    def __init__(self) -> None:
+    def __init__(self, watched: bytes) -> None:
+        self.watched = watched
         self.changes: dict[bytes, WatchEvent] = {}
         self.changed = asyncio.Event()
         self.broken: Unavailable | None = None
@@ -71,19 +74,22 @@ class _Subscription:
 
 
 class _Stream:
-    """The stream of changes below a prefix, shared by all watches. It runs while there are any."""
+    """The stream of changes below a prefix, shared by all watches. It runs while there are any. `members`: the prefix
+    of the members."""
 
-    def __init__(self, gateway: Gateway, prefix: str) -> None:
+    def __init__(self, gateway: Gateway, prefix: str, members: str) -> None:
         self._gateway = gateway
         self._prefix = prefix
-        self._subscriptions: dict[_Subscription, str] = {}
+        self._members = members.encode()
+        self._subscriptions: dict[bytes, dict[_Subscription, None]] = {}  # by what they watch
         self._began: asyncio.Future[None] | None = None
         self._running: asyncio.Task[None] | None = None
 
-    async def subscribe(self, prefix: str) -> _Subscription:
-        """Begin to receive changes of the keys with this prefix before this returns. Raises Unavailable."""
-        subscription = _Subscription()
-        self._subscriptions[subscription] = prefix
+    async def subscribe(self, watched: str) -> _Subscription:
+        """Begin to receive changes of this key, or of all members for their prefix, before this returns. Raises
+        Unavailable."""
+        subscription = _Subscription(watched.encode())
+        self._subscriptions.setdefault(subscription.watched, {})[subscription] = None
         if self._began is None:
             self._began = asyncio.get_running_loop().create_future()
             self._began.add_done_callback(lambda began: began.cancelled() or began.exception())
@@ -102,7 +108,10 @@ class _Stream:
 
     async def unsubscribe(self, subscription: _Subscription) -> None:
         """End a subscription."""
-        self._subscriptions.pop(subscription, None)
+        same = self._subscriptions.get(subscription.watched, {})
+        same.pop(subscription, None)
+        if not same:
+            self._subscriptions.pop(subscription.watched, None)
         if not self._subscriptions:
             await self._end()
 
@@ -126,14 +135,14 @@ class _Stream:
                 began.set_exception(Unavailable("this coordinator was closed"))
 
     def _give(self, event: WatchEvent) -> None:
-        for subscription, prefix in self._subscriptions.items():
-            if event.kv.key.startswith(prefix.encode()):
-                subscription.changes[event.kv.key] = event
-                subscription.changed.set()
+        key = event.kv.key
+        for subscription in self._subscriptions.get(self._members if key.startswith(self._members) else key, ()):
+            subscription.changes[key] = event
+            subscription.changed.set()
 
     def _break(self, error: Unavailable) -> None:
         """End every watch with this error. The next watch begins another stream."""
-        for subscription in self._subscriptions:
+        for subscription in chain.from_iterable(self._subscriptions.values()):
             subscription.broken = error
             subscription.changed.set()
         self._subscriptions.clear()
@@ -168,7 +177,7 @@ class EtcdCoordinator(Coordinator):
         self._gateway = Gateway(endpoints, timeout_s, tls, login)
         self._members = f"/dataplane/{name}/members/"
         self._values = f"/dataplane/{name}/values/"
-        self._stream = _Stream(self._gateway, f"/dataplane/{name}/")
+        self._stream = _Stream(self._gateway, f"/dataplane/{name}/", self._members)
 
     @property
     def address(self) -> str:
@@ -249,8 +258,8 @@ class EtcdCoordinator(Coordinator):
             last, revision = _value(found.kvs), found.header.revision
             yield last
             while True:
-                event = (await changes.next()).get(name.encode())
-                if event is None or event.kv.mod_revision <= revision:
+                event = (await changes.next())[changes.watched]
+                if event.kv.mod_revision <= revision:
                     continue
                 value = None if event.type == "DELETE" else event.kv.value
                 if value != last:

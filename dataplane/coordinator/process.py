@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
 from weakref import WeakValueDictionary
 
 from dataplane.coordinator.base import Coordinator, Registration, Unavailable
@@ -50,7 +52,7 @@ class ProcessCoordinator(Coordinator):
         self._registry.members_changed = lambda: self._wake("")
         self._registry.value_changed = self._wake
         self._clock = clock
-        self._watches: dict[asyncio.Event, str] = {}  # -> key, or "" for the members
+        self._watches: dict[str, dict[asyncio.Event, None]] = {}  # by key, or "" for the members
         self._closed = False
 
     @property
@@ -58,9 +60,8 @@ class ProcessCoordinator(Coordinator):
         return "this process"
 
     def _wake(self, key: str) -> None:
-        for event, watched in self._watches.items():
-            if watched == key:
-                event.set()
+        for event in self._watches.get(key, ()):
+            event.set()
 
     def _now(self) -> tuple[Registry, float]:
         """The registry and the time. Raises Unavailable once closed."""
@@ -77,8 +78,7 @@ class ProcessCoordinator(Coordinator):
         return registry.members(now)
 
     async def watch_members(self) -> AsyncGenerator[Mapping[str, bytes], None]:
-        event = self._watched("")
-        try:
+        with self._watched("") as event:
             last: Mapping[str, bytes] | None = None
             while True:
                 event.clear()
@@ -93,8 +93,6 @@ class ProcessCoordinator(Coordinator):
                         await event.wait()
                 except TimeoutError:
                     continue
-        finally:
-            del self._watches[event]
 
     async def evict(self, member: str, value: bytes) -> None:
         registry, now = self._now()
@@ -114,8 +112,7 @@ class ProcessCoordinator(Coordinator):
             return registry.swap(key, expected, value)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
-        event = self._watched(_checked(key))
-        try:
+        with self._watched(_checked(key)) as event:
             last: bytes | None = None
             first = True
             while True:
@@ -126,21 +123,25 @@ class ProcessCoordinator(Coordinator):
                     yield value
                     continue
                 await event.wait()
-        finally:
-            del self._watches[event]
 
     def values(self) -> Mapping[str, bytes]:
         """All values, for another coordinator that replaces this one."""
         return self._registry.values()
 
-    def _watched(self, key: str) -> asyncio.Event:
-        event = asyncio.Event()
-        self._watches[event] = key
-        return event
+    @contextmanager
+    def _watched(self, key: str) -> Iterator[asyncio.Event]:
+        event, same = asyncio.Event(), self._watches.setdefault(key, {})
+        same[event] = None
+        try:
+            yield event
+        finally:
+            del same[event]
+            if not same:
+                del self._watches[key]
 
     async def aclose(self) -> None:
         self._closed = True
-        for event in self._watches:
+        for event in chain.from_iterable(self._watches.values()):
             event.set()
 
 

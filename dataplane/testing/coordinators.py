@@ -109,6 +109,14 @@ class CoordinatorSuite:
         async with aclosing(coordinator.watch("k")) as watch:
             assert await anext(watch) == b"50"
 
+    async def test_a_watch_goes_on_when_another_of_its_key_ends(self, coordinator: Coordinator) -> None:
+        async with aclosing(coordinator.watch("k")) as watch:
+            assert await anext(watch) is None
+            async with aclosing(coordinator.watch("k")) as other:
+                assert await anext(other) is None
+            await coordinator.swap("k", None, b"1")
+            assert await anext(watch) == b"1"
+
     async def test_members_come_and_go(self, coordinator: Coordinator) -> None:
         assert dict(await coordinator.members()) == {}
         a = await coordinator.register("a", b"1", LEASE_S)
