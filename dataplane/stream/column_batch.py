@@ -81,7 +81,7 @@ class ColumnBatch:
 
     def lost(self, there: There, index: Index) -> Flags:
         """Flags of the rows `index` of the reference that have lost a column. To be called if `lives` is false."""
-        if self.pieces:
+        if self.pieces or len(self.ref) == 1:
             return np.ones(len(index), np.bool_)
         return self._in(lambda node, shard: not there(node, shard))[index]
 

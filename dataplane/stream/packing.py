@@ -18,7 +18,7 @@ _WIDTHS = ("<u1", "<u2", "<u4")
 _FEW = 4  # rows for each distinct value, at least, for which distinct values are listed once
 
 
-class PackedIntegers(msgspec.Struct, frozen=True, array_like=True):
+class PackedIntegers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """`count` values. With `step` they are an arithmetic sequence. Else `code` is the format of `data`: the
     differences to `first`, or indices into `listed`."""
 

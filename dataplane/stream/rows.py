@@ -231,13 +231,12 @@ class StreamRows:
     def dead(self, there: There) -> Index:
         """The rows that have lost a column. `there` tells whether a shard exists."""
         lost = {number: batch for number, batch in self.batches.items() if not batch.lives(there)}
-        found = [_NONE]
+        found, numbers = [_NONE], np.array(list(lost), np.int64)
         for page in self.pages.values() if lost else ():
             for layer in page.layers.values():
-                batches, index = layer.batch[: page.count], layer.index[: page.count]
-                for number in np.intersect1d(batches, list(lost)).tolist():
-                    at = np.flatnonzero((batches == number) & page.present)
-                    found.append(page.first + at[lost[number].lost(there, index[at])])
+                at = np.flatnonzero(np.isin(layer.batch[: page.count], numbers) & page.present)
+                for number, of in _by_number(layer.batch[at]).items():
+                    found.append(page.first + at[of[lost[number].lost(there, layer.index[at[of]])]])
         return np.unique(np.concatenate(found))
 
     # a copy, and from one
@@ -293,13 +292,15 @@ class StreamRows:
         self.schema.fields, self.batches = dict(schema), batches
         for names, of, index in layers:
             need = self.schema.give_bits(names)
-            for number, at in _by_number(of).items():
-                batch = batches[number]
-                if (names and set(batch.ref.columns) != set(names)) or not 0 <= index[at].min() <= index[
-                    at
-                ].max() < len(batch.ref):
-                    raise ValueError("a row of no batch")
-                batch.left += len(at)
+            numbers, which, counts = np.unique(of[of >= 0], return_inverse=True, return_counts=True)
+            several, inside = [batches[number] for number in numbers.tolist()], index[of >= 0]
+            sizes = np.array([len(batch.ref) for batch in several], np.int64)
+            if (names and any(set(batch.ref.columns) != set(names) for batch in several)) or not (
+                (inside >= 0) & (inside < sizes[which])
+            ).all():
+                raise ValueError("a row of no batch")
+            for batch, count in zip(several, counts.tolist(), strict=True):
+                batch.left += count
             for page, inside, chosen in self.places(rows):
                 layer = page.layer(names)
                 layer.batch[inside], layer.index[inside] = of[chosen], index[chosen]

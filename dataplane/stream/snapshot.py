@@ -240,16 +240,14 @@ def columns_state(partition: StreamState, rows: Index, kept: Sequence[Index]) ->
 
 
 def _batch_state(number: int, batch: ColumnBatch) -> BatchState:
-    hold = np.array([batch.hold]) if isinstance(batch.hold, int) else batch.hold
+    hold = PackedIntegers(1, batch.hold) if isinstance(batch.hold, int) else pack(batch.hold)
     pieces = [(piece.encode(), piece.spares) for piece in batch.pieces]
-    return BatchState(number, batch.encode(), pack(hold), batch.spares, pieces)
+    return BatchState(number, batch.encode(), hold, batch.spares, pieces)
 
 
 def _batch(state: BatchState) -> ColumnBatch:
-    ref, holds = BatchRef.decode(state.ref), _integers(state.hold)
-    if len(holds) not in (1, len(ref)):
-        raise ValueError("holds of other rows")
-    hold: Hold = int(holds[0]) if len(holds) == 1 else holds
+    ref, one = BatchRef.decode(state.ref), state.hold.count == 1 and state.hold.step == 0
+    hold: Hold = state.hold.first if one and state.hold.first < 1 << 63 else _integers(state.hold, len(ref))
     pieces = tuple(ColumnBatch(BatchRef.decode(piece), 1, spares=nodes, encoded=piece) for piece, nodes in state.pieces)
     if pieces and len(ref) != 1:
         raise ValueError("pieces of more than one row")

@@ -64,7 +64,7 @@ class RowsState(msgspec.Struct, array_like=True):
     begun: list[Begun]
 
 
-class BatchState(msgspec.Struct, array_like=True):
+class BatchState(msgspec.Struct, array_like=True, gc=False):
     """See `column_batch.ColumnBatch`."""
 
     number: int

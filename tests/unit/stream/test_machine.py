@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from dataplane.errors import (
 )
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
+from dataplane.stream.packing import PackedIntegers, pack
 from dataplane.stream.page import PAGE
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.stream.settings import StreamSettings
+from dataplane.stream.snapshot_format import ColumnsState, open_sealed, seal
 from tests.cases import each_case
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
@@ -263,6 +266,35 @@ def test_what_is_no_snapshot_of_it_is_corrupt(part: Partition, broken: Any) -> N
     with pytest.raises(Corrupt):
         part.leader.restore(broken(state))
     assert part.leader.snapshot() == state, "nothing is overwritten"
+
+
+def _layer(index: list[int]) -> Callable[[ColumnsState], None]:
+    return lambda columns: setattr(columns.layers[0], "index", pack(np.array(index)))
+
+
+def _hold(hold: PackedIntegers) -> Callable[[ColumnsState], None]:
+    return lambda columns: setattr(columns.batches[0], "hold", hold)
+
+
+@each_case(
+    "changed",
+    [
+        _layer([0, 1, 3]),
+        _layer([0, -1, 2]),
+        _hold(PackedIntegers(2)),
+        _hold(PackedIntegers(1, 1 << 63)),
+        _hold(PackedIntegers(1, step=None, code="<f8", data=bytes(8))),
+    ],
+)
+def test_a_snapshot_with_columns_that_contradict_each_other_is_corrupt(part: Partition, changed: Any) -> None:
+    part.append(3)
+    before = part.leader.snapshot()
+    state = open_sealed(before)
+    assert seal(state) == before
+    changed(state.columns)
+    with pytest.raises(Corrupt):
+        part.leader.restore(seal(state))
+    assert part.leader.snapshot() == before, "nothing is overwritten"
 
 
 def test_a_snapshot_of_another_stream_is_corrupt(part: Partition) -> None:
