@@ -20,6 +20,7 @@ from dataplane.node.partitions.replicas import Replicas
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.25
+_LOOK_AT_ALL_S = 5.0
 _ASK_S = 5.0
 _REMEMBERED = 4096  # the most ended incarnations that are remembered
 
@@ -39,11 +40,14 @@ class ClientDepartures:
         self._lives: dict[str, str] = {}
         self._past: dict[str, None] = {}
         self._leaving: set[tuple[str, str]] = set()
+        self._led: dict[HostedReplica, None] = {}  # partitions led here whose clients were looked at
+        self._all_s = 0.0  # the time from which the clients of all of them are looked at again
         self._background = BackgroundTasks()
         members.watch(self._changed)
         members.watch_ended(self._process_ended)
 
     def _changed(self) -> None:
+        self._all_s = 0.0
         for node, member in self._members.current.items():
             life = str(member.life)
             before = self._lives.setdefault(node, life)
@@ -53,6 +57,7 @@ class ClientDepartures:
 
     def _process_ended(self, node: str, before_s: float) -> None:
         """Note the end of a node's process. A node with a data directory may return, but its clients do not."""
+        self._all_s = 0.0
         life = self._lives.get(node)
         if life is not None:
             self._over(node, life)
@@ -81,10 +86,16 @@ class ClientDepartures:
             self.look()
 
     def look(self) -> None:
-        """Remove the clients of ended processes, in the background."""
+        """Remove the clients of ended processes, in the background.
+
+        After a change of the members, and otherwise every `_LOOK_AT_ALL_S`, the clients of all partitions are looked
+        at: a partition may have many. At other times only those of partitions that this node leads anew are."""
         now = monotonic()
-        for hosted in self._replicas:
-            for process in hosted.machine.clients() if hosted.replica.serves(now) else ():
+        if now >= self._all_s:
+            self._led, self._all_s = {}, now + _LOOK_AT_ALL_S
+        before, self._led = self._led, {hosted: None for hosted in self._replicas if hosted.replica.serves(now)}
+        for hosted in self._led:
+            for process in hosted.machine.clients() if hosted not in before else ():
                 if (hosted.partition, process) not in self._leaving and self._ended(process):
                     self._leaving.add((hosted.partition, process))
                     self._background.spawn(self._leave(hosted, process))
@@ -94,6 +105,7 @@ class ClientDepartures:
             await self._replicas.request(hosted.partition, hosted.machine.leaving(process), _ASK_S)
         except DataplaneError as error:
             log.info("clients of %s leave %s later: %s", process, hosted.partition, error)
+            self._all_s = 0.0
         finally:
             self._leaving.discard((hosted.partition, process))
 
