@@ -23,6 +23,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -36,6 +37,7 @@ from dataplane.client.sync_streams import Delivery, Stream
 from dataplane.clock import monotonic
 from dataplane.device.host_to_device import arrive, brought
 from dataplane.device.naming import device_of
+from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler
 
@@ -159,7 +161,7 @@ class Loader:
         before = None if self._iteration is None else self._iteration()
         if before is not None:
             before.end()
-        iteration = _Iteration(self._iterate())
+        iteration = _Iteration(self, self._iterate())
         self._iteration = weakref.ref(iteration)
         return iteration
 
@@ -303,14 +305,19 @@ def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
 class _Iteration(Iterator[Any]):
     """One iteration of a loader. It ends when it is closed, as a generator is, or dropped."""
 
-    def __init__(self, batches: Generator[Any, None, None]) -> None:
+    def __init__(self, loader: Any, batches: Generator[Any, None, None]) -> None:
+        self._inner = loader  # by which a diagnosis names the task
         self._batches = batches
         self._ended = False
 
     def __next__(self) -> Any:
         if self._ended:
             raise Misuse("this iteration ended when another of the same loader began: make a loader for each")
-        return next(self._batches)
+        entered = recorder.enter()
+        try:
+            return next(self._batches)
+        finally:
+            recorder.leave(entered)
 
     def close(self) -> None:
         """Give back the deliveries that were fetched and not returned. Idempotent."""
@@ -347,7 +354,8 @@ class _Ahead:
         self._held: dict[int, AsyncDelivery] = {}  # delivered and not taken yet
         self._renew_s = max(float(how["lease"]) / 3, _LEAST_RENEW_S)
         self._renewed = monotonic()
-        self._thread = threading.Thread(target=self._run, name="dataplane-loader", daemon=True)
+        run = partial(recorder.context().run, self._run)  # its requests belong to the place that iterates
+        self._thread = threading.Thread(target=run, name="dataplane-loader", daemon=True)
         self._thread.start()
 
     def ask(self, count: int) -> None:

@@ -302,7 +302,8 @@ def _named(processes: list[ProcessNode]) -> list[ProcessNode]:
         if tasks:
             process.role = max(tasks, key=lambda task: tasks[task])
         else:
-            main = max(process.places, key=lambda p: (p.kind in PRODUCING, p.count))
+            named = [place for place in process.places if place.function] or process.places  # others are of no caller
+            main = max(named, key=lambda p: (p.kind in PRODUCING, p.count))
             process.role = main.function.rpartition(".")[2].strip("<>")
     return processes
 

@@ -397,20 +397,19 @@ def _said(frame: FrameType) -> dict[str, Any]:
     found: dict[str, Any] = {}
     given = frame.f_locals
     inner = getattr(given.get("self"), "_inner", given.get("self"))
-    inner = getattr(inner, "_stream", inner)
-    name = getattr(inner, "name", None)
+    name = getattr(getattr(inner, "_stream", inner), "name", None)
     if isinstance(name, str):
         found["stream"] = name
-    if isinstance(given.get("task"), str):
-        found["task"] = given["task"]
-    how = given.get("how")
+    task, how, prefetch = (given.get(each, getattr(inner, f"_{each}", None)) for each in ("task", "how", "prefetch"))
+    if isinstance(task, str):
+        found["task"] = task
     columns = given.get("columns", how.get("columns") if isinstance(how, dict) else None)
     listed = columns if isinstance(columns, dict | list | tuple | set) else ()
     names = [str(name)[:64] for name, _ in zip(listed, range(16), strict=False)]
     if names:
         found["columns"] = names
-    if isinstance(given.get("prefetch"), int):
-        found["prefetch"] = given["prefetch"]
+    if isinstance(prefetch, int):
+        found["prefetch"] = prefetch
     return found
 
 

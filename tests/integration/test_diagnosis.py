@@ -94,3 +94,23 @@ def calls_that_wait(pipe: Any, address: str) -> None:
         stream.append({"x": [2]})
         late.join()
         pipe.send(recorder.told())
+
+
+def test_a_loop_over_a_loader_consumes_for_its_task(node: StandingNode) -> None:
+    """Its requests are made by another thread."""
+    with Worker(loops, node.address) as one:
+        graph, role = one.hear()
+    (loop,) = [place for place in graph["places"] if place[1] == __file__ and place[4] == "__next__"]
+    assert (loop[5]["stream"], loop[5]["task"], loop[6]) == ("s", "t", 6)
+    assert role == "t"
+
+
+def loops(pipe: Any, address: str) -> None:
+    with dp.connect(address) as plane:
+        stream = plane.stream("s", tasks=["t"])
+        stream.append({"x": list(range(10))})
+        stream.close()
+        assert len(list(dp.loader(stream, "t", rows=2, columns=["x"]))) == 5
+        eventually(lambda: reported(plane, "loops"), "it was reported")
+        (process,) = between({"nodes": []}, plane.graphs(), 1e9).processes
+        pipe.send((recorder.told(), process.role))
