@@ -48,7 +48,7 @@ class Keys:
         if not all(keys):
             raise Misuse("a key is a text of one character or more")
         if any(map(str.startswith, keys, repeat(_UNNAMED))):
-            raise Misuse(f"a key does not begin with {_UNNAMED!r}: that is how rows without one are called")
+            raise Misuse(f"a key does not begin with {_UNNAMED!r}: rows without keys are named so; append them without")
 
     def known(self, key: str, digest: bytes) -> int | None:
         """The first row of the append with this first key and this digest; None if there is none."""
