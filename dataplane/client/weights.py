@@ -308,7 +308,8 @@ class AsyncWeights:
                 return newest, seen
             if not deadline.remaining_s:
                 wanted = exact if exact is not None else f">= {least}" if least is not None else "any"
-                said = f"no version of {self!r} was there in time: {wanted} is wanted, {newest} is the newest"
+                there = "none was published" if newest is None else f"{newest} is the newest"
+                said = f"no version of {self!r} was there in time: {wanted} is wanted, {there}"
                 raise NotReady(said, stream=self.name, waited_s=deadline.waited_s)
             await self._sleep(seen, deadline)
 
