@@ -89,8 +89,8 @@ class Delivery:
         await self._settle(done=True)
 
     async def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again. If this makes them dead letters, the node logs the reason. Does
-        nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
+        """Give the rows back, to be delivered again. If this makes them dead letters, `dead_letters` and the node's log
+        have the reason. Does nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
         await self._settle(done=False, reason=reason)
 
     async def unseen(self) -> None:
@@ -195,7 +195,9 @@ class Taken(Sequence[BatchRef]):
 
 
 class DeadLetters:
-    """Dead letters of a task. `ref` has the columns common to all of them; None without dead letters."""
+    """Dead letters of a task, in the order of `keys`. `ref` has the columns common to all of them; None without dead
+    letters. `reasons`: for each, why its last delivery was given back: the argument of `nack`, the exception that left
+    the `with` block or the loop, or that the lease ran out or its process ended; "" if nothing was said."""
 
     def __init__(self, stream: bytes, letters: r.Letters) -> None:
         self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)
@@ -203,6 +205,7 @@ class DeadLetters:
         self.groups = letters.groups
         self.versions = letters.versions
         self.tags = letters.tags
+        self.reasons = letters.reasons
 
     def __len__(self) -> int:
         return len(self.keys)

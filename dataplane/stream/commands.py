@@ -61,7 +61,7 @@ class ExtendCommand(Command, tag=2, kw_only=True):
 
 class SettleCommand(Command, tag=3, kw_only=True):
     """Settle rows for a task: acknowledged (ACKED), never to be delivered (EXPIRED), or given back (PENDING).
-    `reason`: for the log, if they become dead letters."""
+    `reason`: for the log and for users, if they become dead letters."""
 
     task: int
     rows: Index

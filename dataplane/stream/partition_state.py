@@ -51,6 +51,7 @@ class StreamState:
         self.metadata = RowMetadata(self.rows)
         self.progress = StreamProgress(self.rows, len(self.settings.tasks))
         self.unfinished = UnfinishedRowsTable(self.rows, self.metadata)
+        self.reasons: list[dict[int, str]] = [{} for _ in self.settings.tasks]  # by task: why dead letters died
 
     def copy(self) -> StreamState:
         """A copy, for reading."""
@@ -59,6 +60,7 @@ class StreamState:
         copied.keys, copied.groups = self.keys.copy(), self.groups.copy()
         copied.metadata, copied.progress = self.metadata.copy(rows), self.progress.copy(rows)
         copied.unfinished = self.unfinished.copy(rows, copied.metadata)
+        copied.reasons = [dict(of) for of in self.reasons]
         return copied
 
     # appending and extending
@@ -157,15 +159,17 @@ class StreamState:
         """Lease ready rows."""
         self.progress.lease(task, self.rows.places(rows))
 
-    def give_back(self, task: int, rows: Index, *, seen: bool = True) -> Index:
-        """Make leased rows pending again or, after `max_deliveries` tries, dead. Unless they were `seen`, the lease
-        does not count as a try. Returns the dead ones."""
+    def give_back(self, task: int, rows: Index, *, seen: bool = True, reason: str = "") -> Index:
+        """Make leased rows pending again or, after `max_deliveries` tries, dead, for this reason. Unless they were
+        `seen`, the lease does not count as a try. Returns the dead ones."""
         places = self.rows.places(rows)
         if not seen:
             self.progress.unseen(task, places)
         versions, most = self.metadata.versions(places), self.settings.max_deliveries
         dead, dropped = self.progress.give_back(task, places, versions, most)
         self.groups.dead(task, self.metadata.groups(places)[dead & ~dropped])
+        if reason and dead.any():
+            self.reasons[task].update(dict.fromkeys(rows[dead].tolist(), reason))
         self.let_go(rows[dropped])
         return rows[dead]
 
@@ -248,6 +252,9 @@ class StreamState:
 
     def _forget(self, rows: Index) -> None:
         self.unfinished.forget(rows)
+        for reasons in filter(None, self.reasons):
+            for row in rows.tolist():
+                reasons.pop(row, None)
         self.keys.remove(rows)
         self._release(self.rows.remove(rows))
         self.metadata.tidy()

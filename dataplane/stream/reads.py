@@ -77,7 +77,10 @@ def dead_letters(leader: StreamLeader, asked: r.ListDeadLetters, now: float) -> 
     ]
     ref = partition.rows.ref(rows, columns) if columns else None
     groups, versions, tags = partition.labels(rows)
-    return r.Letters(rows, ref, partition.keys.names(rows), groups, versions, tags)
+    reasons = partition.reasons[leader.leased.settings.task(asked.task)]
+    return r.Letters(
+        rows, ref, partition.keys.names(rows), groups, versions, tags, [reasons.get(row, "") for row in rows.tolist()]
+    )
 
 
 def unfinished(leader: StreamLeader, asked: r.ListUnfinished, now: float) -> r.UnfinishedRows:

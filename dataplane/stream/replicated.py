@@ -235,7 +235,7 @@ class ReplicatedStream:
         partition, task, rows = self.leased.partition, command.task, command.rows
         if command.state != PENDING:
             partition.settle(task, rows, command.state)
-        elif len(dead := partition.give_back(task, rows)):
+        elif len(dead := partition.give_back(task, rows, reason=command.reason)):
             self.died(task, dead, command.reason)
 
     def died(self, task: int, rows: Index, reason: str) -> None:

@@ -142,7 +142,8 @@ class Ack(StreamRequest, frozen=True, tag=7, kw_only=True):
 
 
 class Nack(StreamRequest, frozen=True, tag=8, kw_only=True):
-    """Give back the rows of a grant. `seen`: whether it counts as a delivery. `reason`: for the log."""
+    """Give back the rows of a grant. `seen`: whether it counts as a delivery. `reason`: for the
+    log and `ListDeadLetters`, if they become dead letters."""
 
     grant: int
     replica: int | None = None

@@ -151,7 +151,8 @@ class SnapshotRows(StreamResult, frozen=True, tag=15):
 
 
 class Letters(StreamResult, frozen=True, tag=16):
-    """Dead letters; fields as in `Delivered`. There is no reference if the rows have no column in common."""
+    """Dead letters; fields as in `Delivered`. There is no reference if the rows have no column in common. `reasons`: of
+    the last nack of each, "" if it had none."""
 
     rows: Index
     ref: BatchRef | None
@@ -159,6 +160,7 @@ class Letters(StreamResult, frozen=True, tag=16):
     groups: list[str | int | None]
     versions: list[int]
     tags: dict[str, list[Value]]
+    reasons: list[str]
 
 
 AnyResult = (

@@ -157,6 +157,12 @@ def rows_state(partition: StreamState, rows: Index, since: float) -> RowsState:
         keys=keys,
         calls=calls,
         begun=partition.unfinished.state(rows),
+        reasons=[
+            (task, at, of[row])
+            for task, of in enumerate(partition.reasons)
+            for at, row in enumerate(rows.tolist())
+            if row in of
+        ],
     )
 
 
@@ -194,6 +200,8 @@ def restore_rows(partition: StreamState, state: RowsState, since: float) -> None
         raise ValueError("keys of other rows")
     if rows[at].tolist() != begun or not all(0 <= each.pieces <= MAX_PIECES for each in state.begun):
         raise ValueError("rows in progress that are not in order, or not there")
+    if any(not (0 <= task < tasks and 0 <= row < count) or states[task, row] != DEAD for task, row, _ in state.reasons):
+        raise ValueError("the reason of a dead letter that is none")
     if (versions[at] != UNFINISHED).any():
         raise ValueError("a row in progress that is finished")
     partition.metadata.require_room(state.tags)
@@ -208,6 +216,8 @@ def restore_rows(partition: StreamState, state: RowsState, since: float) -> None
     partition.progress.mark_dropped(places, dropped)
     partition.keys.restore(rows[keyed], state.keys, state.calls)
     partition.unfinished.restore(state.begun)
+    for task, row, reason in state.reasons:
+        partition.reasons[task][int(rows[row])] = reason
 
 
 def _ascending(values: Index) -> bool:

@@ -45,7 +45,8 @@ class RowsState(msgspec.Struct, array_like=True):
     """Existing rows in ascending order, and the metadata of each. `group`: the position of its group in `groups`, -1
     for none. `drops`: for positions in `groups`, the dropped rows that count for each task. `arrived`: seconds; in a
     checkpoint relative to its time. `states` and `tries` are [tasks, rows]. `keyed`: the positions of the rows that
-    have `keys` of users. `calls`: see `Keys.state`. `begun`: the rows in progress."""
+    have `keys` of users. `calls`: see `Keys.state`. `begun`: the rows in progress. `reasons`: of dead letters: the
+    task, the position of the row, and why its last delivery was given back."""
 
     offsets: PackedIntegers
     group: PackedIntegers
@@ -62,6 +63,7 @@ class RowsState(msgspec.Struct, array_like=True):
     keys: list[str]
     calls: list[tuple[str, int, int, bytes]]
     begun: list[Begun]
+    reasons: list[tuple[int, int, str]] = []
 
 
 class BatchState(msgspec.Struct, array_like=True, gc=False):

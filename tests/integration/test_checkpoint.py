@@ -158,7 +158,7 @@ def test_all_that_is_known_of_the_rows_comes_back(plane: Any, file: Path, cluste
         tags={"domain": ["math", "code"] * 4, "hard": [True, None, 0.5, 2] * 2},
     )
     own = stream.append({"x": [8, 9]}, version=4)
-    stream.consume("reward", rows=1, columns=["x"]).nack()  # dead from now on
+    stream.consume("reward", rows=1, columns=["x"]).nack("too long")  # dead from now on
     assert take(stream, "reward", rows=3) == [1, 2, 3]
     stream.drop_rows(["k7"])
     before = outlined(stream)
@@ -168,7 +168,8 @@ def test_all_that_is_known_of_the_rows_comes_back(plane: Any, file: Path, cluste
     assert again.name == "rollouts"
     assert again.settings == plane.stream("rollouts", ["reward", "actor"], **limits).settings == stream.settings
     assert outlined(again) == before
-    assert again.dead_letters("reward").keys == ["k0"]
+    dead = again.dead_letters("reward")
+    assert (dead.keys, dead.reasons) == (["k0"], ["too long"])
     with pytest.raises(dp.Backpressure, match="max_lag"):
         again.append({"x": [0]}, version=5, timeout=0)
     with pytest.raises(dp.LimitExceeded):

@@ -223,6 +223,7 @@ def test_ack_nack_renew(plane: Any) -> None:
     assert second.settled
     dead = stream.dead_letters("a")
     assert dead.keys == ["a", "b"]
+    assert dead.reasons == ["ZeroDivisionError: "] * 2
     assert plane.get(dead.ref)["answer"].to_list() == rollouts(2)["answer"]
     third = stream.consume("a", rows=2, columns=["x"])
     assert values(third) == [2, 3]

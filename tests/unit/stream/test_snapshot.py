@@ -353,6 +353,7 @@ def changed(block: bytes, **other: Any) -> bytes:
         {"begun": [Begun(0, 0, "", 1.0, "ids", 0)]},  # its version says that it is finished
         {"begun": [Begun(0, 0, "", 1.0, "ids", 0)] * 2, "versions": PackedIntegers(3, UNFINISHED)},
         {"begun": [Begun(0, 0, "", 1.0, "ids", 0, pieces=-1)], "versions": PackedIntegers(3, UNFINISHED)},
+        {"reasons": [(0, 0, "r")]}, {"reasons": [(0, 3, "r")]}, {"reasons": [(2, 0, "r")]},
     ],
     ids=lambda other: f"{other}"[:40],
 )  # fmt: skip
