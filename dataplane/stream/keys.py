@@ -9,6 +9,7 @@ A repeated append is recognised by the keys and the digest of the first one, as 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 
@@ -37,13 +38,13 @@ class Keys:
     def check(self, keys: Sequence[str]) -> None:
         """Raises Misuse unless these can be the keys of new rows."""
         if len(set(keys)) != len(keys):
-            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            twice = Counter(keys).most_common(1)[0][0]
             raise Misuse(f"the key {twice!r} is given twice; each row has its own")
         if not self._rows.keys().isdisjoint(keys):
             there = next(key for key in keys if key in self._rows)
             raise Misuse(
-                f"there is a row with the key {there!r} already: take another key, extend() that row, or resume() it if"
-                " it is in progress"
+                f"there is a row with the key {there!r} already, and this append does not repeat the one that made it:"
+                " take another key, drop that row first, extend() it, or resume() it if it is in progress"
             )
         if not all(keys):
             raise Misuse("a key is a text of one character or more")
