@@ -132,12 +132,14 @@ async def not_ready(stream: AsyncStream, task: str, waited_s: float, how: Mappin
 
 
 async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], min_rows: int = 1) -> str:
-    """Why no rows with these columns are ready for a task; empty if the node does not answer."""
+    """Why no rows with these columns are ready for a task."""
     try:
         async with asyncio.timeout(_WHY_S):
             figures = await stream.stats()
-    except (DataplaneError, TimeoutError):
-        return ""
+    except TimeoutError:
+        return "the stream's leader does not answer"
+    except DataplaneError as error:
+        return f"the stream's leader does not answer: {error}"
     of, known = figures["task"][task], figures["columns"]
     said = [f"{of['pending']} rows are pending", f"{of['leased']} leased"]
     said += [f"{of['dead']} dead letters"] * (of["dead"] > 0)

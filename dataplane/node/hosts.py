@@ -165,6 +165,7 @@ class Hosts:
         self._known = dict(membership.members)
         membership.watch(self._changed)
         membership.watch_ended(self._ended)
+        reading = self.fetcher.reading
         self.partitions = Partitions(
             membership,
             self._cluster.coordinator,
@@ -173,6 +174,7 @@ class Hosts:
             opening,
             settled=self._retained.settled if self._columns is None else self._columns.settled,
             logs=in_memory if self._keeping is None else self._keeping.log,
+            needing=lambda node: reading.needing(bytes.fromhex(node)),
         )
         keep = None if self._columns is None else self._columns.keep
         self.streams = ClusteredStreams(self._node, self.partitions, self._retained, self._peers, me.life, keep=keep)

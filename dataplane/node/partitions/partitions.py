@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.closing import close_each
@@ -14,7 +15,7 @@ from dataplane.node.partitions.column_releases import ColumnReleases, Settled
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
-from dataplane.node.partitions.router import Router
+from dataplane.node.partitions.router import Needing, Router
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.settings import ReplicationSettings
 from dataplane.wire.partition_messages import PartitionFrame
@@ -24,7 +25,7 @@ from dataplane.wire.peer import Peers
 class Partitions:
     """The partitions of one node. `peers`: its control channel, which passes frames to `receive`. `opening(record)`:
     the first request to a new partition of a stream. The creator closes the membership, the coordinator and the
-    sockets. `alone`: there is no other node."""
+    sockets. `needing`: see `router`. `alone`: there is no other node."""
 
     def __init__(
         self,
@@ -37,6 +38,7 @@ class Partitions:
         settled: Settled = lambda partition, last, entries: None,
         settings: ReplicationSettings = SETTINGS,
         logs: Logs = in_memory,
+        needing: Needing = nullcontext,
         alone: bool = False,
     ) -> None:
         self.members = members
@@ -50,7 +52,7 @@ class Partitions:
             logs=logs,
             alone=alone,
         )
-        self.router = Router(self.replicas, members, self.channel, coordinator)
+        self.router = Router(self.replicas, members, self.channel, coordinator, needing)
         self.directory = Directory(coordinator, members, self.replicas, self.router, opening)
         self.columns = ColumnReleases(members, self.replicas, self.channel, settled)
         self.departed = ClientDepartures(members, self.replicas)

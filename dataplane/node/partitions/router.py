@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +26,9 @@ from dataplane.replication.configuration import Configuration, decode
 from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
 
+Needing = Callable[[str], AbstractAsyncContextManager[object]]
+"""A context that needs a node: it raises TimeoutError as soon as the node does not answer."""
+
 TRY_S = 1.0
 """Seconds to wait for the answer of one leader, in addition to the time that the request may wait at the leader."""
 
@@ -34,8 +39,14 @@ class Router:
     """Sends the requests of one node to partitions."""
 
     def __init__(
-        self, replicas: Replicas, members: Membership, channel: PartitionChannel, coordinator: Coordinator
+        self,
+        replicas: Replicas,
+        members: Membership,
+        channel: PartitionChannel,
+        coordinator: Coordinator,
+        needing: Needing,
     ) -> None:
+        self._needing = needing
         self._replicas = replicas
         self._members = members
         self._channel = channel
@@ -60,12 +71,12 @@ class Router:
         late: Late | None = None,
         patient: bool = True,
     ) -> bytes:
-        """The answer of the leader of the partition. `queue`, `wait_s`: see `waiters`; after a failover the request
-        waits again at the next leader. `late` is called with each answer that arrives too late. `patient`: repeat the
-        request while a limit of the partition refuses it. Raises the error with which the partition refuses; Lost if
-        certainly no replica is left; PeerUnavailable, OutcomeUnknown."""
+        """The answer of the leader of the partition. `queue`, `wait_s`: see `waiters`; after a failover, and as soon as
+        the leader does not answer, the request waits again at the next one. `late` is called with each answer that
+        arrives too late. `patient`: repeat the request while a limit of the partition refuses it. Raises the error with
+        which the partition refuses; Lost if certainly no replica is left; PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
-        kept: DataplaneError = PeerUnavailable(f"no leader of {called(partition)} was found")
+        kept: DataplaneError = PeerUnavailable("no leader was found")
         pause_s = _SHORT_S
         silent: set[str] = set()
         how: dict[str, Any] = {"partition": partition, "request": request, "queue": queue, "gives": late is not None}
@@ -78,7 +89,8 @@ class Router:
                 if node == self._replicas.me:
                     return await self._replicas.request(partition, request, most, queue, wait, late)
                 asked = partial(m.Ask, **how, wait_s=wait)
-                answer: bytes = await self._channel.ask(node, asked, most, late)
+                async with self._needing(node) if wait else nullcontext():
+                    answer: bytes = await self._channel.ask(node, asked, most, late)
                 return answer
             except NotLeader as error:
                 kept = error
@@ -86,24 +98,35 @@ class Router:
                 if error.leader != node and error.leader not in silent:
                     self._leaders[partition] = error.leader
                 silent.discard(error.leader)  # it leads and may only be slow: ask it again after this pause
-            except (PeerUnavailable, OutcomeUnknown) as error:
+            except (PeerUnavailable, OutcomeUnknown, TimeoutError) as error:
                 self._leaders.pop(partition, None)
                 silent.add(node)
-                unknown = kept = error
+                unknown = (
+                    error if isinstance(error, DataplaneError) else PeerUnavailable(f"node {node} does not answer")
+                )
+                kept = unknown
             except (Unavailable, Backpressure) as error:
                 if isinstance(error, Backpressure) and (queue or not (patient or error.spill_error)):
                     raise
                 kept = error
             if deadline.remaining_s <= pause_s:
-                if unknown is not None:
-                    raise OutcomeUnknown(
-                        f"the leader of {called(partition)} has not answered in time: {unknown}"
-                    ) from unknown
-                if isinstance(kept, Backpressure):
-                    raise kept
-                raise PeerUnavailable(f"the leader of {called(partition)} has not answered in time: {kept}") from kept
+                raise self._unanswered(partition, unknown, kept) from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
+
+    def _unanswered(self, partition: str, unknown: DataplaneError | None, kept: DataplaneError) -> DataplaneError:
+        """The error of a request without an answer by its deadline. `unknown`: of the last attempt that may have been
+        executed; `kept`: of the last attempt."""
+        if unknown is None and isinstance(kept, Backpressure):
+            return kept
+        coordination = self._members.coordination
+        text = f"the leader of {called(partition)} has not answered in time: {unknown or kept}"
+        if not coordination.answers:
+            text += (
+                f"; the coordinator ({coordination.coordinator}) does not answer either, and without it no other node"
+                " takes over: start it again, or the hosts of `--seeds` that run it"
+            )
+        return PeerUnavailable(text) if unknown is None else OutcomeUnknown(text)
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
         """The node to ask. It is the known leader or, if that is in `silent`, another replica, which may know the
@@ -132,9 +155,17 @@ class Router:
         try:
             value = await self._coordinator.read(self._replicas.key(partition))
         except Unavailable:
-            return self._last(partition)
+            last = self._last(partition)
+            if last is None:
+                raise
+            return last
         if value is None and (self.named(partition) or partition in self.configurations):
-            configuration = self._last(partition)  # the coordinator was wiped: a replica will write it again
+            last = self._last(partition)  # the coordinator was wiped: a replica will write it again
+            if last is None:
+                raise Unavailable(
+                    f"the coordinator has no record of {called(partition)}, and no replica has written it again yet"
+                )
+            configuration = last
         elif not value:
             self.forget(partition)
             raise Lost(f"there is no partition {partition}")
@@ -145,16 +176,12 @@ class Router:
             raise Lost(f"every replica of {called(partition)} has died")
         return configuration
 
-    def _last(self, partition: str) -> Configuration:
-        """The last known configuration. Raises Unavailable."""
+    def _last(self, partition: str) -> Configuration | None:
+        """The last known configuration."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.configuration.epoch:
             return hosted.configuration
-        if partition in self.configurations:
-            return self.configurations[partition]
-        raise Unavailable(
-            f"the coordinator has no record of {called(partition)}, and no replica has written it again yet"
-        )
+        return self.configurations.get(partition)
 
     def _there(self, node: str) -> bool:
         return node in self._members.current

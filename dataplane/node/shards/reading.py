@@ -92,7 +92,7 @@ class ShardReads:
         self._peers = peers
         self._membership = membership
         self._choice = choice
-        self._running = RemoteOperations(membership, self._answers)
+        self.needing = RemoteOperations(membership, self._answers).needing
         self._turns = Gate(_AT_ONCE, _FROM_ONE)
         self._checking = Pool(2, "dataplane-check")
         self._closed = False
@@ -146,7 +146,7 @@ class ShardReads:
         member = member_of(self._membership, owner)
         for transport in self._choice.of(owner, member.transports):
             try:
-                async with self._running.needing(owner):
+                async with self.needing(owner):
                     came = await self._read_by(transport, member.transports[transport.name], member, wanted)
             except (TransportError, TimeoutError, PeerUnavailable) as error:
                 member_of(self._membership, owner)  # raises OwnerDied if the owner has ended
@@ -222,7 +222,7 @@ class ShardReads:
         if member is None or address is None:
             return []
         try:
-            async with self._running.needing(holder):
+            async with self.needing(holder):
                 offered = await self._ask(member, transport, wanted, owner=wanted.owner, patience_s=0.0)
                 came: ByteRanges = []
                 try:

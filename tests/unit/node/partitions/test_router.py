@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.errors import Lost, PeerUnavailable
-from tests.unit.node.partitions.bench import SETTINGS, benches, until
+from dataplane.errors import Lost, OutcomeUnknown, PeerUnavailable
+from tests.unit.node.partitions.bench import SETTINGS, WAIT_S, benches, until
 
 P = "streams/rollouts/1"
+
+
+class Leaving(ProcessCoordinator):
+    """A coordinator that does not answer reads while it is `away`."""
+
+    away = False
+
+    async def read(self, key: str) -> bytes | None:
+        if self.away:
+            raise Unavailable("it is away")
+        return await super().read(key)
 
 
 async def test_a_partition_that_there_is_not_is_lost() -> None:
@@ -23,14 +36,6 @@ async def test_a_partition_that_there_is_not_is_lost() -> None:
 
 
 async def test_a_leader_is_found_though_the_coordinator_went_away() -> None:
-    class Leaving(ProcessCoordinator):
-        away = False
-
-        async def read(self, key: str) -> bytes | None:
-            if self.away:
-                raise Unavailable("it is away")
-            return await super().read(key)
-
     coordinator = Leaving()
     async with benches(3, coordinator) as (a, b, c):
         await a.replicas.create(P, "n0")
@@ -40,8 +45,52 @@ async def test_a_leader_is_found_though_the_coordinator_went_away() -> None:
         coordinator.away = True
         c.router._leaders.clear()
         assert await c.append(P, "y") == (2,)
-        with pytest.raises(PeerUnavailable, match="in time"):
+        with pytest.raises(PeerUnavailable, match="in time: it is away"):
             await c.router.ask("streams/other/1", b"", Deadline.after(0.2))
+
+
+async def test_an_error_names_the_coordinator_that_does_not_answer() -> None:
+    coordinator = Leaving()
+    async with benches(2, coordinator) as (a, b):
+        await a.replicas.create(P, "n0")
+        await until(lambda: a.led(P))
+        await b.append(P, "x")
+        coordinator.away = True
+        await a.aclose()
+        b.members._answers_since = None
+        with pytest.raises(OutcomeUnknown, match=r"the coordinator \(.*\) does not answer either"):
+            await b.append(P, "y", timeout_s=0.5)
+
+
+async def test_a_waiting_request_leaves_a_leader_that_does_not_answer() -> None:
+    """The node is a member as long as its registration lasts: so long the request waited there."""
+    async with benches(3) as nodes:
+        await nodes[0].replicas.create(P, "n0")
+        await until(lambda: nodes[0].led(P))
+        (asking,) = (node for node in nodes[1:] if node.at(P) is None and node.replicas.find(P) is None)
+        silent = asyncio.Event()
+
+        @asynccontextmanager
+        async def needing(node: str) -> AsyncIterator[None]:
+            async with asyncio.timeout(None) as end:
+                waiting = asyncio.create_task(silent.wait())
+                waiting.add_done_callback(lambda _: end.reschedule(0.0) if node == "n0" else None)
+                try:
+                    yield
+                finally:
+                    waiting.cancel()
+
+        asking.router._needing = needing
+        leased = asyncio.create_task(asking.lease(P, "t", 1, timeout_s=10 * WAIT_S))
+        await until(lambda: len(nodes[0].replicas.find(P).waiters) == 1)  # type: ignore[union-attr]
+        nodes[0].receive = lambda _: None  # type: ignore[method-assign]
+        await nodes[0].replicas.aclose()  # it stays a member
+        silent.set()
+        (other,) = (node for node in nodes[1:] if node is not asking)
+        await until(lambda: other.at(P))
+        await other.append(P, "x")
+        async with asyncio.timeout(WAIT_S):
+            assert len((await leased).rows) == 1
 
 
 @pytest.mark.long
