@@ -471,8 +471,8 @@ class DeliveryCalls(Blocking):
         answer: repeat the ack. Does nothing if they were acked before."""
 
     def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again. If this makes them dead letters, the node logs the reason. Does
-        nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
+        """Give the rows back, to be delivered again. If this makes them dead letters, `dead_letters` and the node's log
+        have the reason. Does nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
 
     def renew(self) -> None:
         """Renew the lease for its original duration. Raises LeaseExpired."""
@@ -784,8 +784,9 @@ class WeightsCalls(Blocking):
         timeout: seconds to wait for room.
 
         When it returns, the tensors may be changed. Raises Misuse (a repeated name, a version that is not new),
-        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. A failed or cancelled publication
-        shows nothing; its data is removed at once, or with the next complete version.
+        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown: publish it again, and
+        if that raises Misuse because the version is complete, it was published. A publication that failed otherwise or
+        was cancelled shows nothing; its data is removed at once, or with the next complete version.
         """
 
     def get(

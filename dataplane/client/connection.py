@@ -29,6 +29,7 @@ from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, Pee
 from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, RingWriter
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, decoder
 from dataplane.wire.framing import frame
@@ -112,12 +113,12 @@ class Connection:
         self.welcome = m.Welcome(0, 0, 0, b"", 0, 0.0, [], 0)
         self._process = os.getpid()
         self.in_child = False
-        """Whether this is a forked child of the process that connected. Set by the hook below: os.getpid would be a
-        system call for every use."""
+        """Whether this is a forked child. Set by the hook below: os.getpid would be a system call for every use."""
         self._loop = asyncio.get_running_loop()
         self._requests = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: the caller has stopped waiting
         self._unsent: set[int] = set()  # requests that did not reach the node, which had gone
+        self.untold: list[rm.LostRowsTaken] = []  # lost rows whose caller had stopped waiting
         self._gone: DataplaneError | None = None
         self._closing = False
         self._settling: asyncio.Future[None] | None = None
@@ -131,8 +132,7 @@ class Connection:
         self._prewarm: list[Mapping] = []
         self.events: PlainWriter | None = None
         """Records the events of this connection; None if the node wants none."""
-        connected = connect(parse_address(address))
-        self._socket = connected
+        self._socket = connected = connect(parse_address(address))
         self._channel = LocalChannel(connected, _decoder, self._received, self._closed, descriptors=True, paced=False)
         self.heartbeat = Heartbeat(self._channel)
         _connections.add(self)

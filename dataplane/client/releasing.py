@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def undo(to: Connection, reply: m.Reply) -> None:
-    """Release the grant of a reply whose caller has stopped waiting."""
+    """Release the grant of a reply whose caller has stopped waiting; keep a report of lost rows for the next caller."""
     match reply:
         case sm.Reserved():
             to.tell(sm.Abort([shard for shard, *_ in reply.extents]))
@@ -29,6 +29,8 @@ def undo(to: Connection, reply: m.Reply) -> None:
             to.tell(rm.AskStream(to.next_id(), reply.stream, nack))
         case rm.StreamAnswer(result=r.SnapshotTaken() as taken):
             to.tell(rm.AskStream(to.next_id(), reply.stream, r.ReleaseSnapshot(snapshot=taken.snapshot)))
+        case rm.LostRowsTaken():
+            to.untold.append(reply)
         case rm.RowsAdmitted():
             to.tell(rm.ReturnPermit(reply.stream, reply.ticket))
         case sm.ShardStored():

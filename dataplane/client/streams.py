@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
@@ -359,8 +360,15 @@ class AsyncStream:
         reply = await self._connection.request(
             rm.TakeLostRows(self._connection.next_id(), self._token), rm.LostRowsTaken, 0.0
         )
-        rows = [LostRow(key, group, version) for key, group, version, acked in reply.rows if not acked & had]
-        return LostRows(rows, reply.unnamed)
+        told = [reply, *(earlier for earlier in self._connection.untold if earlier.stream == self._token)]
+        self._connection.untold[:] = [other for other in self._connection.untold if other not in told]
+        unnamed: Counter[str] = Counter()
+        for each in told:
+            unnamed.update(each.unnamed)
+        rows = [
+            LostRow(key, group, version) for each in told for key, group, version, acked in each.rows if not acked & had
+        ]
+        return LostRows(rows, unnamed)
 
     async def begin(
         self,

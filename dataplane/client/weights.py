@@ -80,8 +80,9 @@ class AsyncWeights:
         timeout: seconds to wait for room.
 
         When it returns, the tensors may be changed. Raises Misuse (a repeated name, a version that is not new),
-        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable. A failed or cancelled publication
-        shows nothing; its data is removed at once, or with the next complete version.
+        SchemaMismatch (no tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown: publish it again, and
+        if that raises Misuse because the version is complete, it was published. A publication that failed otherwise or
+        was cancelled shows nothing; its data is removed at once, or with the next complete version.
         """
         number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
         if not 0 <= mine < arguments.whole("ranks", ranks):

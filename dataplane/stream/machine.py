@@ -141,6 +141,8 @@ class StreamMachine(StreamLeader, StateMachine):
         asked = r.decode_request(request)
         if isinstance(given, r.TicketGiven):
             return r.encode_request(r.GiveBack(client=asked.client, ticket=given.ticket))
+        if isinstance(given, r.SnapshotGiven):
+            return r.encode_request(r.ReleaseSnapshot(client=asked.client, snapshot=given.snapshot))
         if isinstance(asked, r.Consume) and asked.replica is not None:
             return b""  # the replica asks for its grant again
         return r.encode_request(r.Nack(client=asked.client, grant=given.grant, seen=False))

@@ -40,6 +40,7 @@ from dataplane.stream.results import (
     StreamResult as StreamResult,
     SnapshotRows as SnapshotRows,
     SnapshotTaken as SnapshotTaken,
+    SnapshotGiven as SnapshotGiven,
     TicketGiven as TicketGiven,
     ToClient as ToClient,
     UnfinishedRows as UnfinishedRows,

@@ -82,6 +82,15 @@ class TicketGiven(msgspec.Struct, frozen=True, array_like=True, tag=4):
     ticket: int
 
 
+class SnapshotGiven(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """The part of an encoded `SnapshotTaken` that is needed to release it."""
+
+    snapshot: int
+
+
+Given = GrantGiven | TicketGiven | SnapshotGiven
+
+
 class LostRowsResult(StreamResult, frozen=True, tag=7):
     """Rows that were lost with the nodes that stored their columns: the offset of each, and its `LossRecord`."""
 
@@ -187,7 +196,7 @@ ToClient = (
 
 encode_result: Callable[[StreamResult], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 _results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
-_given = msgspec.msgpack.Decoder(GrantGiven | TicketGiven)
+_given = msgspec.msgpack.Decoder(Given)
 
 
 def decode_result(result: bytes) -> AnyResult:
@@ -199,10 +208,10 @@ def decode_result(result: bytes) -> AnyResult:
         raise ProtocolMismatch(f"this is no answer of a stream's partition: {error}") from error
 
 
-def given(result: bytes) -> GrantGiven | TicketGiven | None:
-    """The grant or permit of an encoded answer, to give it back; None if it has none."""
+def given(result: bytes) -> Given | None:
+    """The grant, permit or snapshot of an encoded answer, to give it back; None if it has none."""
     try:
-        found: GrantGiven | TicketGiven = _given.decode(result)
+        found: Given = _given.decode(result)
         return found
     except msgspec.MsgspecError:
         return None

@@ -240,5 +240,6 @@ class LostRowsTaken(Reply, frozen=True, tag="lost-rows"):
     """Key, group and policy version of each lost row, and the tasks that had acked it (bit t for task t). `unnamed`:
     the number of rows of partitions that lost every replica, by the node of their producers, in hex."""
 
+    stream: bytes
     rows: list[tuple[str, str | int | None, int, int]]
     unnamed: dict[str, int] = {}

@@ -19,6 +19,7 @@ from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.record import Record
 from dataplane.stream import requests as r
 from dataplane.stream.settings import StreamSettings
+from dataplane.wire.row_messages import LostRowsTaken
 
 MAX_STREAMS = 4096
 """The most streams that are open on a node at a time."""
@@ -60,6 +61,8 @@ class ClusteredStream:
         self.token = token_of(f"{record.name}/{record.generation}")
         self.settings = decode_settings(record.settings)
         self._directory = directory
+        self.untold: list[LostRowsTaken] = []
+        """Lost rows that the partition has reported and no client was told of."""
 
     @property
     def dropped(self) -> bool:

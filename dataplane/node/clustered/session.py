@@ -38,6 +38,7 @@ from dataplane.node.clustered.acks import Acks
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.partitions.channel import Late
 from dataplane.node.partitions.partitions import Partitions
+from dataplane.node.partitions.record import called
 from dataplane.node.partitions.waiters import NOTHING
 from dataplane.node.sessions.interface import ASK_S, NOT_ASKED, Outcome, R
 from dataplane.replication.sessions import WINDOW
@@ -86,10 +87,11 @@ class _Sequences:
         self._open: dict[int, None] = {}  # the sequences that are not settled, ascending
         self._changed = asyncio.Event()
 
-    async def take(self) -> int:
-        """The next sequence number. Waits until it is within the window."""
-        while self._open and self._next - next(iter(self._open)) >= WINDOW:
-            await self._wait()
+    async def take(self, deadline: Deadline) -> int:
+        """The next sequence number. Waits until it is within the window. Raises TimeoutError."""
+        async with asyncio.timeout(deadline.remaining_s):
+            while self._open and self._next - next(iter(self._open)) >= WINDOW:
+                await self._wait()
         number, self._next = self._next, self._next + 1
         self._open[number] = None
         return number
@@ -172,11 +174,15 @@ class PartitionSession:
         sequences = self._sequences(call.partition)
         number = 0
         try:
-            number = await sequences.take()
+            number = await sequences.take(call.deadline or Deadline.after(ASK_S))
             body = r.encode_request(msgspec.structs.replace(call.request, client=self.client, sequence=number))
-        except BaseException:
+        except BaseException as error:
             sequences.over(number)
             call.settle(_NOT_ASKED)
+            if isinstance(error, TimeoutError):
+                raise PeerUnavailable(
+                    f"{WINDOW} calls of this process are ahead, and {called(call.partition)} has not answered the first"
+                ) from None
             raise
         try:
             outcome: Outcome | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ from dataplane.node.clustered.session import PartitionSession
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import EPOCHS, Record
-from dataplane.node.sessions.interface import ASK_S
+from dataplane.node.sessions.interface import ASK_S, Outcome
 from dataplane.stream import requests as r
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
@@ -196,14 +197,31 @@ class ClusteredStreams:
     ) -> rm.LostRowsTaken:
         """Lost rows, each reported once. If every replica of a partition has died, only the number of its rows is
         known, by the node of their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
-        found = await self.on(stream, lambda at: session.ask(at, r.TakeLost(most=_LOST), r.LostRowsResult))
-        rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
-        unnamed: dict[str, int] = {}
-        if stream.record.lost:
-            for lost in await patiently(lambda: self.partitions.directory.take_lost(stream.name)):
-                for node, count in lost.rows:
-                    unnamed[node] = unnamed.get(node, 0) + count
-        return rm.LostRowsTaken(request.id, rows, unnamed)
+        waits = True
+
+        def settled(outcome: Outcome) -> None:
+            if not waits and isinstance(outcome, r.LostRowsResult):
+                stream.untold.append(_lost_rows(request, outcome))
+
+        try:
+            asked = r.TakeLost(most=_LOST)
+            found = await self.on(stream, lambda at: session.ask(at, asked, r.LostRowsResult, settled=settled))
+        finally:
+            waits = False
+        stream.untold.append(_lost_rows(request, found))
+        unnamed: Counter[str] = Counter()
+        for lost in await patiently(lambda: self.partitions.directory.take_lost(stream.name)):
+            unnamed.update(dict(lost.rows))
+        told, stream.untold = stream.untold, []
+        for reply in told:
+            unnamed.update(reply.unnamed)
+        return rm.LostRowsTaken(request.id, stream.token, [row for reply in told for row in reply.rows], dict(unnamed))
+
+    def untold(self, reply: rm.LostRowsTaken) -> None:
+        """See `interface.StreamService`."""
+        stream = self.streams.named(reply.stream)
+        if stream is not None:
+            stream.untold.append(reply)
 
     # figures
 
@@ -268,6 +286,11 @@ class ClusteredStreams:
         """Stop. Idempotent."""
         await self.holders.aclose()
         await self._background.aclose()
+
+
+def _lost_rows(request: rm.TakeLostRows, found: r.LostRowsResult) -> rm.LostRowsTaken:
+    rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
+    return rm.LostRowsTaken(request.id, request.stream, rows)
 
 
 def _measured(hosted: HostedReplica) -> dict[str, Any] | None:

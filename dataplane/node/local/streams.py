@@ -39,7 +39,6 @@ MAX_STREAMS = 4096
 
 _MARK = 5  # the random bytes of a stream's mark, which is the prefix of its generated keys
 _LOOK_S = 0.5  # the interval at which samplers that judge rows by age run again
-_LOST = 4096  # the most lost rows that one message reports
 
 
 class LocalStream:
@@ -382,11 +381,11 @@ class LocalStreams:
         self.freed()
 
     async def take_lost(self, request: rm.TakeLostRows, stream: LocalStream, session: LocalSession) -> rm.LostRowsTaken:
+        """None: the columns of a local stream are on this node."""
+        return rm.LostRowsTaken(request.id, stream.token, [])
+
+    def untold(self, reply: rm.LostRowsTaken) -> None:
         """See `interface.StreamService`."""
-        found = await session.ask(stream, r.TakeLost(most=_LOST), r.LostRowsResult)
-        return rm.LostRowsTaken(
-            request.id, [(key, group, version, acked) for _, key, group, version, acked in found.rows]
-        )
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
         """See `interface.StreamService`."""

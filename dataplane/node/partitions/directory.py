@@ -262,6 +262,9 @@ class Directory:
     async def take_lost(self, name: str) -> tuple[LostPartition, ...]:
         """The partitions of a stream of which every replica has died. Each is reported once, or again if a report may
         have failed. Raises as `open`."""
+        known = self.records.find(name)
+        if known is not None and not known.lost and (name, known.generation) not in self._untold:
+            return ()
         record = await self.open(name, None)
         key = name, record.generation
         untold = self._untold.pop(key, ())

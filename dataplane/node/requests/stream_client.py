@@ -116,12 +116,19 @@ class StreamClient:
         self._session.leave()
         self._service.forget(self._session.client)
 
-    def untold(self, request: rm.AskStream | rm.AdmitRows, reply: m.Reply) -> None:
-        """Give back the rows or the permit of a reply that cannot be sent."""
-        if isinstance(reply, rm.StreamAnswer) and isinstance(reply.result, r.Delivered):
-            self._deliveries.undelivered(request, reply.stream, reply.result)
-        elif isinstance(reply, rm.RowsAdmitted):
-            self.permits.give_back(reply.ticket)
+    def untold(self, request: Any, reply: m.Reply) -> None:
+        """Give back what a reply that cannot be sent has granted."""
+        match reply:
+            case rm.StreamAnswer(stream=stream, result=r.Delivered() as given):
+                self._deliveries.undelivered(request, stream, given)
+            case rm.StreamAnswer(stream=stream, result=r.SnapshotTaken() as taken):
+                found = self._service.named(stream)
+                if found is not None and found.partition is not None:
+                    self._release_snapshot(found.partition, taken)
+            case rm.LostRowsTaken():
+                self._service.untold(reply)
+            case rm.RowsAdmitted(ticket=ticket):
+                self.permits.give_back(ticket)
 
     # requests
 
@@ -176,10 +183,18 @@ class StreamClient:
             await self._on(stream, lambda at: self._session.ack(at, asked.grant, asked.replica))
         elif isinstance(asked, r.ResumeRow):
             result = await self._on(stream, lambda at: self._resume_row(at, asked))
+        elif isinstance(asked, r.TakeSnapshot):
+            result = await self._on(
+                stream,
+                lambda at: self._session.ask(at, asked, r.SnapshotTaken, late=partial(self._release_snapshot, at)),
+            )
         else:
             deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
             result = await self._ask(stream, asked, r.StreamResult, deadline)
         return rm.StreamAnswer(identifier, stream.token, result)
+
+    def _release_snapshot(self, partition: Any, taken: r.SnapshotTaken) -> None:
+        self._session.soon(partition, r.ReleaseSnapshot(snapshot=taken.snapshot))
 
     async def _resume_row(self, partition: Any, asked: r.ResumeRow) -> r.UnfinishedRows:
         """Take over a row in progress. If the request was cancelled meanwhile, release the row."""

@@ -145,6 +145,9 @@ class StreamService(Protocol):
     async def take_lost(self, request: rm.TakeLostRows, stream: Any, session: Any) -> rm.LostRowsTaken:
         """Lost rows, each reported once."""
 
+    def untold(self, reply: rm.LostRowsTaken) -> None:
+        """Report these rows again, since the reply cannot be sent."""
+
     def figures(self, after: str | None = None, most: int = ...) -> dict[str, Any]:
         """Statistics of the streams whose names come after `after`, at most so many."""
 

@@ -29,6 +29,24 @@ async def test_more_requests_than_the_window_has_are_done_once_each() -> None:
         assert leader.machine().leased.partition.rows.count == 6 * WINDOW
 
 
+async def test_a_request_beyond_the_window_that_was_not_sent_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said that its outcome is unknown, after the deadline of its caller."""
+    monkeypatch.setattr(session, "ASK_S", 0.5)
+    async with streaming(2) as (leader, (node,)):
+        (client,) = clients([node])
+        asks, at, outcomes = client.session, client.partition, list[object]()
+        node.deaf = True
+        with pytest.raises(OutcomeUnknown):
+            await asks.ask(at, appending(client), r.AppendResult)
+        for _ in range(WINDOW - 1):
+            await asks._sequences(at).take(Deadline.after(WAIT_S))
+        with pytest.raises(PeerUnavailable, match=f"{WINDOW} calls .* are ahead, and stream 'rollouts' has not"):
+            await asks.ask(at, appending(client), r.AppendResult, settled=outcomes.append)
+        assert len(outcomes) == 1
+        node.deaf = False
+        await until(lambda: leader.machine().leased.partition.rows.count == 2)
+
+
 async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ASK_S", 0.5)
     async with streaming(2) as (leader, (node,)):
@@ -101,7 +119,9 @@ async def test_what_a_client_that_has_gone_is_known_late_to_need_is_under_a_sequ
         client = await node.opened()
         asks, at, machine = client.session, client.partition, node.machine()
         await asks.ask(at, appending(client), r.AppendResult)
-        number = await asks._sequences(at).take()  # of a request that is not settled when the client goes
+        number = await asks._sequences(at).take(
+            Deadline.after(WAIT_S)
+        )  # of a request that is not settled when the client goes
         client.streams.leave()
         await asks.ask(at, r.Drop(rows=np.arange(2)), r.Succeeded)
         await until(lambda: machine.leased.partition.rows.count == 0)

@@ -19,6 +19,7 @@ from dataplane.errors import (
     PeerUnavailable,
 )
 from dataplane.node.clustered import session as sessions
+from dataplane.node.partitions import router
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
 from dataplane.wire import partition_messages as pt
@@ -242,6 +243,37 @@ async def test_a_claim_and_its_release_that_are_read_together_leave_nothing() ->
         answers = [node.service.answer(each) for each in (claim, pm.ReleaseColumns(2, leader.id, 7, False))]
         assert answers == [Done(1), Done(2)]
         assert node.retained.holders == before
+
+
+async def test_a_snapshot_whose_answer_comes_too_late_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else columns of acked rows stayed until the client ended, and the fifth checkpoint was refused."""
+    async with streaming(2) as (leader, (node,)):
+        client = clients([node])[0]
+        monkeypatch.setattr(router, "TRY_S", 0.1)
+        node.deaf = True
+        taking = asyncio.create_task(client.forward(r.TakeSnapshot()))
+        snapshots = leader.machine().snapshots
+        await until(lambda: len(snapshots._taken) == 2)
+        node.deaf = False
+        taken = await taking
+        await until(lambda: {number for _, number in snapshots._taken} == {taken.snapshot})
+
+
+async def test_lost_rows_whose_report_nobody_heard_are_reported_to_the_next() -> None:
+    async with streaming(3, options={"lost_s": 1.0}) as (leader, (follower, left)):
+        client, other = clients([left, follower])
+        await other.append([0, 1])
+        await client.append([2])
+        await follower.aclose()
+        await until(lambda: leader.machine().leased.lost)
+        left.deaf = True
+        cancelled = asyncio.create_task(client.lost())
+        await until(lambda: not leader.machine().leased.lost)
+        cancelled.cancel()
+        left.deaf = False
+        await until(lambda: client.stream.untold)
+        assert len((await client.lost()).rows) == 2
+        assert not (await client.lost()).rows
 
 
 async def test_a_stream_whose_replicas_have_all_died_goes_on_and_says_how_many_rows_went() -> None:
