@@ -60,51 +60,77 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     node = commands.add_parser("node", help="run this host's node until it is stopped")
-    node.add_argument("--socket", type=Path, metavar="PATH", help="where to listen (default: a directory of its own)")
-    node.add_argument("--memory", metavar="SIZE", help="shared memory, e.g. 8GiB (default: 30 %% of the memory)")
-    node.add_argument("--spill", metavar="SIZE", help="disk, 0 for none (default: 4 x memory, half of what is free)")
-    node.add_argument("--spill-dir", metavar="PATH", help="where on disk (default: $DATAPLANE_SPILL_DIR, /var/tmp)")
-    node.add_argument("--data-dir", metavar="PATH", help="where the node is kept: the same member when started again")
-    node.add_argument("--prewarm", metavar="SIZE", help="memory made ready for the first client (default: 512MiB)")
-    node.add_argument("--listen", metavar="tcp://HOST:PORT", help="be one of several: where other nodes find this one")
-    node.add_argument("--join", metavar="HOW", default="", help="the cluster's etcd, etcd://HOST:PORT,.../NAME")
     node.add_argument(
-        "--seeds", metavar="HOST,...", default="", help="1, 3 or 5 hosts, the same on all: theirs run etcd"
+        "--socket", type=Path, metavar="PATH", help="the socket to listen on (default: in a new directory)"
+    )
+    node.add_argument("--memory", metavar="SIZE", help="shared memory, e.g. 8GiB (default: 30 %% of the host's memory)")
+    node.add_argument(
+        "--spill",
+        metavar="SIZE",
+        help="disk to spill to, 0 for none (default: 4 x memory, at most half of the free space)",
     )
     node.add_argument(
-        "--seed-dir", metavar="PATH", help="where a seed keeps its etcd (default: --data-dir, else as --spill-dir)"
+        "--spill-dir", metavar="PATH", help="directory to spill to (default: $DATAPLANE_SPILL_DIR, /var/tmp)"
     )
-    node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key; `dataplane keygen` makes one")
-    node.add_argument("--advertise", metavar="HOST", default="", help="where they find it, if not where it listens")
-    node.add_argument("--transports", metavar="NAME,...", help="what carries bytes: tcp, ucx, nixl, the best first")
-    node.add_argument("--etcd-ca", metavar="FILE", help="who has signed etcd's certificate; TLS is spoken then")
-    node.add_argument("--etcd-cert", metavar="FILE", help="this node's own certificate, where etcd asks for one")
-    node.add_argument("--etcd-cert-key", metavar="FILE", help="the key of it, if that is in another file")
-    node.add_argument("--etcd-login", metavar="FILE", help="one line USER:PASSWORD, where etcd asks for them")
-    node.add_argument("--metrics", metavar="HOST:PORT", help="serve /metrics to Prometheus there")
+    node.add_argument(
+        "--data-dir", metavar="PATH", help="directory of durable data; a node started again with it is the same member"
+    )
+    node.add_argument(
+        "--prewarm", metavar="SIZE", help="memory to allocate before the first client connects (default: 512MiB)"
+    )
+    node.add_argument(
+        "--listen", metavar="tcp://HOST:PORT", help="join a cluster; the address to listen on for other nodes"
+    )
+    node.add_argument("--join", metavar="HOW", default="", help="the cluster's etcd: etcd://HOST:PORT,.../NAME")
+    node.add_argument(
+        "--seeds",
+        metavar="HOST,...",
+        default="",
+        help="1, 3 or 5 hosts whose nodes run etcd; the same list on all nodes",
+    )
+    node.add_argument(
+        "--seed-dir", metavar="PATH", help="directory of a seed's etcd (default: --data-dir, else as --spill-dir)"
+    )
+    node.add_argument("--key", type=Path, metavar="FILE", help="the cluster's key, made by `dataplane keygen`")
+    node.add_argument(
+        "--advertise",
+        metavar="HOST",
+        default="",
+        help="the host name that other nodes connect to (default: that of --listen)",
+    )
+    node.add_argument(
+        "--transports", metavar="NAME,...", help="transports of tcp, ucx and nixl, in order of preference"
+    )
+    node.add_argument("--etcd-ca", metavar="FILE", help="CA certificate of etcd's server certificate; enables TLS")
+    node.add_argument("--etcd-cert", metavar="FILE", help="client certificate, if etcd requires one")
+    node.add_argument("--etcd-cert-key", metavar="FILE", help="key of the client certificate, if it is in another file")
+    node.add_argument(
+        "--etcd-login", metavar="FILE", help="a file with one line, USER:PASSWORD, if etcd requires a login"
+    )
+    node.add_argument("--metrics", metavar="HOST:PORT", help="address to serve /metrics on, for Prometheus")
     web.add_node_options(node)
-    node.add_argument("--verbose", action="store_true", help="log more than warnings")
+    node.add_argument("--verbose", action="store_true", help="also log at level INFO")
     node.set_defaults(run=_node)
 
-    keygen = commands.add_parser("keygen", help="make a key that the nodes of a cluster share")
-    keygen.add_argument("file", type=Path, help="a file that is not there yet")
+    keygen = commands.add_parser("keygen", help="generate the key of a cluster")
+    keygen.add_argument("file", type=Path, help="the file to write; it must not exist")
     keygen.set_defaults(run=_keygen)
 
     members = commands.add_parser(
-        "members", help="show the nodes of a cluster, what they lead and follow, and its coordinator"
+        "members", help="list the nodes of a cluster, the partitions that they lead and follow, and the coordinator"
     )
-    members.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
+    members.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
     members.add_argument("--json", action="store_true", help="as JSON")
     members.set_defaults(run=_members)
 
-    status = commands.add_parser("status", help="show a node's memory, disk, pins, waiters and streams")
-    status.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
+    status = commands.add_parser("status", help="show a node's memory, disk, pins, waiting requests and streams")
+    status.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
     status.add_argument("--json", action="store_true", help="as JSON")
     status.set_defaults(run=_status)
 
-    top = commands.add_parser("top", help="the same, live, with rates; q or Ctrl-C ends it")
-    top.add_argument("address", nargs="?", help="its address (default: $DATAPLANE_ADDRESS)")
-    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between looks (default: 1)")
+    top = commands.add_parser("top", help="as status, live, with rates; q or Ctrl-C ends it")
+    top.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
     top.set_defaults(run=_top)
 
     diagnosis.add_parser(commands, _connecting)
@@ -143,9 +169,9 @@ def _run(node: NodeServer, config: NodeConfig, page: Callable[[str], None]) -> N
     def ready() -> None:
         print(f"DATAPLANE_ADDRESS={node.address}", flush=True)
         if node.hosts is not None:
-            print(f"other nodes find it at {node.hosts.address}", file=sys.stderr)
+            print(f"address for other nodes: {node.hosts.address}", file=sys.stderr)
         if config.data_dir is not None:
-            print(f"node {node.id.hex()}, kept in {config.data_dir}", file=sys.stderr)
+            print(f"node {node.id.hex()}, durable in {config.data_dir}", file=sys.stderr)
         if node.metrics_address is not None:
             print(f"metrics at http://{node.metrics_address}/metrics", file=sys.stderr)
         sizes = f"memory {format_size(config.memory_bytes)}, spill {format_size(config.spill_bytes)}"
@@ -159,7 +185,7 @@ def _keygen(chosen: argparse.Namespace) -> int:
     from dataplane.wire import auth
 
     auth.generate(chosen.file)
-    print(f"{chosen.file}: copy it to every host; who has it is a member", file=sys.stderr)
+    print(f"{chosen.file}: copy this key to every host; a node with it can join the cluster", file=sys.stderr)
     return 0
 
 

@@ -14,36 +14,52 @@ from typing import Any
 
 def add_parsers(commands: Any) -> None:
     """Add the commands to those of `dataplane`."""
-    record = commands.add_parser("record", help="record the rows of a stream as they are done, until it is closed")
-    record.add_argument("directory", type=Path, metavar="DIR", help="a recording, or where one is to be")
+    record = commands.add_parser("record", help="record the finished rows of a stream to files, until it is closed")
+    record.add_argument("directory", type=Path, metavar="DIR", help="directory of the recording, new or existing")
     record.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    record.add_argument("--stream", required=True, metavar="NAME", help="which")
-    record.add_argument("--task", default="record", metavar="NAME", help="the stream's task for it (default: record)")
+    record.add_argument("--stream", required=True, metavar="NAME", help="the stream to record")
     record.add_argument(
-        "--columns", metavar="NAME,...", help="default: all that rows have once all other tasks are done"
+        "--task", default="record", metavar="NAME", help="the task whose rows are recorded (default: record)"
     )
-    record.add_argument("--media", default="", metavar="NAME,...", help="columns that are stored once by content")
-    record.add_argument("--max-file-bytes", default="256MiB", metavar="SIZE", help="of a file (default: 256MiB)")
+    record.add_argument(
+        "--columns",
+        metavar="NAME,...",
+        help="columns to record (default: all that rows have once all other tasks are done)",
+    )
+    record.add_argument("--media", default="", metavar="NAME,...", help="columns whose equal values are stored once")
+    record.add_argument(
+        "--max-file-bytes", default="256MiB", metavar="SIZE", help="largest size of a file (default: 256MiB)"
+    )
     record.add_argument("--compression", default="zstd", metavar="HOW", help="zstd (default), snappy, lz4 or none")
-    record.add_argument("--on-full", default="skip", choices=["skip", "wait"], help="a full disk (default: skip rows)")
+    record.add_argument(
+        "--on-full", default="skip", choices=["skip", "wait"], help="on a full disk, skip rows or wait (default: skip)"
+    )
     record.set_defaults(run=_record)
 
-    replay = commands.add_parser("replay", help="make a stream of a recording")
-    replay.add_argument("directory", type=Path, metavar="DIR", help="what `stream.record` or `dataplane record` wrote")
+    replay = commands.add_parser("replay", help="append the rows of a recording to a new stream")
+    replay.add_argument(
+        "directory", type=Path, metavar="DIR", help="directory written by `stream.record` or `dataplane record`"
+    )
     replay.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    replay.add_argument("--stream", metavar="NAME", help="what to call it (default: as it was recorded)")
-    replay.add_argument("--tasks", metavar="NAME,...", help="its tasks (default: as it was recorded)")
-    replay.add_argument("--columns", metavar="NAME,...", help="those alone (default: all)")
-    replay.add_argument("--versions", metavar="A-B", help="policy versions: one, or the first and the last")
-    replay.add_argument("--max-bytes", metavar="SIZE", help="of the stream (default: a quarter of the node's memory)")
-    replay.add_argument("--check", action="store_true", help="read all of it, and say what there is; needs no node")
+    replay.add_argument("--stream", metavar="NAME", help="name of the new stream (default: as recorded)")
+    replay.add_argument("--tasks", metavar="NAME,...", help="its tasks (default: as recorded)")
+    replay.add_argument("--columns", metavar="NAME,...", help="columns to replay (default: all)")
+    replay.add_argument("--versions", metavar="A-B", help="policy versions to replay: one, or the first and the last")
+    replay.add_argument(
+        "--max-bytes", metavar="SIZE", help="limit of the new stream (default: a quarter of the node's memory)"
+    )
+    replay.add_argument("--check", action="store_true", help="verify and describe the recording; needs no node")
     replay.add_argument("--json", action="store_true", help="with --check: as JSON")
     replay.set_defaults(run=_replay)
 
-    trace = commands.add_parser("trace", help="write what all nodes and clients did in the last seconds, for Perfetto")
+    trace = commands.add_parser(
+        "trace", help="write a trace of all nodes and clients over the last seconds, for Perfetto"
+    )
     trace.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    trace.add_argument("--seconds", type=float, default=10.0, metavar="N", help="how many (default: 10)")
-    trace.add_argument("--out", type=Path, default=Path("trace.json"), metavar="FILE", help="default: trace.json")
+    trace.add_argument("--seconds", type=float, default=10.0, metavar="N", help="length of the trace (default: 10)")
+    trace.add_argument(
+        "--out", type=Path, default=Path("trace.json"), metavar="FILE", help="the file to write (default: trace.json)"
+    )
     trace.set_defaults(run=_trace)
 
 

@@ -27,16 +27,22 @@ Connect = Callable[[argparse.Namespace], AbstractAsyncContextManager[Looking]]
 
 def add_parser(commands: argparse._SubParsersAction[Any], connect: Connect) -> None:
     """Add `diagnose` to the commands."""
-    parser = commands.add_parser("diagnose", help="say why a step of a running job takes as long as it does")
+    parser = commands.add_parser("diagnose", help="explain the duration of a running job's step")
     parser.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="look for so long (default: 10)")
-    parser.add_argument("--role", metavar="NAME", help="whose deliveries are steps (default: the last's)")
-    parser.add_argument("--out", type=Path, metavar="RUN", help="keep what was seen in this file, for --compare")
+    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="seconds to observe (default: 10)")
+    parser.add_argument("--role", metavar="NAME", help="the role whose deliveries count as steps (default: the last)")
     parser.add_argument(
-        "--compare", type=Path, nargs=2, metavar="RUN", help="of two such files: why the larger does not scale"
+        "--out", type=Path, metavar="RUN", help="write the observation to this file, for --compare and --read"
+    )
+    parser.add_argument(
+        "--compare",
+        type=Path,
+        nargs=2,
+        metavar="RUN",
+        help="compare two such files, and explain why the larger run does not scale",
     )
     parser.add_argument("--read", type=Path, metavar="RUN", help="diagnose such a file")
-    parser.add_argument("--causes", type=int, default=5, metavar="N", help="name at most so many (default: 5)")
+    parser.add_argument("--causes", type=int, default=5, metavar="N", help="list at most N causes (default: 5)")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.set_defaults(run=lambda chosen: _diagnose(chosen, connect))
 

@@ -21,24 +21,35 @@ if TYPE_CHECKING:
 
 def add_parser(commands: Any) -> None:
     """Add the command to those of `dataplane`."""
-    parser = commands.add_parser("plan", help="plan a pipeline, and show the plan beside what is usual")
+    parser = commands.add_parser("plan", help="plan a pipeline, and compare the plan with the usual schedule")
     parser.add_argument(
         "what",
         metavar="WHAT",
         help="a published model, such as gemma3_27b, or MODULE:NAME of a Model, or of a Pipeline and its Rows",
     )
-    parser.add_argument("--workers", type=int, default=8, metavar="N", help="how many (default: 8)")
-    parser.add_argument("--per-host", type=int, metavar="N", help="of them on a host (default: all)")
-    parser.add_argument("--micro-batches", type=int, metavar="N", help="a step (default: 4 a worker; of stages: found)")
-    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="a micro-batch (default: 4096)")
-    parser.add_argument("--chunks", type=int, default=2, metavar="N", help="a worker, of the usual plan (default: 2)")
+    parser.add_argument("--workers", type=int, default=8, metavar="N", help="number of workers (default: 8)")
+    parser.add_argument("--per-host", type=int, metavar="N", help="workers on a host (default: all)")
     parser.add_argument(
-        "--worker-gb", type=float, metavar="GB", help="a worker's memory (default: the usual plan's most)"
+        "--micro-batches",
+        type=int,
+        metavar="N",
+        help="micro-batches in a step (default: 4 for each worker; chosen for a Pipeline of stages)",
     )
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="to look for a plan (default: 5)")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the picture")
-    parser.add_argument("--width", type=int, default=100, metavar="N", help="characters of the picture (default: 100)")
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON, and no picture")
+    parser.add_argument("--tokens", type=int, default=4096, metavar="N", help="tokens in a micro-batch (default: 4096)")
+    parser.add_argument(
+        "--chunks", type=int, default=2, metavar="N", help="chunks on a worker in the usual schedule (default: 2)"
+    )
+    parser.add_argument(
+        "--worker-gb", type=float, metavar="GB", help="memory of a worker (default: what the usual schedule needs)"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=5.0, metavar="S", help="seconds to search for a plan (default: 5)"
+    )
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="write a picture of the plan as SVG")
+    parser.add_argument(
+        "--width", type=int, default=100, metavar="N", help="width of the printed picture in characters (default: 100)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON, without a picture")
     parser.set_defaults(run=_run)
 
 

@@ -22,19 +22,26 @@ _END_S = 5.0
 
 def add_parser(commands: Any) -> None:
     """Add `web` to the commands."""
-    web = commands.add_parser("web", help="serve a live page of a node and its cluster, to browsers")
+    web = commands.add_parser("web", help="serve a live web page about a node and its cluster")
     web.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    web.add_argument("--listen", metavar="HOST:PORT", default=LISTEN, help=f"where (default: {LISTEN}); port 0 is any")
-    web.add_argument("--token", type=Path, metavar="FILE", help="what viewers have to know; made if it is not there")
+    web.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        default=LISTEN,
+        help=f"address to serve on (default: {LISTEN}); port 0: any free port",
+    )
+    web.add_argument(
+        "--token", type=Path, metavar="FILE", help="file with the token that viewers need; created if missing"
+    )
     web.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
     web.set_defaults(run=_web)
 
 
 def add_node_options(node: argparse.ArgumentParser) -> None:
     """Add the options of a page beside a node."""
-    node.add_argument("--web", metavar="HOST:PORT", help="serve a live page too, from a process beside the node")
+    node.add_argument("--web", metavar="HOST:PORT", help="also serve a live web page, from a process of its own")
     node.add_argument(
-        "--web-token", type=Path, metavar="FILE", help="what its viewers have to know; made if it is not there"
+        "--web-token", type=Path, metavar="FILE", help="file with the token that viewers need; created if missing"
     )
 
 
