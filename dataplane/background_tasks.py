@@ -48,5 +48,5 @@ async def _run(work: Coroutine[Any, Any, object]) -> None:
     try:
         await work
     except Exception as error:
-        log.error("work in the background failed: %s", error_line(error))
-        log.debug("the same, in full", exc_info=error)
+        log.error("a background task failed: %s", error_line(error))
+        log.debug("traceback of the error above", exc_info=error)

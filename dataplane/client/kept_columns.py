@@ -163,7 +163,7 @@ class KeptColumns:
             if isinstance(error, RuntimeError | OSError) and not isinstance(
                 error, DataplaneError
             ):  # CUDA has no memory or cannot share it, or no descriptors are left
-                log.warning("columns go to the arena, since they can not be kept: %s", error)
+                log.warning("columns are copied to shared memory, since the device cannot share them: %s", error)
                 return []
             raise
         self._kept.update(zip(numbers, made, strict=True))
@@ -230,7 +230,7 @@ class KeptColumns:
         except (DataplaneError, TimeoutError) as error:
             lost = [shard for shard in self._kept if shard not in self._landed]
             if lost and not isinstance(error, PeerUnavailable):
-                log.warning("shards %s are lost, since they could not be brought to the node: %s", lost, error)
+                log.warning("shards %s are lost: copying them from the device to the node failed: %s", lost, error)
         begun = list(self._landing.values())
         for task in begun:
             task.cancel()

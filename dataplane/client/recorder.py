@@ -210,7 +210,7 @@ class Recording(Background):
         try:
             await delivery.ack()
         except LeaseExpired as error:
-            log.warning("rows that are recorded come again: %s", str(error))
+            log.warning("the ack of recorded rows failed, so they are delivered again: %s", str(error))
         else:
             source.writer.acknowledged(names.rows)
         if source.writer.due:
@@ -244,7 +244,7 @@ class Recording(Background):
                     self._pass_over(error, len(names))
                     return True
                 if self._passed is None:
-                    log.warning("the recorder waits for room: %s", str(error))
+                    log.warning("the recorder waits for free disk space: %s", str(error))
                 self._passed = _bare(error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RETRY_S):
@@ -262,7 +262,7 @@ class Recording(Background):
 
     def _pass_over(self, error: DataplaneError, rows: int) -> None:
         if self._passed is None:
-            log.warning("rows are passed over by the recorder: %s", str(error))
+            log.warning("the recorder skips rows: %s", str(error))
         self._passed = _bare(error)
         self._skipped += rows
 

@@ -265,4 +265,4 @@ def _close_all() -> None:
         try:
             plane.close()
         except DataplaneError as error:
-            log.warning("what a plane keeps is lost, since it could not be closed: %s", error)
+            log.warning("columns that a plane keeps on its device are lost: closing the plane failed: %s", error)

@@ -70,7 +70,7 @@ class Detector:
             try:
                 self._peers.connect(members[following].address)
             except PeerUnavailable as error:
-                log.info("there is no way to node %s: %s", following, error)
+                log.info("node %s cannot be reached: %s", following, error)
         for node, member in self._membership.missing.items():
             self._probe(node, member.life, member.address, _ABSENT_S, absent=True)
         if self._group is None:

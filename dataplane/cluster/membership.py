@@ -183,7 +183,7 @@ class Membership:
         self._ended[node] = known[0]
         while len(self._ended) > MAX_MEMBERS:
             del self._ended[next(iter(self._ended))]
-        log.warning("node %s at %s is no member any more: its process has ended", node, known[0].address)
+        log.warning("node %s at %s was removed from the cluster: its process has ended", node, known[0].address)
         self._evict(node)
         self._settle()
         for over in self._over:
@@ -254,7 +254,10 @@ class Membership:
             log.info("the coordinator answers")
         elif before and not now:
             self._answers_since = None
-            log.warning("the coordinator does not answer; members stay members meanwhile: %s", str(why) or repr(why))
+            log.warning(
+                "the coordinator does not answer; the list of members stays as it is until it does: %s",
+                str(why) or repr(why),
+            )
 
     async def leave(self) -> None:
         """Remove this node's registration, after `run` has ended."""
@@ -264,7 +267,9 @@ class Membership:
                 async with asyncio.timeout(_LEAVE_S):
                     await registration.leave()
             except (Unavailable, OutcomeUnknown, TimeoutError):
-                log.warning("the coordinator does not answer: this node stays a member for %s s", self._lease_s)
+                log.warning(
+                    "the coordinator does not answer; the registration of this node expires in %s s", self._lease_s
+                )
 
     # The others
 
@@ -333,13 +338,13 @@ class Membership:
             if len(name) != len(self.me) or not name.isalnum():
                 raise ValueError("it is under no node's name")
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-            log.warning("the coordinator has for %r what no node of this cluster writes: %s", name[:100], error)
+            log.warning("the coordinator has an invalid entry for member %r: %s", name[:100], error)
             return None
         if member.major != pm.MAJOR:
-            log.warning("node %s speaks version %d, and this one %d: it is no member", name, member.major, pm.MAJOR)
+            log.warning("node %s is ignored: it has protocol version %d, this node %d", name, member.major, pm.MAJOR)
             return None
         if member.address == self._member.address and name != self.me:
-            log.warning("node %s says that it listens at %s, as this one does", name, member.address)
+            log.warning("node %s is registered with the address of this node, %s", name, member.address)
         return member
 
     def _settle(self) -> None:
@@ -353,7 +358,7 @@ class Membership:
         if found == self.current:
             return
         for name in self.current.keys() - found.keys() - self._ended.keys():
-            log.warning("node %s at %s is no member any more", name, self.current[name].address)
+            log.warning("node %s at %s was removed from the cluster", name, self.current[name].address)
         self.current = MappingProxyType(found)
         self.epoch += 1
         for changed in self._changed:

@@ -76,7 +76,7 @@ class Seeds:
         if self._directory is not None:
             program()  # raises ValueError if etcd is not installed
         elif own:
-            log.warning("this host's seeds are run by other nodes already")
+            log.warning("other nodes on this host run its etcd servers already")
 
     async def run(self) -> None:
         """Run this node's server, if it has one, until cancelled. Raises SeedsDiffer."""
@@ -188,7 +188,7 @@ async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
     if mine and not mine[0].clientURLs and mine[0].name:
         return "new", 0
     for server in mine:
-        log.warning("this seed's etcd has lost its data; it takes a new place instead of server %x", server.ID)
+        log.warning("the etcd data of this seed are lost; it joins as a new server in place of server %x", server.ID)
         await gateway.ask("cluster/member/remove", {"ID": server.ID}, writes=True)
     await gateway.ask("cluster/member/add", {"peerURLs": [peer_url]}, writes=True)
     added = [server for server in await _servers(gateway) if peer_url in server.peerURLs]
@@ -254,7 +254,9 @@ class _Directory:
 
     def clear(self) -> None:
         """Delete the data of a server that was removed from its cluster and cannot return."""
-        log.warning("the etcd data in %s are of a server that was removed; they are dropped", self.path)
+        log.warning(
+            "the etcd data in %s belong to a server that was removed from the cluster; they are deleted", self.path
+        )
         shutil.rmtree(self.path / "etcd")
 
     def release(self) -> None:

@@ -101,7 +101,7 @@ class EtcdServer:
         while True:
             began = time.monotonic()
             why = await self._run_once(state)
-            log.warning("%s; it is started again", why)
+            log.warning("%s; restarting it", why)
             again_s = _AGAIN_S if time.monotonic() - began > _STEADY_S else again_s
             await asyncio.sleep(again_s)
             again_s = min(2 * again_s, _MAX_AGAIN_S)

@@ -185,7 +185,7 @@ class RankLink:
             try:
                 self._devices = DeviceLink(nccl_group(store, self.rank, self.size, device), device)
             except RuntimeError as error:
-                log.warning("rows for %s go by way of the host: %s", device, _short(error))
+                log.warning("rows for %s are sent through host memory: %s", device, _short(error))
                 return None
         return self._devices if self._devices.device == device else None
 

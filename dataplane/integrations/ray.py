@@ -361,7 +361,7 @@ class _DataplaneManager:
             try:
                 await self._look()
             except Exception:  # Ray's own state can not be read now; it can be again
-                log.warning("Ray does not say which Ray nodes there are", exc_info=True)
+                log.warning("Ray does not list its nodes", exc_info=True)
 
     async def _look(self) -> None:
         """Start missing nodes, and forget those of Ray nodes that are gone."""
@@ -413,7 +413,7 @@ class _DataplaneManager:
         await self._lost(place, "its process has ended")
 
     async def _lost(self, place: _RayNode, why: str) -> None:
-        log.warning("no node runs on the Ray node at %s, another is started: %s", place.ip, why)
+        log.warning("the node on the Ray node at %s does not run; starting another: %s", place.ip, why)
         place.host, place.address, place.listens, place.why = None, "", "", why
         await self._tell()
 
@@ -443,7 +443,9 @@ class Exporting:
             try:
                 asyncio.run(self._pass_on())
             except DataplaneError as error:
-                log.info("the statistics of the node at %s are read again later: %s", self._address, error)
+                log.info(
+                    "reading the statistics of the node at %s failed, and is tried again: %s", self._address, error
+                )
                 self._ended.wait(self._every_s)
 
     async def _pass_on(self) -> None:

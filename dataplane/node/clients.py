@@ -144,7 +144,7 @@ class Client:
         for task in self._waiting.values():
             task.cancel()
         if error is None or isinstance(error, PeerUnavailable):
-            log.info("client %s has gone: %s", self.label, error)
+            log.info("client %s has disconnected: %s", self.label, error)
             self._rows.leave()
             self._release_all()
             return False

@@ -77,7 +77,7 @@ class NodeServer:
         for the data directory DirectoryUnusable, Corrupt or Backpressure."""
         self.config = config
         if beyond := beyond_host(config):
-            log.warning("%s; the kernel ends processes once it runs out of it", beyond)
+            log.warning("%s; the kernel kills processes when memory runs out", beyond)
         self._claim: DirectoryClaim | None = None
         self.hosts: Hosts | None = None
         self._clients: set[Client] = set()
@@ -202,7 +202,7 @@ class NodeServer:
         try:
             asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
         except OSError as error:
-            log.warning("nobody can be accepted now: %s", error)
+            log.warning("no connection can be accepted now: %s", error)
             asyncio.get_running_loop().call_later(_AGAIN_S, self._hear)
 
     def _accept(self) -> None:
@@ -259,7 +259,7 @@ class NodeServer:
             if self._store.persistence is not None:
                 self._store.persistence.reserve_numbers()
             for client in self._store.reservations.revoke_silent():
-                log.warning("client %s gave no sign of life: its unsealed bytes were taken back", client)
+                log.warning("client %s sent no heartbeat: its open reservations were released", client)
             for each in list(self._clients):
                 each.revoke_silent()
 
@@ -343,9 +343,9 @@ class NodeServer:
         try:
             await self.hosts.aclose(_LEAVE_S)
         except TimeoutError:
-            log.warning("other hosts' reads have not ended in %s s; they are cut off", _LEAVE_S)
+            log.warning("reads by other hosts did not end within %s s; closing their connections", _LEAVE_S)
         except OSError as error:
-            log.warning("this node could not say goodbye to others: %s", error)
+            log.warning("leaving the cluster failed: %s", error)
 
     def abandon(self) -> None:
         """Leave nothing on this host, whether or not the node has served. Idempotent."""
@@ -373,7 +373,7 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
         except Rejected:  # to try again would not help
             raise
         except Exception:
-            log.exception("the node goes on")
+            log.exception("unexpected error; the node continues")
         pause_s = _AGAIN_S if time.monotonic() - began > _LEAVE_S else min(2 * pause_s, _LEAVE_S)
         await asyncio.sleep(pause_s)
 

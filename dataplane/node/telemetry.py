@@ -129,7 +129,9 @@ class Telemetry:
         if not self.records or client in self._rings:
             return None
         if len(self._rings) >= self._most_rings:
-            log.warning("client %s records no events: %d others do, for which there is memory", label, len(self._rings))
+            log.warning(
+                "client %s records no events: the memory for events is used by %d others", label, len(self._rings)
+            )
             return None
         try:
             fd = ring.create()

@@ -79,7 +79,7 @@ class Reader:
             try:
                 found, media = part.read(part_path(self.directory, number))
             except Corrupt as error:
-                log.warning("a part of the recording is left out: %s", error)
+                log.warning("skipping a part of the recording: %s", error)
             except FileNotFoundError:
                 known = self.manifest.parts
                 self.manifest = Manifest.read(self.directory)  # it may be in a file now

@@ -120,7 +120,7 @@ class Writer:
             rows, media = part.read(path)
             said, _ = names.split(rows)
         except Corrupt as error:
-            log.warning("%s is left out of the recording: %s", path, error)
+            log.warning("skipping %s in the recording: %s", path, error)
             path.rename(path.with_suffix(".torn"))
             return
         self.pending.update(said.rows)

@@ -164,14 +164,14 @@ class Arena:
     def _guard(self, segment: ArenaSegment) -> None:
         if not segment.guard() and not self._warned:
             self._warned = True
-            log.warning("this system gives no leases: a process of this user can open segments for writing")
+            log.warning("this system has no file leases: processes of this user can open segments for writing")
 
     def harden_opened(self) -> None:
         """Seal the segments that processes are about to open for writing, and let those processes go on."""
         for segment in self:
             if segment.opened:
                 segment.harden()
-                log.warning("a process opened segment %d for writing: it was sealed against that", segment.number)
+                log.warning("a process opened segment %d for writing: the segment is sealed now", segment.number)
                 for segments in self._owned.values():
                     if segment in segments:
                         segments.remove(segment)

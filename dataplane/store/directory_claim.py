@@ -60,7 +60,7 @@ class DirectoryClaim:
         self.path = parent / name
         mode = os.fstat(opened).st_mode
         if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            log.warning("any user can remove what is in %s: chmod +t it, or %s", parent, remedy)
+            log.warning("any user can delete files in %s: set its sticky bit (chmod +t), or %s", parent, remedy)
 
     @property
     def descriptor(self) -> int:
@@ -140,7 +140,7 @@ class DirectoryClaim:
             if _is(lock, parent, self.path.name):
                 os.rmdir(self.path.name, dir_fd=parent)
         except OSError as error:
-            log.warning("%s can not be removed: %s; the next node to start there does it", self.path, error.strerror)
+            log.warning("removing %s failed: %s; the next node that starts there removes it", self.path, error.strerror)
         finally:
             os.close(lock)
             os.close(parent)

@@ -444,7 +444,9 @@ class Disk:
         wait([releasing], _CLOSE_S / 2)
         self._remover.close(0.1)
         if not all(workers.ended for workers in self._workers):
-            log.warning("the disk does not answer; files may be left in %s until another node starts", self.directory)
+            log.warning(
+                "the disk does not answer; files may stay in %s until another node starts there", self.directory
+            )
 
 
 class _Left(Exception):

@@ -83,7 +83,7 @@ async def started(names: Sequence[str], host: str, told: str = "") -> list[Trans
                 await transport.aclose()
                 if names or name == "tcp":
                     raise
-                log.warning("there will be no %s: %s", name, error)
+                log.warning("transport %s is not available: %s", name, error)
                 continue
             except BaseException:
                 await transport.aclose()
@@ -127,7 +127,7 @@ class TransportChoice:
         """It has failed to read."""
         record = self._record(node, transport)
         record.failures += 1
-        log.warning("nothing came from node %s by %s: %s", node.hex(), transport.name, error)
+        log.warning("reading from node %s by %s failed: %s", node.hex(), transport.name, error)
         if record.failures >= _FAILURES and len(self._transports) > 1:
             record.aside_until = self._clock() + _ASIDE_S
             text = "%s has failed %d times in a row for node %s: others are tried before it, for %.0f s"

@@ -132,7 +132,7 @@ class PageServer:
             except ConnectionError:
                 raise
             except Exception:  # the boundary: a fault of ours is logged, and is no reason to end
-                log.exception("%s could not be answered", request.path[:100])
+                log.exception("answering %s failed", request.path[:100])
                 raise web.HTTPInternalServerError(text="This could not be answered.") from None
         if not response.prepared:
             response.headers.update(_HEADERS)

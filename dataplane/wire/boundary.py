@@ -111,7 +111,7 @@ def failure(number: int, error: Exception, sender: object) -> Failure:
         name, text, fields = describe(error)
         return Failure(number, name, clipped(text), _plain(fields))
     _complaints.log(logging.ERROR, str(sender), "a request of %s failed: %s", sender, error_line(error))
-    log.debug("the same, in full", exc_info=error)
+    log.debug("traceback of the error above", exc_info=error)
     return Failure(number, "Rejected", "the node failed on this request; its log says how", {})
 
 

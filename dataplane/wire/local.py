@@ -428,7 +428,7 @@ class LocalChannel:
         except DataplaneError as error:
             self.close(error)
         except Exception as error:  # the boundary: else the following messages would lie here until more come
-            log.error("what %s received failed: %s", self._received, error_line(error))
+            log.error("handling a message from %s failed: %s", self._received, error_line(error))
             self.close(ProtocolMismatch("a message can not be dealt with; the log says why"))
         return self._open
 

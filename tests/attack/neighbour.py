@@ -50,7 +50,7 @@ class Node:
 
     def about_others(self) -> list[str]:
         """Lines of its log that are about neither itself nor the sender of something."""
-        itself = ("find it at", "stop with", "is no member any more")
+        itself = ("address for other nodes", "stop with", "was removed from the cluster")
         return [
             line
             for line in self.log().splitlines()

@@ -47,7 +47,7 @@ def save_checkpoint(
     Raises NotStarted, OSError, Misuse (no file can be written there), LimitExceeded (the disk is full).
     """
     if not include_storage:
-        log.warning("include_storage=False has no effect: values that are not saved are lost as the node ends")
+        log.warning("include_storage=False has no effect: values that are not saved would be lost when the node ends")
     own, target = session(), Path(checkpoint_dir)
     target.mkdir(parents=True, exist_ok=True)
     described = json.dumps({"user_metadata": metadata or {}}, indent=2)

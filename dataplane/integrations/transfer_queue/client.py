@@ -208,7 +208,7 @@ class TransferQueueClient:
         """Mark the rows as not consumed by the task, or by any task. Returns True."""
         partition = session().partition(partition_id)
         if partition.all(tags=False) is None:
-            log.warning("there is no partition %r whose consumption could be reset", partition_id)
+            log.warning("cannot reset the consumption of partition %r: it does not exist", partition_id)
         else:
             partition.table.release(task_name)
         return True

@@ -172,7 +172,7 @@ def clear() -> None:
 
 def _refuse(actor: Any) -> None:
     if _class_of(actor) == DataplaneController.__name__:
-        log.warning("another Ray job of this cluster uses dataplane: workers know this job by their environment alone")
+        log.warning("another Ray job of the cluster uses dataplane: workers find this job only by their environment")
     elif module_patch.is_in():
         raise Misuse(f"{_THEIRS}: call transfer_queue.close() where that was initialised, and then init() again")
     else:

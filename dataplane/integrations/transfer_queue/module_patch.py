@@ -81,7 +81,7 @@ def if_asked() -> bool:
     asked = os.environ.get(VARIABLE, "")
     if asked:
         install(dense=asked == "dense")
-        log.warning("dataplane stands in for transfer_queue in this process (%s=%s)", VARIABLE, asked)
+        log.warning("dataplane replaces the module transfer_queue in this process (%s=%s)", VARIABLE, asked)
     return bool(asked)
 
 

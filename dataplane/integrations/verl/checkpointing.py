@@ -220,4 +220,4 @@ def attach() -> None:
 
 
 attach()
-log.info("the checkpoint engine %s is there", NAME)
+log.info("registered the checkpoint engine %s", NAME)

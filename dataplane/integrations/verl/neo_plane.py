@@ -37,7 +37,7 @@ class DataplanePPODataPlane(NeoPPODataPlane):  # type: ignore[misc]  # verl has 
             nodes.up()
         process.plane()
         set_default_storage_engine(neo.DataplaneStorageEngine())
-        log.info("NeoProto stores in the plane: trainer.data_plane=%s", self.name)
+        log.info("NeoProto stores its batches in the plane: trainer.data_plane=%s", self.name)
 
 
 neo.attach()

@@ -42,7 +42,7 @@ def register() -> bool:
     """Register the backend with TransferQueue. Returns whether it works with this TransferQueue. Idempotent."""
     global _why
     if VARIABLE in os.environ:
-        log.info("the TransferQueue backend %s is not needed: dataplane stands in for transfer_queue itself", NAME)
+        log.info("the TransferQueue backend %s is not registered: dataplane replaces transfer_queue itself", NAME)
         return False
     try:
         found = hooks.differences()
@@ -60,9 +60,9 @@ def register() -> bool:
     except (ImportError, AttributeError, TypeError) as error:
         _why = _why or str(error)
     if _why:
-        log.warning("the TransferQueue backend %s does not work here: %s", NAME, _refusal())
+        log.warning("the TransferQueue backend %s is not available: %s", NAME, _refusal())
         return False
-    log.info("the TransferQueue backend %s is there: transfer_queue.backend.storage_backend=%s", NAME, NAME)
+    log.info("registered the TransferQueue backend %s: transfer_queue.backend.storage_backend=%s", NAME, NAME)
     return True
 
 

@@ -119,7 +119,7 @@ class AppendMerger:
         except DataplaneError:
             return None
         except Exception:  # the boundary: an unexpected error must not leave any of them waiting
-            log.exception("appends to %s could not be made together", partition)
+            log.exception("merging appends to %s failed", partition)
             return None
 
 

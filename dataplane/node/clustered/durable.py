@@ -152,10 +152,10 @@ class DurableColumns:
                 refs, last = await self._held(partition)
             except DataplaneError as error:
                 if not isinstance(error, Lost):
-                    log.debug("%s has not said yet what it needs here: %s", partition, error)
+                    log.debug("%s has not reported yet which columns it needs here: %s", partition, error)
                     await asyncio.sleep(_AGAIN_S)
                     continue
-                log.info("%s needs nothing here any more: %s", partition, error)
+                log.info("%s does not exist any more, so its columns here are freed: %s", partition, error)
                 self._named.discard(partition)
                 hosted = self.partitions.replicas.find(partition)
                 if hosted is not None and not hosted.configuration.epoch:  # it was deleted while this node was away

@@ -76,7 +76,7 @@ class RetainedShards:
                 continue
             needs = self._find(partition, ref)
             if not needs:
-                log.debug("%s says that it does not need what it has nothing of here", partition)
+                log.debug("%s releases columns that are not retained here", partition)
             for need in needs:
                 if self._take(need):
                     self._needed.done(need.ref, need.shards)
@@ -91,7 +91,7 @@ class RetainedShards:
                 self._needed.relink(ref)
                 self.retain(partition, ref)
             except DataplaneError as error:
-                log.error("%s needs what is not here any more: %s", partition, error)
+                log.error("%s needs columns that this node has lost: %s", partition, error)
         self._told[partition] = last
 
     def drop(self, holder: str) -> None:

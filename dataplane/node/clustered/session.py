@@ -256,12 +256,12 @@ class PartitionSession:
                 result = await self._partitions.router.ask(key, body, Deadline.after(ASK_S))
                 return _outcome(result, None, self._calls.decode)
             except (OutcomeUnknown, PeerUnavailable, Unavailable) as error:
-                log.debug("what %s asked of %s is not settled yet: %s", self.client, key, error)
+                log.debug("the outcome of a request of %s to %s is not known yet: %s", self.client, key, error)
             except DataplaneError as error:
                 if not isinstance(error, Backpressure) or not error.spill_error:
                     return error
                 # The leader's disk is full. An earlier attempt may be in its log, and is committed once there is room.
-                log.debug("what %s asked of %s is not settled yet: %s", self.client, key, error)
+                log.debug("the outcome of a request of %s to %s is not known yet: %s", self.client, key, error)
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_S[1])
 

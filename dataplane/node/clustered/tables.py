@@ -149,7 +149,7 @@ class ClusteredTables:
             try:
                 await self.sweep()
             except DataplaneError as error:
-                log.info("what tables need here is looked after later: %s", error)
+                log.info("checking the columns that tables need here failed, and is tried again: %s", error)
 
     async def sweep(self) -> None:
         """Release the columns of this node that were needed by partitions that no longer exist. Raises Unavailable,

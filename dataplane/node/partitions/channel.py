@@ -81,7 +81,7 @@ class PartitionChannel:
             try:
                 self._post(node, address, items)
             except PeerUnavailable as error:
-                log.debug("nothing reaches node %s: %s", node, error)
+                log.debug("sending to node %s failed: %s", node, error)
 
     def _post(self, node: str, address: str, items: list[bytes]) -> None:
         """Send the items in as few frames as the maximum size of a frame permits."""

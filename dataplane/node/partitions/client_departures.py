@@ -104,7 +104,12 @@ class ClientDepartures:
         try:
             await self._replicas.request(hosted.partition, hosted.machine.leaving(process), _ASK_S)
         except DataplaneError as error:
-            log.info("clients of %s leave %s later: %s", process, hosted.partition, error)
+            log.info(
+                "releasing the leases of ended clients of %s in %s failed, and is tried again: %s",
+                process,
+                hosted.partition,
+                error,
+            )
             self._all_s = 0.0
         finally:
             self._leaving.discard((hosted.partition, process))

@@ -116,7 +116,12 @@ class ColumnReleases:
             if isinstance(outcome, bytes):
                 log.info(what, node, hosted.partition)
             else:
-                log.info("what node %s held of %s is looked after later: %s", node, hosted.partition, outcome)
+                log.info(
+                    "recording that node %s has lost its columns of %s failed, and is tried again: %s",
+                    node,
+                    hosted.partition,
+                    outcome,
+                )
 
         self._changing.add((hosted.partition, node))
         hosted.request(request, done)
@@ -138,7 +143,9 @@ class ColumnReleases:
                     await self._channel.ask(node, settle, _ASK_S)
                 await self._replicas.request(hosted.partition, machine.telling(node, last), _ASK_S)
         except DataplaneError as error:
-            log.debug("node %s is told of %s later: %s", node, hosted.partition, error)
+            log.debug(
+                "sending releases to node %s for %s failed, and is tried again: %s", node, hosted.partition, error
+            )
         finally:
             self._telling.discard((hosted.partition, node))
 

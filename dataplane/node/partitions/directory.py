@@ -154,7 +154,7 @@ class Directory:
         except PeerUnavailable as error:
             if first == self._me:
                 raise
-            log.info("node %s does not lead %s: %s", first, key, error)
+            log.info("node %s refused to lead %s: %s", first, key, error)
             await self._make_at(self._me, key, record)
 
     async def _make_at(self, node: str, key: str, record: Record) -> None:
@@ -290,7 +290,7 @@ class Directory:
             try:
                 await self.care()
             except DataplaneError as error:
-                log.info("records of %ss are looked after later: %s", self._what, error)
+                log.info("checking the records of %ss failed, and is tried again: %s", self._what, error)
 
     async def care(self) -> None:
         """Mark lost partitions, and delete those that no record names. Raises Unavailable, OutcomeUnknown,
@@ -323,7 +323,7 @@ class Directory:
         self._unnamed = {key: self._unnamed.get(key, now) for key in unnamed}
         for key, since_s in list(self._unnamed.items()):
             if now - since_s >= self._members.lost_s and not await self._is_named(key):
-                log.warning("partition %s, which no record names, is deleted", key)
+                log.warning("deleting partition %s, which no record names", key)
                 self._router.forget(key)
                 await self._replicas.delete(key)
 

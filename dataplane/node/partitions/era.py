@@ -47,7 +47,7 @@ class Era:
                 async for value in self._coordinator.watch(KEY):
                     await self._note(value or await self._made())
             except (Unavailable, OutcomeUnknown) as error:
-                log.debug("the coordinator does not say its era: %s", error)
+                log.debug("reading the era from the coordinator failed: %s", error)
             await asyncio.sleep(_AGAIN_S)
 
     async def _first(self) -> bytes:
@@ -55,7 +55,7 @@ class Era:
             try:
                 value = await self._coordinator.read(KEY) or (b"" if self._noted else await self._made())
             except (Unavailable, OutcomeUnknown) as error:
-                log.debug("the coordinator does not say its era: %s", error)
+                log.debug("reading the era from the coordinator failed: %s", error)
                 await asyncio.sleep(_AGAIN_S)
                 continue
             if self._noted in (b"", value):

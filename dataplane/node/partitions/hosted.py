@@ -109,7 +109,11 @@ class HostedReplica:
             effects = self.replica.receive(sender, message, now)
         except Corrupt as error:
             log.error(
-                "replica %s of %s ends: what %s sent does not go with it: %s", self.me, self.partition, sender, error
+                "replica %s of %s stops: a message of node %s contradicts its log: %s",
+                self.me,
+                self.partition,
+                sender,
+                error,
             )
             self._owner.end(self)
             return
@@ -227,7 +231,7 @@ class HostedReplica:
             self._owner.end(self, forget=True)
             return
         if value is None:
-            log.warning("the coordinator has forgotten %s", self.partition)
+            log.warning("the coordinator has lost the configuration of %s", self.partition)
             self._perform(self.replica.forgotten(monotonic()))
             return
         try:
@@ -255,7 +259,7 @@ class HostedReplica:
         if error is None:
             self._stored(ticket)
         else:
-            log.error("replica %s of %s ends: its log can not be written: %s", self.me, self.partition, error)
+            log.error("replica %s of %s stops: writing its log failed: %s", self.me, self.partition, error)
             self._owner.end(self)
 
     def _stored(self, ticket: int) -> None:

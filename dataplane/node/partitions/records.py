@@ -74,7 +74,7 @@ class Records:
 
     async def _restore(self, name: str) -> Record | None:
         """Write a record again that the coordinator has lost."""
-        log.warning("the coordinator has forgotten %r; this node says what it knows", name)
+        log.warning("the coordinator has lost the record of %r; this node writes its copy", name)
         return await self.swap(None, self._records[name])
 
     def forget(self, name: str, generation: str) -> None:

@@ -106,7 +106,7 @@ class Recruiter:
         try:
             incarnation = await self.ask(node, hosted.partition)
         except DataplaneError as error:  # its disk may be full
-            log.info("node %s can not follow in %s: %s", node, hosted.partition, error)
+            log.info("node %s cannot become a follower of %s: %s", node, hosted.partition, error)
             hosted.recruited.pop(node, None)
             hosted.refused[node] = monotonic()
             return

@@ -162,7 +162,7 @@ class Replicas:
         try:
             return await self._new(partition, node)
         except DataplaneError as error:
-            log.info("node %s can not follow in %s: %s", node, partition, error)
+            log.info("node %s cannot become a follower of %s: %s", node, partition, error)
             return None
 
     async def delete(self, partition: str) -> None:
@@ -188,7 +188,11 @@ class Replicas:
     def _removed(self, partition: str, removal: asyncio.Future[None]) -> None:
         del self._removals[partition]
         if not removal.cancelled() and removal.exception() is not None:
-            log.info("the log of %s is deleted after the next start: %s", partition, removal.exception())
+            log.info(
+                "deleting the log of %s failed, and is tried again at the next start: %s",
+                partition,
+                removal.exception(),
+            )
 
     async def _watch(self, hosted: HostedReplica) -> None:
         """Watch the configuration. Its first read begins after the replica was created."""
@@ -285,7 +289,7 @@ class Replicas:
             case m.Received():
                 self._unconfirmed.received(node, item)
             case _:
-                log.warning("node %s says a %s, which nobody here takes", node, type(item).__name__)
+                log.warning("node %s sent an unexpected %s", node, type(item).__name__)
 
     async def _host_for(self, node: str, number: int, partition: str) -> None:
         """Host a replica, as another node has requested."""
@@ -337,7 +341,7 @@ class Replicas:
             try:
                 return node, int(await self._channel.ask(node, lambda number: m.CountRows(number, partition), _COUNT_S))
             except DataplaneError as error:
-                log.info("node %s does not say what it retains of %s: %s", node, partition, error)
+                log.info("node %s has not reported which columns of %s it retains: %s", node, partition, error)
                 return node, 0
 
         found = await asyncio.gather(*map(one, self._members.current))
@@ -345,7 +349,7 @@ class Replicas:
 
     def gone(self, node: str, before_s: float) -> None:
         """Tell all replicas here that the process of a node has ended."""
-        log.info("node %s has ended", node)
+        log.info("the process of node %s has ended", node)
         self._unconfirmed.gone(node)
         for hosted in self:
             hosted.gone(node, before_s)

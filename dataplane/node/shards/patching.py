@@ -106,7 +106,7 @@ class Patching:
                 finally:
                     await stopped([making])
         except (DataplaneError, OSError) as error:
-            log.warning("a shard is fetched whole, since it could not be made of another: %s", error)
+            log.warning("fetching a whole shard: applying its changes to an earlier version failed: %s", error)
             return False
         finally:
             self._store.unpin(self, [base])

@@ -180,7 +180,7 @@ class ShardReads:
             except (_Damaged, TransportError) as error:
                 if not offered.chunk or not wanted.fresh:
                     raise
-                log.warning("a shard did not come from the disk of %s: %s", wanted.owner.hex(), error)
+                log.warning("reading a shard from the disk of %s failed: %s", wanted.owner.hex(), error)
                 wanted = replace(wanted, fresh=False)
             finally:
                 self._withdraw(member, offered, wanted, came)
@@ -230,7 +230,7 @@ class ShardReads:
                 finally:
                     self._withdraw(member, offered, wanted, came)
         except (TransportError, TimeoutError, DataplaneError, _Damaged) as error:
-            log.info("a copy of a shard did not come from %s: %s", holder.hex(), error)
+            log.info("reading a copy of a shard from %s failed: %s", holder.hex(), error)
             return []
         return came
 

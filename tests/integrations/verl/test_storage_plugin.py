@@ -44,7 +44,7 @@ def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
     told, logged = python(nursery, code)
     where = "dataplane.integrations.verl"
     assert told == [f"{where}.storage", f"{where}.plugin"]
-    assert "backend Dataplane is there: transfer_queue.backend.storage_backend=Dataplane" in logged
+    assert "registered the TransferQueue backend Dataplane: transfer_queue.backend.storage_backend=Dataplane" in logged
 
 
 def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None:

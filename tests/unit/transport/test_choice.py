@@ -79,5 +79,5 @@ async def test_one_that_was_not_named_and_does_not_start_is_left_out(
     with caplog.at_level(logging.WARNING):
         (only,) = await started([], "127.0.0.1")
     assert only.name == "tcp"
-    assert caplog.messages == ["there will be no ucx: its library is not installed"]
+    assert caplog.messages == ["transport ucx is not available: its library is not installed"]
     await only.aclose()
