@@ -246,7 +246,7 @@ def _join(text: str) -> Join:
     if not colon or engine != "etcd":
         raise ValueError(f"a cluster is joined by etcd://HOST:PORT,.../NAME, not by {text!r}")
     if not named:
-        raise ValueError(f"{text!r} says no HOST:PORT of an etcd")
+        raise ValueError(f"{text!r} has no HOST:PORT of an etcd server")
     for address in named:
         check_host_port(address)
     _check_name(slash, name)
@@ -262,7 +262,7 @@ def _seeds(text: str) -> Join:
     for seed in seeds:
         check_host_port(seed)
         if int(seed.rpartition(":")[2]) > 65534:
-            raise ValueError(f"the servers of {seed!r} meet at the next port, and there is none")
+            raise ValueError(f"{seed!r}: etcd servers also use the next port, and there is none after 65535")
     if len(set(seeds)) != len(seeds) or len(seeds) not in (1, 3, 5):
         raise ValueError(f"seeds are 1, 3 or 5 different hosts, so that a majority can be alive, not {where!r}")
     _check_name(slash, name)
@@ -283,7 +283,7 @@ def check_host_port(address: str) -> None:
     """Raises ValueError for an invalid HOST:PORT."""
     host, port = _host_port(address)
     if not port or set(host) & set("/*@ ") or host != host.strip():
-        raise ValueError(f"nobody can be found at {address!r}: HOST:PORT is that of a host")
+        raise ValueError(f"{address!r} is no address that others can connect to: name a host in HOST:PORT")
 
 
 _EVERY = ("*", "0.0.0.0", "::", "0")

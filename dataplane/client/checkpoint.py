@@ -161,7 +161,7 @@ async def read(
                 connection.tell(rm.DropStream(connection.next_id(), opened.stream))
                 connection.tell(sm.Free(connection.next_id(), scope=to.staging))
             if isinstance(error, SchemaMismatch) or (isinstance(error, Corrupt) and not error.path):
-                raise file.corrupt(f"holds what no stream has: {error}") from error
+                raise file.corrupt(f"has an invalid stream: {error}") from error
             raise
     return name
 
@@ -251,7 +251,7 @@ def _decoded(file: CheckpointReader, wanted: int, kind: Any, frame: tuple[int, b
             raise ValueError(f"a frame of kind {frame[0]} where {wanted} was due")
         return msgspec.msgpack.decode(frame[1], type=kind)
     except (msgspec.MsgspecError, ValueError, Misuse) as error:
-        raise file.corrupt(f"holds what is no checkpoint: {error}") from error
+        raise file.corrupt(f"is no checkpoint: {error}") from error
 
 
 def _path(path: Any) -> str | os.PathLike[str]:

@@ -214,7 +214,7 @@ class CheckpointReader:
         try:
             return dict(arrow_in.columns_of(self.table(), checked=True))
         except SchemaMismatch as error:
-            raise self.corrupt(f"holds what is no table of rows: {error}") from error
+            raise self.corrupt(f"has an invalid table of rows: {error}") from error
 
     @property
     def ended(self) -> bool:

@@ -125,7 +125,9 @@ def _memory(column: Column, target: Any) -> Bytes:
     if tensors.is_tensor(target):
         _check(column, str(target.dtype)[6:], tuple(target.shape))
         if target.requires_grad:
-            raise Misuse(f"column {column.name!r}: what requires grad is not written in place: pass tensor.detach()")
+            raise Misuse(
+                f"column {column.name!r}: a tensor that requires grad cannot be written in place: pass tensor.detach()"
+            )
         if target.is_contiguous():
             _, array = tensors.host_bits(column.name, target)
             return array.reshape(-1).view(np.uint8)

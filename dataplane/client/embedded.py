@@ -118,7 +118,7 @@ def first_words(node: socket.socket, lines: int) -> Sequence[str]:
         return said
     if words:
         raise Rejected(f"the node did not start: {words}")
-    raise PeerUnavailable("the node did not start; what it printed says why")
+    raise PeerUnavailable("the node did not start; see its output for the reason")
 
 
 class EmbeddedNode(Launched):

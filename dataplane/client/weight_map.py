@@ -202,7 +202,7 @@ def _wanted(name: str, entries: Sequence[tuple[int, TensorSlice]], selected: Sel
     found, missing = cover(box, [entry.box for _, entry in entries])
     if missing:
         lacking = ", ".join(f"{start}:{stop}" for start, stop in missing[0])
-        raise Misuse(f"of {name!r} {list(first.shape)} nobody published [{lacking}]")
+        raise Misuse(f"{name!r} {list(first.shape)}: no rank published [{lacking}]")
     pieces = [TensorPiece.of(entries[at][1], part, entries[at][0]) for at, part in found]
     return WantedTensor(first.dtype, box, pieces)
 

@@ -88,7 +88,7 @@ class _Diagnosing:
             raise Misuse(f"no process has the role {role!r}; there are {', '.join(self._index.by_role) or 'none'}")
         self.role = role or self._index.last()
         if not self.role:
-            raise Misuse("no process consumes: there is nothing whose steps could be looked at")
+            raise Misuse("no process consumes from a stream, so there are no steps to diagnose")
         last = self._index.by_role[self.role]
         # Reports come late on a busy host: what this role did, it did between its own.
         run.seconds = statistics.mean(process.seconds for process in last) or run.seconds

@@ -163,5 +163,5 @@ def following(metadata: Iterable[Any]) -> int:
     engine."""
     found = [each["version"] for each in metadata if isinstance(each, Mapping) and "version" in each]
     if not found:
-        raise Misuse("no rank says what versions there are: all ranks use this engine")
+        raise Misuse("no rank can list the versions: all ranks of this process group use this engine")
     return int(max(found)) + 1

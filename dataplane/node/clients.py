@@ -357,7 +357,7 @@ class Client:
 
     async def _ask_elsewhere(self, request: m.ReadClock | m.ListRings | m.ReadRing) -> None:
         if self._hosts is None:
-            raise PeerUnavailable(f"there is no node {request.node.hex()}: this one is alone", address="")
+            raise PeerUnavailable(f"there is no node {request.node.hex()}: this node is in no cluster", address="")
         self._channel.send(await self._hosts.observed(request))
 
     async def _figures_elsewhere(self, request: m.ReadStats | rm.ListStreams) -> None:

@@ -400,7 +400,7 @@ def _listen(path: Path) -> socket.socket:
         except ConnectionRefusedError:
             path.unlink()
         except BlockingIOError:
-            raise FileExistsError(f"something listens at {path} already, and accepts nobody") from None
+            raise FileExistsError(f"a process listens at {path} already, and accepts no connection") from None
         else:
             raise FileExistsError(f"a node listens at {path} already")
     return listen(path)

@@ -230,7 +230,7 @@ class Telemetry:
                 seconds = min(max(request.seconds, 0.0), 86400.0) if request.seconds == request.seconds else 0.0
                 since = time.monotonic_ns() - int(seconds * 1e9)
                 return m.RingEvents(request.id, each.reader.recent(max(0, since)).tobytes()[-_MOST_EVENTS:])
-        raise Freed(f"there is no ring {request.ring}: its process has ended, and too long ago")
+        raise Freed(f"there is no ring {request.ring}: its process ended too long ago")
 
     def _described(self, each: _Ring | _Departed) -> tuple[int, int, str, bool, list[tuple[int, int, str]]]:
         threads = [(place, thread.number, thread.name) for place, thread in each.reader.threads().items()]

@@ -51,7 +51,7 @@ class Adaptive:
         seconds: float = 1.0,
     ) -> None:
         if pipeline.lag:
-            raise ValueError("a plan is switched between steps, and with a lag there is no moment between")
+            raise ValueError("a plan is switched between steps, and with a lag steps overlap always")
         self.executor, self.pipeline = executor, pipeline
         self.cluster = executor.plan.cluster
         self.switches: list[Switch] = []

@@ -106,7 +106,7 @@ class Pipeline:
                 by_name.get(name, i) for name in stage.after
             }
             if unknown or any(other >= i for other in needed):
-                raise ValueError(f"{stage.name} follows what there is not before it: {unknown or sorted(needed)}")
+                raise ValueError(f"{stage.name} follows stages that do not come before it: {unknown or sorted(needed)}")
             found.append(tuple(sorted(needed)))
         return tuple(found)
 

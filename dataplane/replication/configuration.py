@@ -69,6 +69,6 @@ def decode(value: bytes) -> Configuration:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:
         raise Corrupt(
-            f"the coordinator's value for a partition is no configuration: {error}; it is left as it is. Take the key "
-            "away, and who leads the partition writes it again"
+            f"the coordinator's value for a partition is no configuration: {error}; it is left as it is. Delete the "
+            "key, and the leader of the partition writes it again"
         ) from None

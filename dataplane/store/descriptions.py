@@ -48,7 +48,7 @@ class Descriptions:
         shard = self._shards.find(number)
         if not (0 <= column < shard.columns and first >= 0 and 0 < count <= shard.rows - first):
             raise ProtocolMismatch(
-                f"shard {number} has {shard.columns} columns of {shard.rows} rows, not what is meant"
+                f"shard {number} has {shard.columns} columns of {shard.rows} rows, and the request names others"
             )
         return b"" if shard.live is None else shard.live.bits(column, first, first + count)
 

@@ -52,7 +52,7 @@ class RowOwners:
         """Raises Freed, Corrupt if no owner has this part of the shard."""
         if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
             raise Corrupt(
-                f"shard {shard.number} has {shard.columns} columns of {shard.rows} rows, not what is meant",
+                f"shard {shard.number} has {shard.columns} columns of {shard.rows} rows, and the request names others",
                 shard=shard.number,
             )
         if shard.live is not None and not all(shard.live.all(column, rows) for column in columns):

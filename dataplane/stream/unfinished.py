@@ -85,7 +85,7 @@ class UnfinishedRowsTable:
                 if begun is not None
                 else "is in progress no more: it was finished, or dropped"
             )
-            raise LeaseExpired(f"the row {why}; what is brought for it does not count")
+            raise LeaseExpired(f"the row {why}; pieces appended to it are refused")
         return begun
 
     def is_new(self, row: int, piece: RowPiece) -> bool:
@@ -164,7 +164,7 @@ class UnfinishedRowsTable:
         """Raises Misuse if one of these rows is in progress."""
         if self.begun and (row := next((row for row in rows.tolist() if row in self.begun), None)) is not None:
             raise Misuse(
-                f"row {row} is in progress; who brings it appends to it, and others extend it once it is finished"
+                f"row {row} is in progress: its producer appends to it, and others extend it once it is finished"
             )
 
     # the producer

@@ -388,7 +388,7 @@ def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
     if not _ready(stream, within_s):
         return False
     if not stream.recv(1, socket.MSG_PEEK):
-        raise EOFError("the other end has gone")
+        raise EOFError("the other end has closed the connection")
     return True
 
 

@@ -193,5 +193,5 @@ def exactly(stream: socket.socket, count: int, timeout_s: float = _STEP_S) -> by
                 raise EOFError("the stream ended")
             done += more
             if time.monotonic() > ends:
-                raise TimeoutError("it takes too long to say what it wants")
+                raise TimeoutError("no request arrived in time")
     return bytes(data)

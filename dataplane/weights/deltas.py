@@ -115,7 +115,7 @@ def apply(old: Bytes, deltas: list[Bytes], into: Bytes) -> None:
         for delta in read[first:]:
             delta.patch(at, block)
         if _sum(block) != int(read[-1].sums[at]):
-            raise Corrupt(f"block {at} of a version of weights is not what was published")
+            raise Corrupt(f"block {at} of a version of weights differs from the one published")
 
 
 def _sum(data: Any) -> int:

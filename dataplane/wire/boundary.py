@@ -143,7 +143,7 @@ def encoded(message: Message, what: str = "message", room: int = 0) -> bytearray
     try:
         _encoder.encode_into(message, buffer, room)
     except (OverflowError, ValueError, TypeError, msgspec.MsgspecError) as error:
-        raise Misuse(f"a {type(message).__name__} holds what no message can: {error}") from None
+        raise Misuse(f"a {type(message).__name__} with an invalid field: {error}") from None
     size = len(buffer) - room
     if size > MAX_FRAME:
         raise LimitExceeded(

@@ -159,4 +159,4 @@ def _load(own: Session, file: CheckpointReader) -> None:
                 places = _decode(payload, type=list[int])
                 table.upsert(numbers[places], file.columns())
         except (msgspec.MsgspecError, IndexError) as error:
-            raise file.corrupt(f"holds what was not saved: {error}") from error
+            raise file.corrupt(f"has an invalid entry: {error}") from error

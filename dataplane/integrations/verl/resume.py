@@ -383,12 +383,12 @@ def _read(file: CheckpointReader, made: dict[bytes, bytes], timeout: float) -> N
         try:
             old: dict[str, list[bytes]] = _decode(payload, type=dict[str, list[bytes]])
         except msgspec.MsgspecError as error:
-            raise file.corrupt(f"holds what is no table of rows: {error}") from error
+            raise file.corrupt(f"has an invalid table of rows: {error}") from error
         if kind != COLUMNS or not old:
             raise file.corrupt("has a table without the cells of its rows")
         columns = file.columns()
         if columns.keys() != old.keys() or any(columns[name].rows != len(own) for name, own in old.items()):
-            raise file.corrupt("has values of other rows than it says")
+            raise file.corrupt("has values of other rows than its index lists")
         _put(columns, old, made, timeout)
         tables += 1
 

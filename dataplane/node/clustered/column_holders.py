@@ -108,7 +108,9 @@ class ColumnHolders:
 
     async def _persist(self, need: Need, until: Deadline | None = None) -> None:
         if self._keep is None:
-            raise Misuse("this node keeps nothing: start it with --data-dir DIR to write to what is durable")
+            raise Misuse(
+                "this node has no data directory: start it with --data-dir DIR to write to durable streams and tables"
+            )
         await self._keep(need.holder, need.shards, until or Deadline.after(_KEEP_S))
 
     def _address(self, node: bytes) -> str:

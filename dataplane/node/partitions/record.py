@@ -130,6 +130,6 @@ def decode(value: bytes) -> Record:
         return _decoder.decode(value)
     except msgspec.MsgspecError as error:
         raise Corrupt(
-            f"the coordinator's value is no record of a stream or table: {error}; it is left as it is. Take the key"
-            " away, and who knows the record writes it again"
+            f"the coordinator's value is no record of a stream or table: {error}; it is left as it is. Delete the key,"
+            " and a node that knows the record writes it again"
         ) from None

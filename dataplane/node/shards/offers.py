@@ -133,7 +133,7 @@ class Offers:
             return request.shard
         number = self._others.copy(request.owner, request.shard)
         if number is None:
-            raise PeerUnavailable("there is no copy of that here")
+            raise PeerUnavailable("this node has no copy of the shard")
         return number
 
     async def _enter(self, reader: _Reader, deadline: Deadline, undo: AsyncExitStack) -> None:
@@ -170,7 +170,7 @@ class Offers:
         else:  # a copy is not fetched for others: they can fetch it themselves
             there = self._store.pin_now(reader, [shard])
             if there is None:
-                raise PeerUnavailable("there is no copy of that here any more")
+                raise PeerUnavailable("this node has no copy of the shard any more")
             (held,) = there
         undo.callback(self._store.unpin, reader, [shard])
         extent = held.extent

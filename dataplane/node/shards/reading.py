@@ -172,7 +172,7 @@ class ShardReads:
             came: ByteRanges = []
             try:
                 if offered.holder and not whole:
-                    raise TransportError("it sends elsewhere who wants it from there")
+                    raise TransportError("the copy that was offered refers to another copy")
                 if offered.holder:
                     came = await self._read_copy(transport, offered.holder, wanted)
                 else:
@@ -198,7 +198,7 @@ class ShardReads:
                 raise TransportError("an offer that can not be checked")
             ranges = rounded(ranges, offered.chunk, size)
             if without(ranges, wanted.there) != ranges:
-                raise TransportError("a part of these chunks is there already")
+                raise TransportError("a part of these chunks was received already")
         await transport.read(address, offered.ticket, wanted.memory, wanted.timeout_s, ranges)
         if offered.chunk:
             if self._closed:
@@ -206,7 +206,7 @@ class ShardReads:
             try:
                 checking = self._checking.submit(_verify_checksums, wanted.memory, ranges, offered.chunk, offered.sums)
             except OSError as error:
-                raise TransportError(f"what came can not be checked: {error.strerror}") from None
+                raise TransportError(f"the bytes received cannot be checked: {error.strerror}") from None
             try:
                 await asyncio.wrap_future(checking)
             finally:

@@ -125,7 +125,7 @@ class TestStages:
             ([], "has stages"),
             ([Stage("a"), Stage("a")], "each with a name"),
             ([Stage("a", outputs=("x",)), Stage("b", outputs=("x",))], "columns of its own"),
-            ([Stage("a", after=("b",)), Stage("b")], "a follows what there is not before it"),
+            ([Stage("a", after=("b",)), Stage("b")], "a follows stages that do not come before it"),
             ([Stage("a", after=("nobody",))], "nobody"),
             ([Stage("a", inputs=("y",)), Stage("b", outputs=("y",))], "a follows"),
         ],

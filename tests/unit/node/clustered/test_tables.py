@@ -32,7 +32,7 @@ async def test_a_record_that_somebody_changed_is_corrupt_and_left_as_it_is(
         await coordinator.swap(key, before, wrong)
         with pytest.raises(Corrupt, match="left as it is"):
             await b.tables.directory.records.read(T)
-        await until(lambda: "left as it is. Take the key away" in caplog.text)
+        await until(lambda: "left as it is. Delete the key" in caplog.text)
         await a.client().write(["c"], "x")
         assert (await a.client().look("x")).keys == ["a", "c"]
         assert await coordinator.read(key) == wrong

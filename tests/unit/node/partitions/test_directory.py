@@ -75,7 +75,7 @@ async def test_values_that_somebody_changed_are_corrupt_and_left_as_they_are() -
         await first.append(partition, "goes on")
         (other,) = (node for node in nodes if node is not first)
         first.replicas.end(first.replicas.find(partition), forget=True)  # type: ignore[arg-type]
-        with pytest.raises(Corrupt, match="Take the key away"):
+        with pytest.raises(Corrupt, match="Delete the key"):
             await other.router._read(partition)
         assert await coordinator.read(key) == await coordinator.read(f"streams/{S}") == wrong
         await coordinator.swap(f"streams/{S}", wrong, None)
