@@ -8,6 +8,8 @@ Invariants:
 
 - Silence is not death. A node is *away* when it is no member. It is *gone* once its process is known to have ended
   (`cluster.detector`), or after it was away for `LOST_S`; then all data of which it had the only copy is lost.
+- The process of a member has ended when a node that was never seen before registers at its address: no two processes
+  listen at one address.
 - While the coordinator is away, members stay members. It counts as away from the first renewal or watch that fails
   until both have been answered again. A member whose registration is missing is removed only once its process has
   ended, or once the coordinator has answered for an entire lease without interruption. So each member has time to
@@ -55,7 +57,7 @@ class Member(msgspec.Struct, frozen=True):
     """The published entry of a member. `life`: the incarnation of its process. `address`: of its control channel.
     `host`: equal for nodes that fail together. `transports`: their addresses, by name. `keeps`: whether its data
     outlives its process, which is restarted under the same name. `first`: the lowest number of a shard that this
-    process has stored."""
+    process has stored. `node`: its name, which `Membership` sets."""
 
     life: int
     address: str
@@ -64,6 +66,7 @@ class Member(msgspec.Struct, frozen=True):
     keeps: bool = False
     major: int = pm.MAJOR
     first: int = 0
+    node: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class Membership:
         clock: Clock = monotonic,
     ) -> None:
         self.me = me
+        member = msgspec.structs.replace(member, node=me)
         self.current: Mapping[str, Member] = MappingProxyType({me: member})  # a new mapping at every change
         self.epoch = 1
         """A counter of the changes of the members that this node sees; not comparable between nodes."""
@@ -169,11 +173,6 @@ class Membership:
         """Whether this node may be a member or return. A node that was never seen here ended before this node
         joined."""
         return node in self.current or node in self._missing or not self._seen.is_set()
-
-    def address(self, node: str) -> str | None:
-        """The address of a node's control channel."""
-        member = self.current.get(node)
-        return None if member is None else member.address
 
     def ended(self, node: str, life: int, before_s: float) -> None:
         """Note that the process of a node with this life, seen at `before_s`, has ended."""
@@ -302,6 +301,7 @@ class Membership:
     def _took(self, values: Mapping[str, bytes]) -> None:
         """Adopt the registrations that the coordinator reports."""
         now, before = self._clock(), self._registered
+        seen = {name: member for name, (member, _) in (*self._missing.items(), *before.items())}
         decoded, self._decoded, self._registered = self._decoded, {}, {}
         for name, value in values.items():
             if name == self.me or len(self._registered) >= MAX_MEMBERS:
@@ -329,11 +329,16 @@ class Membership:
         elif self.me not in values:
             self._again.set()
         self._settle()
+        taken = {member.address for name, (member, _) in self._registered.items() if name not in seen}
+        for name, member in seen.items() if taken else ():
+            if member.address in taken:
+                self.ended(name, member.life, now)
 
     def _entry(self, name: str, value: bytes) -> Member | None:
         """The decoded entry of a node; None for an invalid value."""
         try:
             member = msgspec.json.decode(self._seal.opened(name, value), type=Member)
+            member = msgspec.structs.replace(member, node=name)
             check_address(member.address)
             if len(name) != len(self.me) or not name.isalnum():
                 raise ValueError("it is under no node's name")

@@ -103,7 +103,7 @@ class Hosts:
         self._store = store
         self._key = None if config.key is None else auth.load(Path(config.key))
         key = self._key or auth.own(Path(environment().state_dir))
-        self._peers = Peers(config.listen, key, self._answer, freed=freed)
+        self._peers = Peers(node.hex(), config.listen, key, self._answer, freed=freed)
         self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0
@@ -214,14 +214,14 @@ class Hosts:
             return []
         others = [member for node, member in self.membership.members.items() if node != self._node]
 
-        async def ask(address: str) -> list[dict[str, Any]]:
+        async def ask(member: Member) -> list[dict[str, Any]]:
             try:
                 asked = ReadStats(self._peers.next_id(), about="graphs")
-                return list((await self._peers.request(address, asked, Figures, _GRAPHS_S)).values["nodes"])
+                return list((await self._peers.request(member, asked, Figures, _GRAPHS_S)).values["nodes"])
             except DataplaneError as error:
-                return [{"node": "", "host": address, "clients": [], "left_out": 0, "error": str(error)}]
+                return [{"node": "", "host": member.address, "clients": [], "left_out": 0, "error": str(error)}]
 
-        found = await asyncio.gather(*(ask(member.address) for member in others))
+        found = await asyncio.gather(*(ask(member) for member in others))
         return [node for nodes in found for node in nodes]
 
     async def figures_of(self, request: ReadStats | ListStreams) -> Figures:
@@ -231,7 +231,7 @@ class Hosts:
             node = request.node[:16].hex()
             raise PeerUnavailable(f"node {node} is no member of this cluster", address=node)
         asked = msgspec.structs.replace(request, id=self._peers.next_id(), node=b"")
-        return await self._peers.request(member.address, asked, Figures, _FIGURES_S)
+        return await self._peers.request(member, asked, Figures, _FIGURES_S)
 
     def _changed(self) -> None:
         assert self.membership is not None
@@ -308,7 +308,7 @@ class Hosts:
             asked = msgspec.structs.replace(request, id=self._peers.next_id(), node=b"")
             kind = {ReadClock: ClockRead, ListRings: RingList, ReadRing: RingEvents}[type(request)]
             sent = time.monotonic_ns()
-            answer: Any = await self._peers.request(member.address, asked, kind, _OBSERVED_S)
+            answer: Any = await self._peers.request(member, asked, kind, _OBSERVED_S)
             came = time.monotonic_ns()
             if isinstance(answer, ClockRead):
                 trips.append((came - sent, answer.now - (sent + came) // 2, came))

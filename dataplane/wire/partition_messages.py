@@ -133,11 +133,10 @@ Item = (
 
 
 class PartitionFrame(Message, frozen=True, tag="partitions"):
-    """A frame from the process `life` of `node` to the node `to`; any other node drops it."""
+    """A frame from the process `life` of `node`."""
 
     node: str
     life: int
-    to: str
     items: list[Item]
 
 
@@ -146,7 +145,6 @@ class _Packed(Message, frozen=True, tag="partitions"):
 
     node: str
     life: int
-    to: str
     items: list[msgspec.Raw]
 
 
@@ -154,6 +152,6 @@ encode_item = msgspec.msgpack.Encoder().encode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def pack(node: str, life: int, to: str, items: list[bytes]) -> bytes:
+def pack(node: str, life: int, items: list[bytes]) -> bytes:
     """A frame of encoded items."""
-    return _encode(_Packed(node, life, to, [msgspec.Raw(item) for item in items]))
+    return _encode(_Packed(node, life, [msgspec.Raw(item) for item in items]))

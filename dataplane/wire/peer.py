@@ -3,7 +3,11 @@
 A node answers on one ROUTER socket, and sends requests to each other node on a DEALER socket for that node. Bulk data
 is not sent on this channel.
 
-Invariants: nothing is decoded from peers without the cluster's key. Every request has a deadline, after which it raises
+Every message names the node that it is for, in a part before it: another node may listen at the address of one that has
+ended.
+
+Invariants: nothing is decoded from peers without the cluster's key. A message for another node is never handled: a
+request gets PeerUnavailable. Every request has a deadline, after which it raises
 PeerUnavailable, even if ZeroMQ still tries to send it. Queues are bounded: a peer with too many pending requests, or
 too many bytes of them, gets Backpressure and may repeat the request later; messages that do not fit into ZeroMQ's
 queues are dropped. A request whose number can be read gets one answer, even if its decoding, execution or encoding
@@ -21,7 +25,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import zmq
@@ -74,14 +78,34 @@ class PeersStatistics:
     posted: int = 0
 
 
+class Peer(Protocol):
+    """A node, as others reach it."""
+
+    @property
+    def node(self) -> str:
+        """Its name."""
+
+    @property
+    def address(self) -> str:
+        """Where it listens: tcp://HOST:PORT."""
+
+
 class Peers:
     """One node's end of all control channels. `start` is called in the event loop from which this is used."""
 
     def __init__(
-        self, listen: str, key: Key, answer: Answer, *, freed: Callable[[int], object] = lambda nbytes: None
+        self,
+        node: str,
+        listen: str,
+        key: Key,
+        answer: Answer,
+        *,
+        freed: Callable[[int], object] = lambda nbytes: None,
     ) -> None:
-        """`listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` returns the reply or an awaitable of it, or
-        raises a DataplaneError. `freed` is called with the size of a large message that was received."""
+        """`node`: the name of this node. `listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` returns the reply
+        or an awaitable of it, or raises a DataplaneError. `freed` is called with the size of a large message that was
+        received."""
+        self.node = node
         self._listen = listen
         self._key = key
         self._answer = answer
@@ -129,9 +153,10 @@ class Peers:
         """A number for a request."""
         return next(self._ids)
 
-    async def request(self, address: str, request: Any, kind: type[R], timeout_s: float) -> R:
-        """Send a request to the node at that address. Returns its answer. Raises PeerUnavailable at the deadline, and
-        the error with which the node answers."""
+    async def request(self, to: Peer, request: Any, kind: type[R], timeout_s: float) -> R:
+        """Send a request to that node. Returns its answer. Raises PeerUnavailable at the deadline or if another node
+        listens at its address, and the error with which the node answers."""
+        address = to.address
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
         link = self._link(address)
@@ -140,7 +165,7 @@ class Peers:
         link.pending[request.id] = future
         timer = loop.call_later(timeout_s, _late, future, address, timeout_s)
         try:
-            link.socket.send([bytes(encoded(request, _BETWEEN))])
+            link.socket.send([to.node.encode(), bytes(encoded(request, _BETWEEN))])
             self._asked_others += 1
             reply = await future
         finally:
@@ -161,12 +186,12 @@ class Peers:
     def _ended_at(self, address: str) -> None:
         self.closed(address)
 
-    def post(self, address: str, frame: bytes) -> None:
-        """Send an encoded `PartitionFrame` to the node at that address; it may be lost. Raises PeerUnavailable if
-        nothing can be sent there."""
+    def post(self, to: Peer, frame: bytes) -> None:
+        """Send an encoded `PartitionFrame` to that node; it may be lost. Raises PeerUnavailable if nothing can be sent
+        there."""
         if self._router is None:
-            raise PeerUnavailable("this node has stopped", address=address)
-        self._link(address).socket.send([frame])
+            raise PeerUnavailable("this node has stopped", address=to.address)
+        self._link(to.address).socket.send([to.node.encode(), frame])
         self._posted += 1
 
     def connect(self, address: str) -> None:
@@ -175,12 +200,12 @@ class Peers:
             raise PeerUnavailable("this node has stopped", address=address)
         self._link(address)
 
-    def tell(self, address: str, request: Any, kind: type[Message]) -> None:
+    def tell(self, to: Peer, request: Any, kind: type[Message]) -> None:
         """As `request`, but do not wait for the answer, and ignore it."""
 
         async def ask() -> None:
             with suppress(DataplaneError):
-                await self.request(address, request, kind, _TELL_S)
+                await self.request(to, request, kind, _TELL_S)
 
         self._background.spawn(ask())
 
@@ -197,9 +222,12 @@ class Peers:
     # answering
 
     def _asked(self, parts: list[bytes]) -> None:
-        who, payload = parts if len(parts) == 2 else (parts[0], b"")
+        who, to, payload = parts if len(parts) == 3 else (parts[0], self.node.encode(), b"")
         if len(payload) > _SMALL:
             self._freed(len(payload))  # its memory is released soon, at the latest once it was answered
+        if to != self.node.encode():
+            self._refuse_astray(who, payload)
+            return
         try:
             request = _requests.decode(payload)
         except Exception as error:  # the boundary: the sender's values may fail any check
@@ -235,6 +263,13 @@ class Peers:
             self._dropped += 1
         else:
             self._say(who, failure(number, said, self._sender(who)))
+
+    def _refuse_astray(self, who: bytes, payload: bytes) -> None:
+        """Answer a message for another node, if it is a request. A frame is dropped."""
+        number = _heads.number(payload)
+        if number is not None:
+            other = PeerUnavailable("another node listens where the node that was meant did", address=self.address)
+            self._say(who, failure(number, other, self._sender(who)))
 
     def _may_wait(self, who: bytes, nbytes: int) -> bool:
         """Whether one more request of this peer, with so many bytes, may be pending."""

@@ -42,6 +42,7 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
             plane.stream("kept", tasks=["a task"]).append({"x": np.arange(4)})
             ref = plane.put({"x": np.arange(8)})
             made = Frames(seed, pm.PeerRequest, [ref.encode(), bytes.fromhex(plane.stats().node)])
+            to = plane.stats().node.encode()
             until = time.monotonic() + seconds  # once all has started, which a busy machine takes its time for
             while time.monotonic() < until:
                 socket = _connected(context, node)
@@ -49,14 +50,14 @@ def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
                     for _ in range(chance.randrange(4)):
                         junk = bytearray(made.body(chance.choice(made.kinds), 1))
                         junk[chance.randrange(len(junk))] = chance.randrange(256)
-                        socket.send(bytes(junk[: chance.randrange(len(junk) + 1)]))
+                        socket.send_multipart([to, bytes(junk[: chance.randrange(len(junk) + 1)])])
                         sent += 1
                     asked = {
                         each: made.body(chance.choice(made.kinds), each) for each in range(number, number + _TOGETHER)
                     }
                     number += _TOGETHER
                     for body in asked.values():
-                        socket.send(body)
+                        socket.send_multipart([to, body])
                     sent += _TOGETHER
                     while asked:
                         assert socket.poll(_ANSWER_MS), f"not answered: {[body[:200] for body in asked.values()]}"

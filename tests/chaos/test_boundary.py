@@ -79,7 +79,7 @@ def test_every_request_of_a_client_is_answered(node: Node, tokens: list[bytes]) 
 def test_every_request_of_another_node_is_answered(node: Node, tokens: list[bytes]) -> None:
     frames, number = Frames(2, pm.PeerRequest, tokens), 100
     with voices() as voice:
-        other, missing = voice(node.listens, None), set()
+        other, missing = voice(node, None), set()
         for kind in frames.kinds * ROUNDS:
             number += 1
             missing.add(number)
@@ -95,7 +95,7 @@ def test_every_request_of_another_node_is_answered(node: Node, tokens: list[byte
 def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node) -> None:
     """All of it lies in ZeroMQ's queue as the node looks."""
     with voices() as voice:
-        other = voice(node.listens, None)
+        other = voice(node, None)
         consume = ["consume", 9, b"", "task", 1, 1, [], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0]
         no_rows = msgspec.msgpack.encode(consume)  # which no node asks
         good = [msgspec.msgpack.encode(pm.LedTables(number, None)) for number in range(5)]

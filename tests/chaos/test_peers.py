@@ -69,13 +69,13 @@ def still_well(nodes: Nodes) -> None:
 
 
 class Voice:
-    """A ZeroMQ socket that speaks to a node: with the cluster's key, another, or none. `key`: the cluster's; None for
-    that of nodes that are given none."""
+    """A ZeroMQ socket that speaks to the node of `host`: with the cluster's key, another, or none. `key`: the
+    cluster's; None for that of nodes that are given none."""
 
     def __init__(
         self,
         context: zmq.Context[Any],
-        address: str,
+        host: Any,
         key: auth.Key | None,
         own: auth.Key | None = None,
         *,
@@ -85,13 +85,15 @@ class Voice:
         self._socket.linger = 0
         if not plain:
             keys.speak(self._socket, key or keys.of_this_user(), own)
-        self._socket.connect(address)
+        self._socket.connect(host.listens)
+        with dp.connect(host.address) as plane:
+            self._node = plane.stats().node.encode()
 
     def say(self, what: bytes, *, wait_s: float = 0.0) -> None:
         """Send it, unless there is nobody or too much lies in the queue already; for that it waits so long."""
         self._socket.poll(int(wait_s * 1000), zmq.POLLOUT)
         with suppress(zmq.Again):
-            self._socket.send(what, zmq.NOBLOCK)
+            self._socket.send_multipart([self._node, what], zmq.NOBLOCK)
 
     def hear(self, timeout_s: float = 5.0) -> Any:
         """What is answered, or None."""
@@ -159,18 +161,18 @@ def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | N
     ref = nodes[1][0].put({"x": pattern(1, SIZE)})
     (_, shard) = ref.shards()[0]
     with voices() as voice:
-        address = nodes[0][0].listens
+        host = nodes[0][0]
         strangers = [
-            voice(address, None, plain=True),
-            voice(address, other),
-            voice(address, right, own=other),
+            voice(host, None, plain=True),
+            voice(host, other),
+            voice(host, right, own=other),
         ]
         for stranger in strangers:
             for number in range(50):
                 stranger.say(encode(pm.Offer(number, b"stranger", shard, "tcp", 5.0)))
         assert [stranger.hear(0.3) for stranger in strangers] == [None] * 3
         assert nodes[0][0].facts()["offers"] == 0
-        assert isinstance(voice(address, right).ask(pm.DescribeShards(1, [shard])), pm.Described), "who has it, is"
+        assert isinstance(voice(host, right).ask(pm.DescribeShards(1, [shard])), pm.Described), "who has it, is"
     still_well(nodes)
 
 
@@ -207,7 +209,7 @@ class Liar:
             asyncio.run(register(self._host.joins, self.node, address))
             while not self._over.is_set():
                 if router.poll(20):
-                    who, payload = router.recv_multipart()
+                    who, _, payload = router.recv_multipart()
                     request = msgspec.msgpack.decode(payload, type=pm.PeerRequest)
                     router.send_multipart([who, encode(self._answer(request))])
         finally:
@@ -241,7 +243,7 @@ def test_a_member_that_lies(nodes: Nodes, what: str) -> None:
     ref = planes[0].put({"x": pattern(1, SIZE, 4)})
     (owner, shard) = ref.shards()[0]
     with voices() as voice:
-        described = voice(hosts[0].listens, None).ask(pm.DescribeShards(1, [shard])).shards
+        described = voice(hosts[0], None).ask(pm.DescribeShards(1, [shard])).shards
 
     def answer(request: Any) -> Any:
         if isinstance(request, pm.DescribeShards):

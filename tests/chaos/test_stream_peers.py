@@ -87,7 +87,7 @@ def asked(known: Facts) -> list[r.StreamRequest]:
 
 
 def frame(known: Facts, *items: Any) -> parts.PartitionFrame:
-    return parts.PartitionFrame(known.node, 7, known.to, list(items))
+    return parts.PartitionFrame(known.node, 7, list(items))
 
 
 def mean(known: Facts) -> list[Any]:
@@ -105,8 +105,8 @@ def mean(known: Facts) -> list[Any]:
             known, parts.SettleOutbox(1, key, 2**62, (b"nonsense",)), parts.SettleOutbox(2, "nobody", -5, (ref, ref))
         ),
         frame(known, parts.HostReplica(1, "no partition"), parts.HostReplica(2, "a/b/x-y")),
-        parts.PartitionFrame("", -1, known.to, []),
-        parts.PartitionFrame("x" * 10_000, 2**62, known.to, [parts.Withdrawn(1)]),
+        parts.PartitionFrame("", -1, []),
+        parts.PartitionFrame("x" * 10_000, 2**62, [parts.Withdrawn(1)]),
         pm.RetainColumns(1, node, 1, key, [b"nonsense"]),
         pm.RetainColumns(1, node, 2, "nobody", [ref, ref]),
         pm.RetainColumns(1, b"unknown!", 3, key, [ref]),
@@ -124,7 +124,7 @@ def test_messages_of_streams_that_no_node_sends(nodes: tuple[list[Host], list[An
     other = planes[1].put({"id": np.arange(2)})
     before = psutil.Process(hosts[0].pid).memory_info().rss
     with voices() as voice:
-        liar = voice(hosts[0].listens, None)
+        liar = voice(hosts[0], None)
         for message in mean(Facts(planes, other)):
             liar.say(encode(message))
             liar.say(encode(pm.StreamDropped(77, "nothing", "")), wait_s=10)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Membership
+from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OwnerDied, PeerUnavailable
 from dataplane.node.clustered.retained_shards import Need, RetainedShards
 from dataplane.node.partitions.record import is_durable
@@ -100,7 +100,7 @@ class ColumnHolders:
             encoded = [ref.encode()] if nodes else []
             for node in nodes:
                 asked = pm.RetainColumns(self._peers.next_id(), self._me, claim.number, holder, encoded)
-                await self._peers.request(self._address(node), asked, Done, _ASK_S)
+                await self._peers.request(self._member(node), asked, Done, _ASK_S)
         except BaseException:
             claim.release()
             raise
@@ -113,11 +113,11 @@ class ColumnHolders:
             )
         await self._keep(need.holder, need.shards, until or Deadline.after(_KEEP_S))
 
-    def _address(self, node: bytes) -> str:
-        address = None if self._members.away(node.hex()) else self._members.address(node.hex())
-        if address is None:
+    def _member(self, node: bytes) -> Member:
+        member = self._members.members.get(node)
+        if member is None:
             raise OwnerDied(f"node {node.hex()} has died, or is cut off: put this again", node=node.hex())
-        return address
+        return member
 
     def tell(self, nodes: Iterable[bytes], number: int, *, taken: bool) -> None:
         """Tell other nodes the outcome of a claim."""
@@ -128,11 +128,11 @@ class ColumnHolders:
         """Repeat the message until the node answers or is gone."""
         pause_s = _AGAIN_S[0]
         while not self._members.gone(node.hex()):
-            address = self._members.address(node.hex())
+            member = self._members.members.get(node)
             with suppress(DataplaneError):
-                if address is not None:
+                if member is not None:
                     said = pm.ReleaseColumns(self._peers.next_id(), self._me, number, taken)
-                    await self._peers.request(address, said, Done, _ASK_S)
+                    await self._peers.request(member, said, Done, _ASK_S)
                     return
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_S[1])

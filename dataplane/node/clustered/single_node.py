@@ -52,7 +52,7 @@ class SingleNode:
         self._coordinator = ProcessCoordinator(values=values, keep=self._keep)
         retained = RetainedShards(needed)
         self._columns = DurableColumns(keeping, needed, retained)
-        peers = Peers("", Key(b"", b""), _unasked)  # never started: there are no other nodes
+        peers = Peers("", "", Key(b"", b""), _unasked)  # never started: there are no other nodes
         self.partitions = Partitions(
             Membership(self._coordinator, self._me, Member(secrets.randbits(48), "", self._me, keeps=True)),
             self._coordinator,

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
+from dataplane.cluster.membership import Member
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import DataplaneError, Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
@@ -174,13 +175,13 @@ class ClusteredStreams:
         await patiently(lambda: self.partitions.directory.drop(stream.name, record.generation))
         self._dropped(record)
         members = self.partitions.members
-        others = [address for node in members.current if node != members.me and (address := members.address(node))]
-        await asyncio.gather(*[self._tell_dropped(address, record) for address in others])
+        others = [member for node, member in members.current.items() if node != members.me]
+        await asyncio.gather(*[self._tell_dropped(member, record) for member in others])
 
-    async def _tell_dropped(self, address: str, record: Record) -> None:
+    async def _tell_dropped(self, member: Member, record: Record) -> None:
         said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
         with suppress(DataplaneError):  # then the coordinator notifies that node
-            await self._peers.request(address, said, Done, _TELL_S)
+            await self._peers.request(member, said, Done, _TELL_S)
 
     def _dropped(self, record: Record) -> None:
         if record.key is not None:

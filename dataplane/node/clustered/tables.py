@@ -130,11 +130,10 @@ class ClusteredTables:
         """Statistics of the first `TABLES` tables, by name, of all nodes that answer."""
         found = self.figures(request.after, TABLES)
         members = self.partitions.members
-        addresses = [members.address(node) for node in members.current if node != members.me]
         asking = [
-            self._peers.request(address, pm.LedTables(self._peers.next_id(), request.after), m.Figures, _LIST_S)
-            for address in addresses
-            if address is not None
+            self._peers.request(member, pm.LedTables(self._peers.next_id(), request.after), m.Figures, _LIST_S)
+            for node, member in members.current.items()
+            if node != members.me
         ]
         for reply in await asyncio.gather(*asking, return_exceptions=True):
             if isinstance(reply, m.Figures):

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.cluster.membership import Membership
+from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, describe, revive
 from dataplane.replication.errors import NotLeader
 from dataplane.wire import partition_messages as m
@@ -75,23 +75,23 @@ class PartitionChannel:
     def _flush(self) -> None:
         out, self._out = self._out, {}
         for node, items in out.items():
-            address = self._members.address(node)
-            if address is None:
+            member = self._members.current.get(node)
+            if member is None:
                 continue
             try:
-                self._post(node, address, items)
+                self._post(member, items)
             except PeerUnavailable as error:
                 log.debug("sending to node %s failed: %s", node, error)
 
-    def _post(self, node: str, address: str, items: list[bytes]) -> None:
+    def _post(self, member: Member, items: list[bytes]) -> None:
         """Send the items in as few frames as the maximum size of a frame permits."""
         size, first = 0, 0
         for at, item in enumerate(items):
             if size + len(item) > m.FRAME_BYTES and at > first:
-                self._peers.post(address, m.pack(self._me, self._life, node, items[first:at]))
+                self._peers.post(member, m.pack(self._me, self._life, items[first:at]))
                 size, first = 0, at
             size += len(item) + 8
-        self._peers.post(address, m.pack(self._me, self._life, node, items[first:]))
+        self._peers.post(member, m.pack(self._me, self._life, items[first:]))
 
     async def ask(
         self,
@@ -157,8 +157,6 @@ class PartitionChannel:
 
     def receive(self, frame: m.PartitionFrame) -> None:
         """Handle the messages of a frame that has arrived."""
-        if frame.to != self._me:
-            return  # the frame is for an earlier process of this node
         node = frame.node
         if self._lives.get(node) != frame.life:
             self._lives[node] = frame.life

@@ -5,7 +5,7 @@ counts in the same budget, and its memory is the first to be reclaimed; a later 
 outlives its owner.
 
 Invariants: a copy's contents are validated like everything that a client writes. A copy never has another shard's
-bytes, since a node gets a new identity with each start.
+bytes, since a node gets a new identity with each start, and requests and tickets are for one node (`wire.peer`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Membership
+from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import ShardReads, member_of
@@ -146,11 +146,11 @@ class Fetcher:
         and at `source`."""
         member = member_of(self._membership, source)
         request = pm.DescribeShards(self._peers.next_id(), [number for _, number in numbered], True)
-        reply = await self._peers.request(member.address, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
+        reply = await self._peers.request(member, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(numbered):
             raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
         apart = {
-            there: await self._learn_live(member.address, there, described[:4], deadline)
+            there: await self._learn_live(member, there, described[:4], deadline)
             for (_, there), described in zip(numbered, reply.shards, strict=True)
             if there in reply.apart
         }
@@ -177,7 +177,7 @@ class Fetcher:
             self._inline_bytes += len(payload)
 
     async def _learn_live(
-        self, address: str, shard: int, described: tuple[int, int, int, bytes], deadline: Deadline
+        self, member: Member, shard: int, described: tuple[int, int, int, bytes], deadline: Deadline
     ) -> LiveCells:
         """Which cells of a large shard are not freed. Raises as `Store.adopt`, and ProtocolMismatch."""
         _, rows, columns, _ = described
@@ -188,7 +188,7 @@ class Fetcher:
                 count = min(MAX_LIVE, rows - first)
                 asked = pm.PeerLiveRows(self._peers.next_id(), shard, column, first, count)
                 timeout_s = min(_CONTROL_S, deadline.remaining_s)
-                bits = (await self._peers.request(address, asked, pm.PeerLiveBits, timeout_s)).bits
+                bits = (await self._peers.request(member, asked, pm.PeerLiveBits, timeout_s)).bits
                 if bits and len(bits) != -(-count // 8):
                     raise ProtocolMismatch(f"{len(bits)} bytes of bits for {count} rows")
                 if bits:
@@ -202,7 +202,7 @@ class Fetcher:
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
             try:
-                freed = await self._peers.request(member.address, request, pm.PartsFreed, _CONTROL_S)
+                freed = await self._peers.request(member, request, pm.PartsFreed, _CONTROL_S)
                 self._free_here(owner, parts, frozenset(freed.owned))
                 return
             except PeerUnavailable as error:
@@ -234,7 +234,7 @@ class Fetcher:
         PeerUnavailable, and as `Store.retain`."""
         member = member_of(self._membership, owner)
         request = pm.RetainParts(self._peers.next_id(), shards)
-        linked = await self._peers.request(member.address, request, pm.Linked, _CONTROL_S)
+        linked = await self._peers.request(member, request, pm.Linked, _CONTROL_S)
         if len(linked.links) != len(shards):
             raise ProtocolMismatch(f"node {owner.hex()} made {len(linked.links)} links to {len(shards)} shards")
         return linked.links

@@ -125,9 +125,7 @@ class ShardReads:
         if member is None:
             return False
         try:
-            await self._peers.request(
-                member.address, pm.DescribeShards(self._peers.next_id(), []), pm.Described, _SILENT_S
-            )
+            await self._peers.request(member, pm.DescribeShards(self._peers.next_id(), []), pm.Described, _SILENT_S)
         except PeerUnavailable:
             return False
         except DataplaneError:  # it answered with an error, such as overload
@@ -252,7 +250,7 @@ class ShardReads:
             number, name = self._peers.next_id(), transport.name
             offer = pm.Offer(number, node, wanted.shard, name, timeout_s, owner, whole, list(avoid), checks)
             try:
-                return await self._peers.request(member.address, offer, pm.Offered, timeout_s)
+                return await self._peers.request(member, offer, pm.Offered, timeout_s)
             except Backpressure:
                 if not patience.remaining_s:
                     raise
@@ -261,7 +259,7 @@ class ShardReads:
     def _withdraw(self, member: Member, offered: pm.Offered, wanted: WantedRanges, came: ByteRanges) -> None:
         number, whole = self._peers.next_id(), bool(came) and wanted.whole
         withdraw = pm.Withdraw(number, self._node, offered.ticket, total(came), whole)
-        self._peers.tell(member.address, withdraw, Done)
+        self._peers.tell(member, withdraw, Done)
 
     async def aclose(self) -> None:
         """Wait for running checks."""

@@ -19,7 +19,7 @@ from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Membership
+from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.placement import Rendezvous
 from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
@@ -81,8 +81,8 @@ class ShardReplicas:
             timeout_s = deadline.remaining_s
             asked = pm.TakeReplicas(self._peers.next_id(), self._node, list(shards), timeout_s)
             try:
-                address = member_of(self._membership, node).address
-                await self._peers.request(address, asked, Done, timeout_s + _CONTROL_S)
+                member = member_of(self._membership, node)
+                await self._peers.request(member, asked, Done, timeout_s + _CONTROL_S)
             except (OwnerDied, PeerUnavailable):
                 if len(left) <= replicas - 1 - len(chosen):  # too few are left
                     raise
@@ -96,7 +96,7 @@ class ShardReplicas:
         for node in self._elsewhere.get(shard_of(link), ()):
             member = self._membership.members.get(node)
             if member is not None:
-                self._peers.tell(member.address, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
+                self._peers.tell(member, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
 
     def _freed(self, number: int, columns: Sequence[int], rows: RowIndices | None) -> None:
         """Tell the holders of replicas that a part of a local shard, or of a link to one, was freed; all of it if
@@ -114,7 +114,7 @@ class ShardReplicas:
         for node in nodes:
             member = self._membership.members.get(node)
             if member is not None:
-                self._peers.tell(member.address, pm.FreeReplicas(self._peers.next_id(), self._node, [part]), Done)
+                self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), self._node, [part]), Done)
 
     # of others' shards
 
@@ -153,7 +153,7 @@ class ShardReplicas:
     async def _take(self, request: pm.TakeReplicas, deadline: Deadline) -> None:
         owner = member_of(self._membership, request.node)
         asked = pm.DescribeShards(self._peers.next_id(), request.shards)
-        reply = await self._peers.request(owner.address, asked, pm.Described, min(_CONTROL_S, deadline.remaining_s))
+        reply = await self._peers.request(owner, asked, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(request.shards):
             raise ProtocolMismatch("shards that are described falsely")
         for shard, (size, _, _, layout, _, payload) in zip(request.shards, reply.shards, strict=True):
@@ -236,7 +236,7 @@ class ShardReplicas:
         for first in range(0, len(shards), pm.MAX_SHARDS):
             left = dict.fromkeys(shards[first : first + pm.MAX_SHARDS])
             asked = pm.FindReplicas(self._peers.next_id(), owner, list(left))
-            replies = await asyncio.gather(*(self._ask(member.address, asked) for _, member in others))
+            replies = await asyncio.gather(*(self._ask(member, asked) for _, member in others))
             for (node, _), numbers in zip(others, replies, strict=True):
                 for shard, number in zip(asked.shards, numbers, strict=False):
                     if number and shard in left:
@@ -246,10 +246,10 @@ class ShardReplicas:
                 raise absent(self._membership, owner)
         return found
 
-    async def _ask(self, address: str, asked: pm.FindReplicas) -> list[int]:
+    async def _ask(self, member: Member, asked: pm.FindReplicas) -> list[int]:
         request = pm.FindReplicas(self._peers.next_id(), asked.node, asked.shards)
         try:
-            return (await self._peers.request(address, request, pm.FoundReplicas, _CONTROL_S)).numbers
+            return (await self._peers.request(member, request, pm.FoundReplicas, _CONTROL_S)).numbers
         except DataplaneError:
             return []
 
@@ -258,4 +258,4 @@ class ShardReplicas:
         self.free(owner, parts)
         for node, member in list(self._membership.members.items()):
             if node != self._node:
-                self._peers.tell(member.address, pm.FreeReplicas(self._peers.next_id(), owner, list(parts)), Done)
+                self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), owner, list(parts)), Done)

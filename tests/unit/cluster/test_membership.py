@@ -45,9 +45,9 @@ class Node:
     """A membership with its detector and channel, and a line of its own to the coordinator."""
 
     def __init__(self, name: str, coordinator: Coordinator, life: int, key: Key | None, lease_s: float, **more: Any):
-        self.peers = Peers("tcp://127.0.0.1:0", KEY, lambda request: Done(request.id))
+        self.peers = Peers(name, "tcp://127.0.0.1:0", KEY, lambda request: Done(request.id))
         self.peers.start()
-        self.me = Member(life, self.peers.address, transports={"tcp": f"transport of {name}"}, **more)
+        self.me = Member(life, self.peers.address, transports={"tcp": f"transport of {name}"}, node=name, **more)
         self.line = Line(coordinator)
         self.clock = Clock()
         self.membership = Membership(self.line, name, self.me, key=key, lease_s=lease_s, clock=self.clock)
@@ -121,13 +121,23 @@ async def test_a_process_that_ends_has_gone_long_before_its_lease_runs_out(
     nodes = [start(name, lease_s=3600.0) for name in (ONE, TWO, THREE)]
     await until(lambda: all(node.sees == {ONE, TWO, THREE} for node in nodes))
     await until(lambda: all(node.peers._links for node in nodes))
-    await asyncio.gather(*(nodes[i].peers.request(nodes[j].me.address, ping(), Done, 10) for i, j in ((0, 1), (1, 2))))
+    await asyncio.gather(*(nodes[i].peers.request(nodes[j].me, ping(), Done, 10) for i, j in ((0, 1), (1, 2))))
     await nodes[1].end(kindly=False)
     await until(lambda: nodes[0].membership.gone(TWO) and nodes[2].membership.gone(TWO))
     assert nodes[0].sees == nodes[2].sees == {ONE, THREE}
     await until(lambda: nodes[0].over == nodes[2].over == [TWO])
     while set(await coordinator.members()) != {ONE, THREE}:
         await asyncio.sleep(0.01)
+
+
+async def test_one_at_whose_address_a_new_node_registers_has_ended(start: Start, coordinator: Coordinator) -> None:
+    """Its kernel does not say so, since the port is listened at. Who was seen before is not new."""
+    one, two = start(ONE), start(TWO)
+    await until(lambda: one.sees == {ONE, TWO})
+    await coordinator.register(THREE, msgspec.json.encode(Member(3, two.me.address)), 3600.0)
+    await until(lambda: one.over == [TWO])
+    await until(lambda: one.sees == {ONE, TWO, THREE})  # it lives after all, and registers again
+    assert one.over == [TWO]
 
 
 def ping() -> pm.DescribeShards:

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 
+from dataplane.cluster.membership import Member
 from dataplane.errors import (
     Backpressure,
     DataplaneError,
@@ -19,11 +20,13 @@ from dataplane.errors import (
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import MAX_FRAME, Done, Message
+from dataplane.wire.partition_messages import pack
 from dataplane.wire.peer import Peers
 from tests.cases import each_case
 from tests.keys import KEY, speak
 from tests.processes import until
 
+NODE = b"node....".hex()
 ANY = "tcp://127.0.0.1:0"
 SOON_S = 0.2  # a deadline that is meant to pass
 encode = msgspec.msgpack.encode
@@ -45,9 +48,10 @@ async def start() -> AsyncIterator[Start]:
         answer: Callable[[Any], Message | Awaitable[Message]] = done,
         key: Key = KEY,
         listen: str = ANY,
+        node: str = NODE,
         freed: Callable[[int], object] = lambda nbytes: None,
     ) -> Peers:
-        peers = Peers(listen, key, answer, freed=freed)
+        peers = Peers(node, listen, key, answer, freed=freed)
         started.append(peers)
         peers.start()
         return peers
@@ -76,7 +80,7 @@ def withdraw(peers: Peers, ticket: bytes = b"ticket") -> pm.Withdraw:
 
 async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
     """Fails where one can not ask the other."""
-    await one.request(other.address, withdraw(one), Done, timeout_s)
+    await one.request(other, withdraw(one), Done, timeout_s)
 
 
 # Requests and replies
@@ -92,7 +96,7 @@ async def test_a_fault_of_the_one_who_answers(start: Start, caplog: pytest.LogCa
 
     one, other = start(), start(answer)
     with pytest.raises(Rejected) as caught:
-        await one.request(other.address, withdraw(one, b"bad"), Done, 5)
+        await one.request(other, withdraw(one, b"bad"), Done, 5)
     assert "secret" not in str(caught.value)
     assert "secret" in caplog.text
     await asks(one, other)
@@ -128,6 +132,25 @@ async def test_a_flood_is_bounded_and_told_so(start: Start) -> None:
     assert not other._answering
 
 
+async def test_a_message_for_another_node_is_not_handled(start: Start) -> None:
+    """One that has ended, say: this one listens at its address now."""
+    heard: list[Any] = []
+
+    def answer(request: Any) -> Message:
+        heard.append(request)
+        return Done(getattr(request, "id", 0))
+
+    one, other = start(), start(answer)
+    gone = Member(1, other.address, node=b"gone....".hex())
+    one.post(gone, pack(NODE, 1, []))
+    with pytest.raises(PeerUnavailable, match="another node listens"):
+        await one.request(gone, withdraw(one), Done, 5)
+    assert heard == []
+    one.post(other, pack(NODE, 1, []))
+    await asks(one, other)
+    assert len(heard) == 2
+
+
 # Nobody there
 
 
@@ -144,7 +167,7 @@ async def test_an_answer_that_never_comes(start: Start) -> None:
 
     one, other = start(), start(answer)
     with pytest.raises(PeerUnavailable, match=r"has not answered for 0\.2 s"):
-        await one.request(other.address, withdraw(one, b"slow"), Done, SOON_S)
+        await one.request(other, withdraw(one, b"slow"), Done, SOON_S)
     await asks(one, other)
     go.set()
     await until(lambda: late)
@@ -156,7 +179,7 @@ async def test_what_is_no_address_raises_as_everything_does(start: Start, addres
     """Addresses come from other nodes, too."""
     one, other = start(), start()
     with pytest.raises(DataplaneError):
-        await one.request(address, withdraw(one), Done, SOON_S)
+        await one.request(Member(1, address, node=NODE), withdraw(one), Done, SOON_S)
     await asks(one, other)
 
 
@@ -220,8 +243,8 @@ async def test_what_is_no_message_is_passed_over(start: Start, what: str, caplog
     else it is counted. The log has one line of it, which names its sender."""
     other = start()
     with Raw(other.address) as raw:
-        raw.socket.send_multipart(GARBAGE[what])
-        raw.socket.send(encode(pm.Withdraw(7, b"", b"")))
+        raw.socket.send_multipart([NODE.encode(), *GARBAGE[what]])
+        raw.socket.send_multipart([NODE.encode(), encode(pm.Withdraw(7, b"", b""))])
         answers = []
         while not answers or answers[-1].id != 7:
             answers.append(decode(await asyncio.to_thread(raw.socket.recv)))
@@ -246,7 +269,7 @@ async def test_a_message_that_is_too_large_is_not_taken(start: Start, length: in
 
     other = start(answer)
     with Raw(other.address) as raw:
-        raw.socket.send(encode(pm.Withdraw(1, b"", bytes(length))))
+        raw.socket.send_multipart([NODE.encode(), encode(pm.Withdraw(1, b"", bytes(length)))])
         await asks(start(), other)
     assert [len(message.ticket) for message in heard] == [6]
 
@@ -263,8 +286,8 @@ async def test_answers_that_are_none(start: Start, caplog: pytest.LogCaptureFixt
         port = router.bind_to_random_port("tcp://127.0.0.1")
         one = start()
         address = f"tcp://127.0.0.1:{port}"
-        asking = asyncio.create_task(one.request(address, withdraw(one), Done, 5))
-        who, request = await asyncio.to_thread(router.recv_multipart)
+        asking = asyncio.create_task(one.request(Member(1, address, node=NODE), withdraw(one), Done, 5))
+        who, _, request = await asyncio.to_thread(router.recv_multipart)
         identifier = msgspec.msgpack.decode(request)[1]
         for what, parts in GARBAGE.items():
             if what != "a reply":

@@ -64,7 +64,7 @@ def losing(node: StreamBench, *kinds: type, times: int = 1) -> list[Any]:
                 lost.append(item)
             else:
                 items.append(item)
-        receive(pt.PartitionFrame(frame.node, frame.life, frame.to, items))
+        receive(pt.PartitionFrame(frame.node, frame.life, items))
 
     node.receive = heard  # type: ignore[method-assign]
     return lost

@@ -57,7 +57,7 @@ class Bench(Partitions):
         opening: Callable[[Record], bytes] = opening,
     ) -> None:
         self.name = name
-        self.peers = Peers(listen, key, self._answer)
+        self.peers = Peers(name, listen, key, self._answer)
         self.peers.start()
         member = Member(next(_numbers), self.peers.address, host or name, keeps=keeps)
         membership = Membership(coordinator, name, member, lease_s=lease_s, lost_s=lost_s)

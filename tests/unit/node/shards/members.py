@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
+
 from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.process import ProcessCoordinator
 
@@ -20,7 +22,8 @@ class Members(Membership):
         self._say({node: Member(1, "") for node in nodes} | dict(of or {}))
 
     def _say(self, members: Mapping[bytes, Member]) -> None:
-        self.current = MappingProxyType({node.hex(): member for node, member in members.items()})
+        named = {node.hex(): msgspec.structs.replace(each, node=node.hex()) for node, each in members.items()}
+        self.current = MappingProxyType(named)
         for changed in self._changed:
             changed()
 

@@ -13,7 +13,7 @@ from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
 from tests.keys import KEY
-from tests.unit.node.shards.members import Members
+from tests.unit.node.shards.members import ME, Members
 from tests.unit.store.stores import content, layout
 
 ANY, OWNER = "tcp://127.0.0.1:0", b"owner..."
@@ -24,7 +24,7 @@ class Owner:
     """Has every shard but the `freed` ones. It answers while `go` is set; `asked`: the shards asked for."""
 
     def __init__(self) -> None:
-        self.peers = Peers(ANY, KEY, self._answer)
+        self.peers = Peers(OWNER.hex(), ANY, KEY, self._answer)
         self.freed: set[int] = set()
         self.asked: list[int] = []
         self.go = asyncio.Event()
@@ -48,7 +48,7 @@ class Owner:
 @asynccontextmanager
 async def owning() -> AsyncIterator[tuple[Owner, Peers, Members]]:
     """An owner; the sockets of another node; and its members, the owner among them."""
-    owner, mine = Owner(), Peers(ANY, KEY, lambda request: Done(request.id))
+    owner, mine = Owner(), Peers(ME.hex(), ANY, KEY, lambda request: Done(request.id))
     owner.peers.start()
     mine.start()
     try:

@@ -32,7 +32,7 @@ async def test_a_free_that_is_not_answered_may_have_been_done(tmp_path: Path, mo
         await asyncio.Event().wait()
         return Done(request.id)
 
-    owner, mine = Peers(ANY, KEY, answer), Peers(ANY, KEY, answer)
+    owner, mine = Peers(OWNER.hex(), ANY, KEY, answer), Peers(ME.hex(), ANY, KEY, answer)
     owner.start()
     mine.start()
     members = Members(of={OWNER: Member(1, owner.address)})

@@ -41,7 +41,7 @@ class Owner:
             os.pwrite(fd, CONTENT, 0)
         parts = [CONTENT[start : start + CHUNK] for start in range(0, SIZE, CHUNK)]
         self.sums = b"".join(xxhash.xxh3_64_digest(part)[::-1] for part in parts)
-        self.peers = Peers(ANY, KEY, self._answer)
+        self.peers = Peers(OWNER.hex(), ANY, KEY, self._answer)
 
     def damage(self, offset: int) -> None:
         os.pwrite(self.fds[0], bytes([CONTENT[offset] ^ 1]), offset)
@@ -73,7 +73,7 @@ async def reading(owner: Owner) -> AsyncIterator[ShardReads]:
     there = Member(1, owner.peers.address, transports={"tcp": owner.tcp.address})
     tcp, peers, members = (
         Tcp("127.0.0.1"),
-        Peers(ANY, KEY, lambda request: Done(request.id)),
+        Peers(ME.hex(), ANY, KEY, lambda request: Done(request.id)),
         Members(of={OWNER: there}),
     )
     await tcp.start()
