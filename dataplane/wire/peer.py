@@ -11,7 +11,9 @@ request gets PeerUnavailable. Every request has a deadline, after which it raise
 PeerUnavailable, even if ZeroMQ still tries to send it. Queues are bounded: a peer with too many pending requests, or
 too many bytes of them, gets Backpressure and may repeat the request later; messages that do not fit into ZeroMQ's
 queues are dropped. A request whose number can be read gets one answer, even if its decoding, execution or encoding
-raises (`wire.boundary`). A message without a readable number is dropped and counted, and a log line names its sender.
+raises (`wire.boundary`). An answer that
+arrives after its caller gave up is passed to the `late` callback of the request, even if the caller was cancelled but
+has not run since. A message without a readable number is dropped and counted, and a log line names its sender.
 Connections are made only to tcp://HOST:PORT.
 """
 
@@ -56,6 +58,7 @@ _QUEUE = 1000  # the most messages that wait on one socket
 _AT_ONCE, _AT_ONCE_EACH = 4096, 256  # the most pending requests of all nodes, and of one node
 _AT_ONCE_BYTES = 256 << 20  # the most bytes of pending requests, encoded
 _SMALL = 4096  # requests up to this size are admitted despite the bound on bytes
+_MAX_LATE = 1 << 16  # the most requests to one node whose late answers are still recognised
 _IN_A_TURN = 256  # the most messages that are taken from one socket before other work of the event loop runs
 _ADDRESS = 300  # characters
 _HANDSHAKE_MS = 5000
@@ -94,13 +97,7 @@ class Peers:
     """One node's end of all control channels. `start` is called in the event loop from which this is used."""
 
     def __init__(
-        self,
-        node: str,
-        listen: str,
-        key: Key,
-        answer: Answer,
-        *,
-        freed: Callable[[int], object] = lambda nbytes: None,
+        self, node: str, listen: str, key: Key, answer: Answer, *, freed: Callable[[int], object] = lambda nbytes: None
     ) -> None:
         """`node`: the name of this node. `listen`: tcp://HOST:PORT, 0 for any port. `answer(request)` returns the reply
         or an awaitable of it, or raises a DataplaneError. `freed` is called with the size of a large message that was
@@ -153,9 +150,12 @@ class Peers:
         """A number for a request."""
         return next(self._ids)
 
-    async def request(self, to: Peer, request: Any, kind: type[R], timeout_s: float) -> R:
+    async def request(
+        self, to: Peer, request: Any, kind: type[R], timeout_s: float, late: Callable[[R], object] | None = None
+    ) -> R:
         """Send a request to that node. Returns its answer. Raises PeerUnavailable at the deadline or if another node
-        listens at its address, and the error with which the node answers."""
+        listens at its address, and the error with which the node answers. `late` is called with an answer that arrives
+        after a timeout or a cancellation."""
         address = to.address
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=address)
@@ -164,10 +164,17 @@ class Peers:
         future: asyncio.Future[Message] = loop.create_future()
         link.pending[request.id] = future
         timer = loop.call_later(timeout_s, _late, future, address, timeout_s)
+        if late is not None:
+            link.expect_late(request.id, lambda reply: late(reply) if isinstance(reply, kind) else None)
         try:
             link.socket.send([to.node.encode(), bytes(encoded(request, _BETWEEN))])
             self._asked_others += 1
             reply = await future
+            link.late.pop(request.id, None)
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled() and future.exception() is None:
+                link.pass_late(future.result())
+            raise
         finally:
             timer.cancel()
             link.pending.pop(request.id, None)
@@ -397,6 +404,8 @@ class _Link:
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, key: Key, closed: Callable[[str], None]
     ) -> None:
         self.pending: dict[int, asyncio.Future[Message]] = {}
+        self.late: dict[int, Callable[[Message], object]] = {}
+        """The `late` callbacks of requests without an answer, by number."""
         self._address = address
         try:
             check_address(address)
@@ -438,6 +447,20 @@ class _Link:
         future = self.pending.get(reply.id)
         if future is not None and not future.done():
             future.set_result(reply)
+        else:
+            self.pass_late(reply)
+
+    def expect_late(self, number: int, late: Callable[[Message], object]) -> None:
+        """Call `late` with the answer to this request if its caller has given up."""
+        self.late[number] = late
+        if len(self.late) > _MAX_LATE:
+            del self.late[next(iter(self.late))]
+
+    def pass_late(self, reply: Any) -> None:
+        """Handle an answer whose caller has given up."""
+        late = self.late.pop(reply.id, None)
+        if late is not None:
+            late(reply)
 
     def close(self) -> None:
         """Fail the requests that wait."""

@@ -17,6 +17,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
@@ -38,7 +39,7 @@ from dataplane.wire.shard_messages import MAX_LIVE, Selection
 MAX_COPIES = 1 << 16
 """Shards of other nodes that are remembered; those that were asked for longest ago are forgotten."""
 
-_CONTROL_S = 5.0
+_CONTROL_S = 4.0  # less than clients wait for this node, so that the error names the node that is silent
 
 
 class Fetcher:
@@ -55,6 +56,7 @@ class Fetcher:
         self._copies: dict[ShardKey, int] = {}
         self._remotes: dict[int, Remote] = {}
         self._inline_bytes = 0
+        self._background = BackgroundTasks()
         self.replicas = ShardReplicas(node, store, peers, membership, self.reading)
         self.patching = Patching(node, store, self)
 
@@ -231,10 +233,15 @@ class Fetcher:
 
     async def retain(self, owner: bytes, shards: list[tuple[int, Selection]]) -> list[int]:
         """Have the owner make links to parts of its shards. Returns their numbers. Raises OwnerDied,
-        PeerUnavailable, and as `Store.retain`."""
+        PeerUnavailable, and as `Store.retain`. Links whose numbers arrive after that, or after a cancellation, are
+        freed."""
         member = member_of(self._membership, owner)
         request = pm.RetainParts(self._peers.next_id(), shards)
-        linked = await self._peers.request(member, request, pm.Linked, _CONTROL_S)
+
+        def unlink(linked: pm.Linked) -> None:
+            self._background.spawn(self.free(owner, [(link, [], (0, 0, b"")) for link in linked.links]))
+
+        linked = await self._peers.request(member, request, pm.Linked, _CONTROL_S, unlink)
         if len(linked.links) != len(shards):
             raise ProtocolMismatch(f"node {owner.hex()} made {len(linked.links)} links to {len(shards)} shards")
         return linked.links
@@ -267,5 +274,6 @@ class Fetcher:
 
     async def aclose(self) -> None:
         """Wait for running reads and patches."""
+        await self._background.aclose()
         await self.patching.aclose()
         await self.reading.aclose()

@@ -30,7 +30,7 @@ from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
 
-_CONTROL_S = 5.0
+_CONTROL_S = 4.0  # as in `fetch`
 
 Part = tuple[int, list[int], tuple[int, int, bytes]]
 

@@ -9,13 +9,16 @@ from typing import Any
 import pytest
 
 from dataplane.cluster.membership import Member
-from dataplane.errors import OutcomeUnknown
+from dataplane.errors import OutcomeUnknown, PeerUnavailable
 from dataplane.node.shards import fetch
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.transport.choice import TransportChoice
+from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
+from tests.cases import each_case
 from tests.keys import KEY
+from tests.processes import until
 from tests.unit.node.shards.members import ME, Members
 from tests.unit.store.stores import moving
 
@@ -43,6 +46,43 @@ async def test_a_free_that_is_not_answered_may_have_been_done(tmp_path: Path, mo
         assert heard.is_set()
         members.lose(OWNER)
         await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
+        await fetcher.aclose()
+    await mine.aclose()
+    await owner.aclose()
+
+
+@each_case("how", ["cancelled", "not answered in time"])
+async def test_a_retain_that_fails_has_retained_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The owner has made the links, and answers once the caller has gone."""
+    if how != "cancelled":
+        monkeypatch.setattr(fetch, "_CONTROL_S", 0.1)
+    heard, go = asyncio.Event(), asyncio.Event()
+    freed: list[int] = []
+
+    async def answer(request: Any) -> Message:
+        if isinstance(request, pm.FreeParts):
+            freed.extend(number for number, *_ in request.parts)
+            return pm.PartsFreed(request.id, [])
+        heard.set()
+        await go.wait()
+        return pm.Linked(request.id, [7])
+
+    owner, mine = Peers(OWNER.hex(), ANY, KEY, answer), Peers(ME.hex(), ANY, KEY, answer)
+    owner.start()
+    mine.start()
+    members = Members(of={OWNER: Member(1, owner.address)})
+    async with moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored:
+        fetcher = Fetcher(ME, stored, mine, members, TransportChoice(()))
+        retaining = asyncio.create_task(fetcher.retain(OWNER, [(1, [([0], (0, 1, b""))])]))
+        await heard.wait()
+        if how == "cancelled":
+            retaining.cancel()
+        with pytest.raises((PeerUnavailable, asyncio.CancelledError)):
+            await retaining
+        go.set()
+        await until(lambda: freed == [7])
         await fetcher.aclose()
     await mine.aclose()
     await owner.aclose()
