@@ -158,7 +158,8 @@ def test_a_deadline_is_counted_from_when_a_batch_is_asked_for(stream: Stream) ->
     eventually(lambda: figures(stream)["waiting"] == 0)
 
 
-def test_a_step_longer_than_its_lease_is_told(stream: Stream) -> None:
+def test_a_step_longer_than_its_lease_is_told(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=255)  # else it may die meanwhile
     fill(stream, 2)
     batches = iter(load(stream, lease=0.05))
     next(batches)
