@@ -60,6 +60,41 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     node = commands.add_parser("node", help="run this host's node until it is stopped")
+    _add_node_options(node)
+    web.add_node_options(node)
+    node.add_argument("--verbose", action="store_true", help="also log at level INFO")
+    node.set_defaults(run=_node)
+
+    keygen = commands.add_parser("keygen", help="generate the key of a cluster")
+    keygen.add_argument("file", type=Path, help="the file to write; it must not exist")
+    keygen.set_defaults(run=_keygen)
+
+    members = commands.add_parser(
+        "members", help="list the nodes of a cluster, the partitions that they lead and follow, and the coordinator"
+    )
+    members.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    members.add_argument("--json", action="store_true", help="as JSON")
+    members.set_defaults(run=_members)
+
+    status = commands.add_parser("status", help="show a node's memory, disk, pins, waiting requests and streams")
+    status.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    status.add_argument("--json", action="store_true", help="as JSON")
+    status.set_defaults(run=_status)
+
+    top = commands.add_parser("top", help="as status, live, with rates; q or Ctrl-C ends it")
+    top.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
+    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
+    top.set_defaults(run=_top)
+
+    diagnosis.add_parser(commands, _connecting)
+    web.add_parser(commands)
+
+    planning.add_parser(commands)
+    recording.add_parsers(commands)
+    return parser
+
+
+def _add_node_options(node: argparse.ArgumentParser) -> None:
     node.add_argument(
         "--socket", type=Path, metavar="PATH", help="the socket to listen on (default: in a new directory)"
     )
@@ -108,37 +143,6 @@ def _parser() -> argparse.ArgumentParser:
         "--etcd-login", metavar="FILE", help="a file with one line, USER:PASSWORD, if etcd requires a login"
     )
     node.add_argument("--metrics", metavar="HOST:PORT", help="address to serve /metrics on, for Prometheus")
-    web.add_node_options(node)
-    node.add_argument("--verbose", action="store_true", help="also log at level INFO")
-    node.set_defaults(run=_node)
-
-    keygen = commands.add_parser("keygen", help="generate the key of a cluster")
-    keygen.add_argument("file", type=Path, help="the file to write; it must not exist")
-    keygen.set_defaults(run=_keygen)
-
-    members = commands.add_parser(
-        "members", help="list the nodes of a cluster, the partitions that they lead and follow, and the coordinator"
-    )
-    members.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    members.add_argument("--json", action="store_true", help="as JSON")
-    members.set_defaults(run=_members)
-
-    status = commands.add_parser("status", help="show a node's memory, disk, pins, waiting requests and streams")
-    status.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    status.add_argument("--json", action="store_true", help="as JSON")
-    status.set_defaults(run=_status)
-
-    top = commands.add_parser("top", help="as status, live, with rates; q or Ctrl-C ends it")
-    top.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
-    top.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between updates (default: 1)")
-    top.set_defaults(run=_top)
-
-    diagnosis.add_parser(commands, _connecting)
-    web.add_parser(commands)
-
-    planning.add_parser(commands)
-    recording.add_parsers(commands)
-    return parser
 
 
 def _node(chosen: argparse.Namespace) -> int:

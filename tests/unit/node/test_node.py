@@ -53,7 +53,7 @@ async def test_not_in_place_of_one_that_accepts_nobody(tmp_path: Path) -> None:
         stopped.bind(str(path))
         stopped.listen(0)
         waiting.connect(str(path))
-        with pytest.raises(FileExistsError, match="accepts nobody"):
+        with pytest.raises(FileExistsError, match="accepts no connection"):
             NodeServer(NodeConfig(memory="1MiB", spill=0, prewarm=0), path)
     assert path.is_socket()
 
