@@ -41,7 +41,7 @@ class Node:
         except BaseException:
             self.__exit__(None, None, None)
             raise
-        found = re.findall(r"find it at (\S+)", self.log())
+        found = re.findall(r"address for other nodes: (\S+)", self.log())
         self.listens: str = found[0] if found else ""
 
     def log(self) -> str:
