@@ -26,6 +26,8 @@ if "XDG_STATE_HOME" not in os.environ:  # where nodes without a key have this us
     _state = tempfile.TemporaryDirectory(prefix="dataplane-state-")
     os.environ["XDG_STATE_HOME"] = _state.name
 
+pytest.register_assert_rewrite(*(f"tests.conformance.{name}" for name in ("coordinators", "storages", "transports")))
+
 settings.register_profile("any pace", deadline=None, max_examples=int(os.environ.get("EXAMPLES", "25")))
 settings.load_profile("any pace")
 

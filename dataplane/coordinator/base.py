@@ -7,7 +7,7 @@ A compare-and-set compares the value itself. Values never return to an earlier o
 a placement table its version), so that is as good as a revision, and nodes may learn a value from each other. In etcd
 it is a transaction with a comparison of `VALUE` (of `VERSION` with 0 for a missing key); members are keys with a lease.
 
-Invariants of each implementation (`dataplane/testing/coordinators.py`):
+Invariants of each implementation (`tests/conformance/coordinators.py`):
 
 - All calls but watches are linearizable: each takes effect at one moment between its beginning and its end.
 - A call that raises Unavailable did not take effect and will not; one that raises OutcomeUnknown may have, or may yet.

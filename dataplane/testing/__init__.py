@@ -1,5 +1,4 @@
-"""Tools for users' tests: a node in this process, a clock, faults, and the conformance suites of this package's own
-transports, coordinators and samplers.
+"""Tools for users' tests: a node in this process, a clock, faults, and the conformance suite of samplers.
 
     from dataplane import testing
 
@@ -8,13 +7,13 @@ transports, coordinators and samplers.
             rollouts = plane.stream("rollouts", tasks=["reward", "actor"])
             ...
 
-A user's transport, coordinator or sampler can run the same suite as this package's:
+A user's sampler can run the same suite as this package's:
 
     class TestMine(testing.SamplerSuite):
         def made(self):
             return MySampler()
 
-The import of this package does not import pytest; that of the suites does. Names that are not listed here may
+The import of this package does not import pytest; that of the suite does. Names that are not listed here may
 change.
 """
 
@@ -34,20 +33,14 @@ from dataplane.testing.nodes import plane as plane
 from dataplane.testing.samples import candidates as candidates
 
 if TYPE_CHECKING:
-    from dataplane.testing.coordinators import CoordinatorSuite as CoordinatorSuite
     from dataplane.testing.samplers import SamplerSuite as SamplerSuite
-    from dataplane.testing.transports import TransportSuite as TransportSuite
-
-_SUITES = {"CoordinatorSuite": "coordinators", "SamplerSuite": "samplers", "TransportSuite": "transports"}
 
 __all__ = [
-    "CoordinatorSuite",
     "Failing",
     "LocalNode",
     "ManualClock",
     "NodeProcess",
     "SamplerSuite",
-    "TransportSuite",
     "candidates",
     "failing",
     "node",
@@ -56,9 +49,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _SUITES:
+    if name != "SamplerSuite":
         raise AttributeError(f"module 'dataplane.testing' has no attribute {name!r}")
-    module = f"dataplane.testing.{_SUITES[name]}"
+    module = "dataplane.testing.samplers"
     try:
         import pytest
     except ImportError as error:

@@ -77,7 +77,7 @@ DERIVED = {
     "dataplane.integrations.transfer_queue.streaming",
     "dataplane.integrations.drafting.huggingface",
     "dataplane.integrations.ray_tensors",
-    *(f"dataplane.testing.{suite}" for suite in ("coordinators", "samplers", "transports")),
+    "dataplane.testing.samplers",
 }
 
 #: Those that only what is imported inside of verl or TransferQueue imports: they have all of these.

@@ -63,13 +63,11 @@ NAMES = [
 
 
 TESTING = [
-    "CoordinatorSuite",
     "Failing",
     "LocalNode",
     "ManualClock",
     "NodeProcess",
     "SamplerSuite",
-    "TransportSuite",
     "candidates",
     "failing",
     "node",

@@ -12,8 +12,7 @@ import pytest
 
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
-from dataplane.testing import CoordinatorSuite
-from dataplane.testing.coordinators import LEASE_S, until
+from tests.conformance.coordinators import LEASE_S, CoordinatorSuite, until
 from tests.etcd import EtcdServer, needs_etcd
 
 pytestmark = needs_etcd

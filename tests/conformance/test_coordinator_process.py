@@ -9,7 +9,7 @@ import pytest
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.coordinator.registry import Registry
-from dataplane.testing import CoordinatorSuite
+from tests.conformance.coordinators import CoordinatorSuite
 
 
 class TestProcess(CoordinatorSuite):

@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-from dataplane.testing import TransportSuite
 from dataplane.transport.base import Transport
 from dataplane.transport.nixl import Nixl
+from tests.conformance.transports import TransportSuite
 
 if not any(importlib.util.find_spec(name) for name in ("nixl_cu13", "nixl_cu12", "nixl")):
     pytest.skip("NIXL is not installed: pip install rollout-dataplane[nixl]", allow_module_level=True)

@@ -8,26 +8,26 @@ import socket
 import struct
 import termios
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 
 import numpy as np
 import pytest
 
-from dataplane.testing import TransportSuite
-from dataplane.testing.transports import KIB, MIB, PAGE, Shelf, Target, shelves, until
 from dataplane.transport import channels, unauthenticated
 from dataplane.transport.base import Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
 from tests.cases import each_case
+from tests.conformance.transports import KIB, MIB, PAGE, Shelf, Shelves, Target, TransportSuite, until
 from tests.processes import has_ipv6
 
-Shelves = Callable[..., Shelf]
+
+def made() -> Transport:
+    return Tcp("127.0.0.1")
 
 
 class TestTcp(TransportSuite):
-    def made(self) -> Transport:
-        return Tcp("127.0.0.1")
+    made = staticmethod(made)
 
 
 @pytest.mark.long
@@ -35,28 +35,6 @@ class TestTcp(TransportSuite):
 class TestTcpByIPv6(TransportSuite):
     def made(self) -> Transport:
         return Tcp("::1")
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[Tcp]:
-    transport = Tcp("127.0.0.1")
-    await transport.start()
-    yield transport
-    await transport.aclose()
-
-
-@pytest.fixture
-async def reader() -> AsyncIterator[Tcp]:
-    transport = Tcp("127.0.0.1")
-    await transport.start()
-    yield transport
-    await transport.aclose()
-
-
-@pytest.fixture
-def shelf() -> Iterator[Shelves]:
-    with shelves() as one:
-        yield one
 
 
 class Stranger:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane.testing import TransportSuite
 from dataplane.transport.base import Transport
 from dataplane.transport.ucx import Ucx
+from tests.conformance.transports import TransportSuite
 
 pytest.importorskip("ucxx", reason="ucxx is not installed: pip install rollout-dataplane[ucx]")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,29 +65,13 @@ class Target:
         return bool((self._whole[:GUARD] == BLANK).all() and (self._whole[len(self._whole) - GUARD :] == BLANK).all())
 
 
+Shelves = Callable[..., Shelf]
+"""Makes memory to be offered, of a size and with a seed for its bytes."""
+
+
 def noise(size: int, seed: int = 1) -> Bytes:
     """Bytes that never repeat, and differ from blank memory and from `overwrite`."""
     return np.random.default_rng(seed).integers(0, 0xE0, size, np.uint8)
-
-
-@contextmanager
-def shelves() -> Iterator[Callable[..., Shelf]]:
-    """A factory of memory of a size (and a seed, for its bytes) to be offered."""
-    made: list[Shelf] = []
-
-    def one(size: int, seed: int = 1) -> Shelf:
-        content = noise(size, seed)
-        fd = os.memfd_create("offered")
-        os.ftruncate(fd, size + 2 * PAGE)
-        mapped = mmap.mmap(fd, size + 2 * PAGE)
-        made.append(Shelf(fd, content, mapped))
-        mapped[:] = b"\xff" * len(mapped)
-        mapped[PAGE : PAGE + size] = content.tobytes()
-        return made[-1]
-
-    yield one
-    for each in made:
-        each.close()
 
 
 async def until(condition: Callable[[], object]) -> None:
@@ -103,25 +86,6 @@ class TransportSuite:
     def made(self) -> Transport:
         raise NotImplementedError
 
-    @pytest.fixture
-    async def server(self) -> AsyncIterator[Transport]:
-        transport = self.made()
-        await transport.start()
-        yield transport
-        await transport.aclose()
-
-    @pytest.fixture
-    async def reader(self) -> AsyncIterator[Transport]:
-        transport = self.made()
-        await transport.start()
-        yield transport
-        await transport.aclose()
-
-    @pytest.fixture
-    def shelf(self) -> Iterator[Callable[..., Shelf]]:
-        with shelves() as one:
-            yield one
-
     async def read(self, reader: Transport, server: Transport, ticket: bytes, size: int) -> Target:
         target = Target(size)
         try:
@@ -133,23 +97,19 @@ class TransportSuite:
     # Offered bytes arrive
 
     @pytest.mark.parametrize("size", [1, 4095, 4 * KIB, 4 * KIB + 1, 9 * MIB, 33 * MIB])
-    async def test_every_byte_arrives(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
-    ) -> None:
+    async def test_every_byte_arrives(self, server: Transport, reader: Transport, shelf: Shelves, size: int) -> None:
         one = shelf(size)
         ticket = server.offer(one.memory)
         target = await self.read(reader, server, ticket, size)
         assert np.array_equal(target.bytes, one.content)
         await server.withdraw(ticket)
 
-    async def test_it_reads_from_itself(self, server: Transport, shelf: Callable[..., Shelf]) -> None:
+    async def test_it_reads_from_itself(self, server: Transport, shelf: Shelves) -> None:
         one = shelf(64 * KIB)
         target = await self.read(server, server, server.offer(one.memory), 64 * KIB)
         assert np.array_equal(target.bytes, one.content)
 
-    async def test_several_read_at_once(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
-    ) -> None:
+    async def test_several_read_at_once(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         sizes = [1, 100, 4 * KIB, MIB, 9 * MIB, 5 * MIB, 8 * MIB, 70_001]
         shelves = [shelf(size, seed) for seed, size in enumerate(sizes)]
         tickets = [server.offer(each.memory) for each in shelves]
@@ -162,7 +122,7 @@ class TransportSuite:
             assert np.array_equal(target.bytes, each.content)
 
     async def test_the_same_memory_offered_several_times(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+        self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
         one = shelf(5 * MIB)
         tickets = [server.offer(one.memory) for _ in range(5)]
@@ -170,9 +130,7 @@ class TransportSuite:
         targets = await asyncio.gather(*(self.read(reader, server, ticket, 5 * MIB) for ticket in tickets))
         assert all(np.array_equal(target.bytes, one.content) for target in targets)
 
-    async def test_a_hundred_one_after_the_other(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
-    ) -> None:
+    async def test_a_hundred_one_after_the_other(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         one = shelf(10_000)
         for _ in range(100):
             ticket = server.offer(one.memory)
@@ -180,7 +138,7 @@ class TransportSuite:
             await server.withdraw(ticket)
 
     async def test_ranges_arrive_and_nothing_else_does(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+        self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
         one = shelf(9 * MIB)
         for chosen in (
@@ -202,7 +160,7 @@ class TransportSuite:
 
     # Other reads fail
 
-    async def test_a_wrong_ticket(self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]) -> None:
+    async def test_a_wrong_ticket(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         ticket = server.offer(shelf(64 * KIB).memory)
         for wrong in (bytes(len(ticket)), os.urandom(len(ticket)), ticket[:-1] + bytes([ticket[-1] ^ 1])):
             target = Target(64 * KIB)
@@ -212,9 +170,7 @@ class TransportSuite:
         await self.read(reader, server, ticket, 64 * KIB)
 
     @pytest.mark.parametrize("size", [1, 64 * KIB, 9 * MIB])
-    async def test_a_ticket_is_good_once(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
-    ) -> None:
+    async def test_a_ticket_is_good_once(self, server: Transport, reader: Transport, shelf: Shelves, size: int) -> None:
         ticket = server.offer(shelf(size).memory)
         await self.read(reader, server, ticket, size)
         target = Target(size)
@@ -223,7 +179,7 @@ class TransportSuite:
         assert target.blank()
 
     async def test_two_with_one_ticket_do_not_both_get_it(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
+        self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
         """The one that gets it has all of it, and no read hangs."""
         one = shelf(9 * MIB)
@@ -238,9 +194,7 @@ class TransportSuite:
             assert result is not None or np.array_equal(target.bytes, one.content)
             assert target.guarded()
 
-    async def test_more_than_was_offered(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
-    ) -> None:
+    async def test_more_than_was_offered(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         """Bytes next to an offer belong to others: no request can read them."""
         ticket = server.offer(shelf(64 * KIB).memory)
         target = Target(64 * KIB + 100)
@@ -249,9 +203,7 @@ class TransportSuite:
         assert 0xFF not in target.bytes
         assert target.guarded()
 
-    async def test_withdrawn_before_it_is_read(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
-    ) -> None:
+    async def test_withdrawn_before_it_is_read(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         ticket = server.offer(shelf(64 * KIB).memory)
         await server.withdraw(ticket)
         target = Target(64 * KIB)
@@ -259,7 +211,7 @@ class TransportSuite:
             await reader.read(server.address, ticket, target.memory, 10.0)
         assert target.blank()
 
-    async def test_what_is_not_offered_can_be_withdrawn(self, server: Transport, shelf: Callable[..., Shelf]) -> None:
+    async def test_what_is_not_offered_can_be_withdrawn(self, server: Transport, shelf: Shelves) -> None:
         ticket = server.offer(shelf(KIB).memory)
         await server.withdraw(ticket)
         await server.withdraw(ticket)
@@ -268,7 +220,7 @@ class TransportSuite:
 
     @pytest.mark.parametrize("size", [MIB, 33 * MIB])
     async def test_withdrawn_while_it_is_read(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
+        self, server: Transport, reader: Transport, shelf: Shelves, size: int
     ) -> None:
         """After that the memory belongs to others: no reader gets their bytes as the offered ones."""
         one = shelf(size)
@@ -287,7 +239,7 @@ class TransportSuite:
 
     @pytest.mark.parametrize("size", [64 * KIB, 33 * MIB])
     async def test_the_server_ends_while_it_is_read(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int
+        self, server: Transport, reader: Transport, shelf: Shelves, size: int
     ) -> None:
         one = shelf(size)
         address, ticket = server.address, server.offer(one.memory)
@@ -305,7 +257,7 @@ class TransportSuite:
     @pytest.mark.parametrize("size", [64 * KIB, 33 * MIB])
     @pytest.mark.parametrize("begun", [False, True])
     async def test_nothing_writes_after_a_reader_was_cancelled(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], size: int, begun: bool
+        self, server: Transport, reader: Transport, shelf: Shelves, size: int, begun: bool
     ) -> None:
         one = shelf(size)
         ticket = server.offer(one.memory)
@@ -320,9 +272,7 @@ class TransportSuite:
         await reader.aclose()  # any byte in transfer has arrived, or never will
         assert target.blank()
 
-    async def test_cancelled_again_and_again(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
-    ) -> None:
+    async def test_cancelled_again_and_again(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         """At every moment of a read; later reads are right."""
         one = shelf(9 * MIB)
         for turns in range(20):
@@ -340,7 +290,7 @@ class TransportSuite:
         target = await self.read(reader, server, server.offer(one.memory), 9 * MIB)
         assert np.array_equal(target.bytes, one.content)
 
-    async def test_nobody_is_there(self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]) -> None:
+    async def test_nobody_is_there(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         address, ticket = server.address, server.offer(shelf(KIB).memory)
         await server.aclose()
         target = Target(KIB)
@@ -358,7 +308,7 @@ class TransportSuite:
 
     @pytest.mark.parametrize("length", [0, 1, 15, 17, 1000])
     async def test_a_ticket_of_another_length(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf], length: int
+        self, server: Transport, reader: Transport, shelf: Shelves, length: int
     ) -> None:
         good = server.offer(shelf(KIB).memory)
         target = Target(KIB)
@@ -369,7 +319,7 @@ class TransportSuite:
 
     # The end
 
-    async def test_the_end_twice_and_before_the_beginning(self, shelf: Callable[..., Shelf]) -> None:
+    async def test_the_end_twice_and_before_the_beginning(self, shelf: Shelves) -> None:
         never = self.made()
         await never.aclose()
         transport = self.made()
@@ -379,9 +329,7 @@ class TransportSuite:
         await transport.aclose()
         await transport.aclose()
 
-    async def test_reading_after_the_end(
-        self, server: Transport, reader: Transport, shelf: Callable[..., Shelf]
-    ) -> None:
+    async def test_reading_after_the_end(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
         ticket = server.offer(shelf(KIB).memory)
         await reader.aclose()
         with pytest.raises(TransportError):
