@@ -33,11 +33,10 @@ from dataplane.client import stored_rows
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.integrations.process import with_plane
 
-TENSOR, DENSE, ROWS, WRAPPED = b"t", b"d", b"r", b"w"
-"""How the rows of a column are returned: as a tensor; as a tensor that was put dense; as they are; each out of a
-tuple of one."""
+TENSOR, DENSE, ROWS = b"t", b"d", b"r"
+"""How the rows of a column are returned: as a tensor; as a tensor that was put dense; as they are."""
 
-_WAYS = (TENSOR, DENSE, ROWS, WRAPPED)
+_WAYS = (TENSOR, DENSE, ROWS)
 _CLASS = {DENSE: TENSOR}  # rows of both can be one tensor
 _ROW = struct.Struct("<Q")  # the row; first, so that the rest is the same for all rows of a put
 _COLUMN = struct.Struct("<c8sQQIQ")  # how, node, shard, its rows, ordinal, logical bytes

@@ -35,7 +35,6 @@ _TELLS = 3  # of the same cells, each of which waits for an answer for `controll
 # For larger puts and those that wait for room; small ones have a thread of their own, and so have other rows.
 _THREADS = 3
 _CLOSED = "the storage manager was closed"
-_WAYS = (cells.TENSOR, cells.DENSE, cells.ROWS, cells.WRAPPED)
 
 
 class PendingPut:
@@ -349,8 +348,6 @@ def _by_row(schema: Mapping[str, Mapping[str, Any]], rows: Sequence[int]) -> dic
 
 def _likeness(values: Any, how: bytes) -> object:
     """Equal for values of a column that are one column together; None for those that stay by themselves."""
-    if how not in _WAYS:
-        return None
     if isinstance(values, torch.Tensor):
         plain = values.layout == torch.strided and not values.is_nested and values.ndim == 1
         return (how, "tensor", values.dtype) if plain else None

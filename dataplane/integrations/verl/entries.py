@@ -26,7 +26,7 @@ from dataplane.batch.batch import Column
 from dataplane.batch.object_codec import Copies
 from dataplane.batch.values import mismatch_in
 from dataplane.errors import SchemaMismatch
-from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR, WRAPPED
+from dataplane.integrations.verl.cells import DENSE, ROWS, TENSOR
 
 
 class ObjectEntries(list[Any]):
@@ -142,7 +142,7 @@ def entry_of(column: Column, how: bytes, *, dense: bool, copies: Copies | None =
     Raises SchemaMismatch for a row of a class whose module is not imported here, and Corrupt.
     """
     if how not in (TENSOR, DENSE):
-        return tensordicts.stacked(rows_of(column, how, copies))
+        return tensordicts.stacked(rows_of(column, copies))
     found = column.torch()
     if isinstance(found, list):
         return tensordicts.stacked(found)
@@ -155,11 +155,10 @@ def entry_of(column: Column, how: bytes, *, dense: bool, copies: Copies | None =
     return found
 
 
-def rows_of(column: Column, how: bytes, copies: Copies | None = None) -> list[Any]:
+def rows_of(column: Column, copies: Copies | None = None) -> list[Any]:
     """The rows of the column, as they were put. `copies` as in `entry_of`."""
-    if how == WRAPPED or column.kind in ("text", "bytes", "object"):
-        rows = views.python(column.name, column.field, column.reading, copies=copies)
-        return [row for (row,) in rows] if how == WRAPPED else rows
+    if column.kind in ("text", "bytes", "object"):
+        return views.python(column.name, column.field, column.reading, copies=copies)
     return column.tensors()
 
 
@@ -168,10 +167,10 @@ def merged(
 ) -> Any:
     """A field with rows in several columns, each with the positions of its rows. Raises as `entry_of`."""
     whole: list[Any] = [None] * rows
-    for column, how, positions in parts:
+    for column, _, positions in parts:
         places = range(rows) if positions is None else positions.tolist()
         try:
-            found = rows_of(column, how, copies)
+            found = rows_of(column, copies)
         except SchemaMismatch as error:
             raise mismatch_in(error, column.name, places) from error
         for place, row in zip(places, found, strict=True):
