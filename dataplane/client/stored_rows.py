@@ -17,12 +17,6 @@ def put_row(plane: Plane, row: SmallColumns, timeout: float) -> tuple[bytes, int
     return plane._turns.ask(inner.writer.row_put_exchange(row, arguments.seconds(timeout)))
 
 
-def put_rows(plane: Plane, rows: Sequence[SmallColumns], timeout: float) -> tuple[bytes, list[int]]:
-    """As `put_row`, of several rows, all or none."""
-    inner = plane._inner
-    return inner.connection.welcome.node, plane._wait(inner.writer.put_rows(rows, arguments.seconds(timeout)))
-
-
 def retain(plane: Plane, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
     """Links to these rows of stored columns of a node: (number of a shard or link, ordinal, row). All or none; raises
     as `Plane.retain`."""

@@ -219,20 +219,6 @@ class ShardWriter:
             lambda reply: (self._connection.welcome.node, reply.shard),
         )
 
-    async def put_rows(self, rows: Sequence[SmallColumns], timeout: float) -> list[int]:
-        """Put several such rows, all or none. Returns the numbers of their shards."""
-        make, node = self._connection.next_id, self._connection
-        asked = [sm.PutShard(make(), row.payload, row.layout, "", timeout) for row in rows]
-        tasks = [asyncio.ensure_future(node.request(each, sm.ShardStored, timeout)) for each in asked]
-        try:
-            return [reply.shard for reply in await asyncio.gather(*tasks)]
-        except BaseException:  # a request that is cancelled frees by itself what it stores
-            ended = [task for task in tasks if not task.cancel() and not task.cancelled()]
-            stored = [task.result().shard for task in ended if task.exception() is None]
-            if stored:
-                node.tell(sm.Free(make(), stored))
-            raise
-
     async def _put_inline(self, group: PutPlan, scope: str, timeout: float) -> int:
         payload = await self.in_thread(_IN_LOOP + 1 if group.on_device else 0, _payload, group.columns)
         request = sm.PutShard(self._connection.next_id(), payload, layout_of(group.columns), scope, timeout)

@@ -7,8 +7,8 @@ one is in progress are merged into one shard and one message. No put waits for o
 Invariants: a put begins once all earlier puts of its rows are done. Either the controller knows a put, or the put
 raises and nothing of it stays stored. Cells that the controller may have recorded are not freed: they are reported up
 to `_TELLS` times, and if the controller never answers they stay until their key is cleared. Merged puts that fail are
-repeated one by one, so that no put fails because of another. A put that waits for room delays no puts of other rows. If
-a put is cancelled before it was reported to the controller, nothing of it stays stored.
+repeated one by one, so that no put fails because of another. A put that waits for room delays no small put of other
+rows. If a put is cancelled before it was reported to the controller, nothing of it stays stored.
 """
 
 from __future__ import annotations
@@ -29,10 +29,8 @@ from dataplane.integrations.verl.entries import ObjectEntries
 
 _SMALL = 1 << 20  # bytes, up to which a put goes with others
 _TOGETHER = 512  # puts
-_LARGE = 64 << 20  # bytes, up to which a put of a row goes with others that are not small
-_ROWS = 16  # such puts: shared columns of a prompt's responses are stored once, and others wait for no more
 _TELLS = 3  # of the same cells, each of which waits for an answer for `controller._ANSWER_S`
-# For larger puts and those that wait for room; small ones have a thread of their own, and so have other rows.
+# For larger puts and those that wait for room; small ones have a thread of their own.
 _THREADS = 3
 _CLOSED = "the storage manager was closed"
 
@@ -62,7 +60,6 @@ class PendingPut:
         """By row, the cells of which the controller was told."""
         self.replaced: list[Mapping[str, bytes]] = []
         """Cells to free once it is recorded; when `done` ends, also those of puts that were recorded just before."""
-        self.small = True
         self.done: Future[None] = Future()
         self.done.set_running_or_notify_cancel()  # a waiter that gives up cancels nothing
         self._lock = threading.Lock()
@@ -84,14 +81,6 @@ class PendingPut:
         """Equal for puts that can go together; None for one that goes alone."""
         alike = [_likeness(values, self.how[name]) for name, values in self.columns.items()]
         return None if None in alike else (self.partition, tuple(zip(self.columns, alike, strict=True)))
-
-    def row_likeness(self) -> object:
-        """As `likeness`, for puts of one row each whose rows are stored separately."""
-        said = self.schema.items()
-        fields = [
-            (name, self.how[name], each["dtype"], each["is_nested"], each["is_non_tensor"]) for name, each in said
-        ]
-        return (self.partition, tuple(fields)) if self.columns.keys() == self.schema.keys() else None
 
 
 class _Lane:
@@ -148,7 +137,6 @@ class Committer:
         self._controller = controller
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-puts")
         self._small = _Lane("dataplane-small-puts", _TOGETHER, self._commit_small)
-        self._rows = _Lane("dataplane-row-puts", _ROWS, self._commit_rows)
         self._timeout = timeout
         self._last: dict[tuple[str, int], PendingPut] = {}  # of the puts that are not done, the last of each row
         self._recorded: dict[tuple[str, int], dict[str, bytes]] = {}  # cells of such rows, by puts that are done
@@ -194,11 +182,8 @@ class Committer:
                     self._recorded[place] = before | own
 
     def _begin(self, put: PendingPut) -> None:
-        put.small = put.nbytes <= _SMALL
-        if put.small:
+        if put.nbytes <= _SMALL:
             self._small.begin(put)
-        elif put.nbytes <= _LARGE and len(put.rows) == 1:
-            self._rows.begin(put)
         else:
             self._begin_alone(put)
 
@@ -212,14 +197,9 @@ class Committer:
         """Take no more. Idempotent."""
         self._pool.shutdown(wait=False)
         self._small.close()
-        self._rows.close()
 
     def _commit_small(self, taken: list[PendingPut]) -> None:
-        for puts in _together(taken, PendingPut.likeness):
-            self._commit(puts)
-
-    def _commit_rows(self, taken: list[PendingPut]) -> None:
-        for puts in _together(taken, PendingPut.row_likeness):
+        for puts in _together(taken):
             self._commit(puts)
 
     def _commit(self, puts: list[PendingPut]) -> None:
@@ -294,21 +274,17 @@ class Committer:
 
 
 def _made(puts: Sequence[PendingPut], timeout: float) -> sharing.Cells:
-    """The cells of puts that go together: those that are small as one, others each by itself."""
-    columns, how = [put.columns for put in puts], puts[0].how
-    if len(puts) == 1:
-        return sharing.put(columns[0], how, timeout)
-    if all(put.small for put in puts):
-        return sharing.put(_joined(columns), how, timeout)
-    return sharing.put_rows(columns, how, timeout)
+    """The cells of puts that go together as one."""
+    columns = puts[0].columns if len(puts) == 1 else _joined([put.columns for put in puts])
+    return sharing.put(columns, puts[0].how, timeout)
 
 
-def _together(puts: Sequence[PendingPut], likeness_of: Callable[[PendingPut], object]) -> list[list[PendingPut]]:
+def _together(puts: Sequence[PendingPut]) -> list[list[PendingPut]]:
     """Partition the puts into lists that can each be sent as one."""
     lists: list[list[PendingPut]] = []
     alike: dict[object, list[PendingPut]] = {}
     for put in puts:
-        likeness = likeness_of(put)
+        likeness = put.likeness()
         if likeness is not None and likeness in alike:
             alike[likeness].append(put)
             continue
@@ -378,7 +354,7 @@ def _nbytes(columns: Mapping[str, Any]) -> int:
     total = 0
     for values in reversed(list(columns.values())):
         total += _size(values)
-        if total > _LARGE:
+        if total > _SMALL:
             break
     return total
 

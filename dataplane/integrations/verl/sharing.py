@@ -39,43 +39,6 @@ def put(columns: Mapping[str, Any], how: Mapping[str, bytes], timeout: float) ->
     return _shared(_values(columns), how, timeout, FEW, _stored)
 
 
-def put_rows(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], timeout: float) -> Cells:
-    """As `put`, for several puts of one row each, with the same fields. Returns the cells in the order of the puts.
-    The small fields of each row are one shard, as if the row had been put alone. All are stored, or none."""
-    split = [_split(columns) for columns in several]
-    rows = [row for row, _ in split if row is not None]
-    if len(several) == 1 or len(rows) < len(several):
-        return _one_by_one(several, how, timeout)
-    large: dict[str, Values] = {}
-    for number, (_, columns) in enumerate(split):
-        large |= {f"{number} {name}": values for name, values in _values(columns).items()}
-    ways = {name: how[name.partition(" ")[2]] for name in large}
-    made = _shared(large, ways, timeout, FEW, _stored_apart) if large else {}
-    try:
-        node, shards = with_plane(lambda plane: stored_rows.put_rows(plane, rows, timeout))
-    except BaseException:
-        cells.drop(made)
-        raise
-    whole: Cells = {name: [] for name in several[0]}
-    for number, (row, shard) in enumerate(zip(rows, shards, strict=True)):
-        small = cells.of_row(node, shard, row.columns, how)
-        for name, own in whole.items():
-            own += small[name] if name in small else made[f"{number} {name}"]
-    return whole
-
-
-def _one_by_one(several: Sequence[Mapping[str, Any]], how: Mapping[str, bytes], timeout: float) -> Cells:
-    whole: Cells = {name: [] for name in several[0]}
-    try:
-        for columns in several:
-            for name, own in put(columns, how, timeout).items():
-                whole[name] += own
-    except BaseException:
-        cells.drop(whole)
-        raise
-    return whole
-
-
 def _split(columns: Mapping[str, Any]) -> tuple[SmallColumns | None, dict[str, Any]]:
     """The columns of one row: small ones, laid out, and large ones; None if there is too much for one layout."""
     small: list[tuple[str, Single]] = []
@@ -253,23 +216,6 @@ class _Put:
 
 def _stored(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
     return cells.cells(with_plane(lambda plane: plane.put(values, timeout=timeout)), how)
-
-
-def _stored_apart(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:
-    """Store each put in shards of its own, so that a freed put keeps nothing of another alive."""
-    of_put: dict[str, dict[str, Values]] = {}
-    for numbered, each in values.items():
-        number, _, name = numbered.partition(" ")
-        of_put.setdefault(number, {})[name] = each
-    made: Cells = {}
-    try:
-        for number, own in of_put.items():
-            stored = _stored(own, {name: how[f"{number} {name}"] for name in own}, timeout)
-            made |= {f"{number} {name}": several for name, several in stored.items()}
-    except BaseException:
-        cells.drop(made)
-        raise
-    return made
 
 
 def _stored_in_parts(values: Mapping[str, Values], how: Mapping[str, bytes], timeout: float) -> Cells:

@@ -54,7 +54,7 @@ def test_puts_of_one_row_stay_in_their_order(monkeypatch: pytest.MonkeyPatch, si
     finally:
         room.set()
         committer.close()
-    for pool in (committer._pool, committer._small._pool, committer._rows._pool):
+    for pool in (committer._pool, committer._small._pool):
         pool.shutdown()
     assert not committer._last, "what is done is forgotten"
 
@@ -153,7 +153,7 @@ def committed(telling: Telling, puts: list[commits.PendingPut]) -> list[BaseExce
         return [each.done.exception(20) for each in puts]
     finally:
         committer.close()
-        for pool in (committer._pool, committer._small._pool, committer._rows._pool):
+        for pool in (committer._pool, committer._small._pool):
             pool.shutdown()
 
 

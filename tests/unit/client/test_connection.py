@@ -16,15 +16,12 @@ import pytest
 import dataplane as dp
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
-from dataplane.batch.small_columns import laid_out
 from dataplane.client.connection import Connection
 from dataplane.client.reader import Getter
-from dataplane.client.writer import ShardWriter
 from dataplane.stream import requests as r
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.snapshot_format import Head
 from dataplane.table import requests as t
-from dataplane.threads import Pool
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -242,26 +239,6 @@ async def test_what_is_too_much_to_be_read_ahead_is_left_to_the_get(scripted: Sc
     scripted.answer = lambda request: [m.Figures(request.id, {})]
     await connection.request(stats(connection), m.Figures, 5.0)
     assert scripted.kinds() == ["ReadStats"]
-
-
-async def test_several_rows_are_put_or_none_also_when_that_is_cancelled(
-    scripted: Scripted, connection: Connection
-) -> None:
-    row = laid_out({"x": np.zeros(1)}, MIB)
-    assert row is not None
-    scripted.answer = lambda request: (
-        [sm.ShardStored(request.id, 4)] if isinstance(request, sm.PutShard) and request is scripted.asked[0] else []
-    )
-    putting = asyncio.create_task(ShardWriter(connection, Pool(1, "none")).put_rows([row, row], 5.0))
-    await scripted.until(lambda: len(scripted.asked) == 2)
-    scripted.answer = lambda request: [m.Figures(request.id, {})] if isinstance(request, m.ReadStats) else []
-    await connection.request(stats(connection), m.Figures, 5.0)  # after which the first answer has come
-    putting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await putting
-    await scripted.until(lambda: {"Free", "Cancel"} <= set(scripted.kinds()))
-    (freed,) = (request for request in scripted.asked if isinstance(request, sm.Free))
-    assert freed.shards == [4]
 
 
 async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, connection: Connection) -> None:
