@@ -83,52 +83,6 @@ class PendingPut:
         return None if None in alike else (self.partition, tuple(zip(self.columns, alike, strict=True)))
 
 
-class _Lane:
-    """Puts that wait while others are on their way, and the thread that takes them."""
-
-    def __init__(self, name: str, most: int, commit: Callable[[list[PendingPut]], None]) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._most = most
-        self._commit = commit
-        self._waiting: deque[PendingPut] = deque()
-        self._lock = threading.Lock()
-        self._running = False
-
-    def begin(self, put: PendingPut) -> None:
-        """Take it, at once or with the next. Closed, it fails."""
-        with self._lock:
-            self._waiting.append(put)
-            begin, self._running = not self._running, True
-        if begin:
-            try:
-                self._pool.submit(self._run)
-            except RuntimeError:  # the pool has ended
-                with self._lock:
-                    left, self._running = list(self._waiting), False
-                    self._waiting.clear()
-                for each in left:
-                    each.done.set_exception(Closed(_CLOSED))
-
-    def _run(self) -> None:
-        """Commit waiting puts, until none is left."""
-        while True:
-            with self._lock:
-                taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), self._most))]
-                if not taken:
-                    self._running = False
-                    return
-            try:
-                self._commit(taken)
-            except BaseException as error:  # their putters get it, and the next are taken
-                for each in taken:
-                    if not each.done.done():
-                        each.done.set_exception(error)
-
-    def close(self) -> None:
-        """Take no more. Idempotent."""
-        self._pool.shutdown(wait=False)
-
-
 class Committer:
     """Commits puts. Any thread may submit. Small ones are committed by a thread of its own, large ones by others."""
 
@@ -136,7 +90,8 @@ class Committer:
         """timeout: seconds that a put waits for room."""
         self._controller = controller
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="dataplane-puts")
-        self._small = _Lane("dataplane-small-puts", _TOGETHER, self._commit_small)
+        self._small = ThreadPoolExecutor(1, thread_name_prefix="dataplane-small-puts")
+        self._waiting: deque[PendingPut] = deque()  # small ones
         self._timeout = timeout
         self._last: dict[tuple[str, int], PendingPut] = {}  # of the puts that are not done, the last of each row
         self._recorded: dict[tuple[str, int], dict[str, bytes]] = {}  # cells of such rows, by puts that are done
@@ -182,10 +137,15 @@ class Committer:
                     self._recorded[place] = before | own
 
     def _begin(self, put: PendingPut) -> None:
-        if put.nbytes <= _SMALL:
-            self._small.begin(put)
-        else:
+        if put.nbytes > _SMALL:
             self._begin_alone(put)
+            return
+        try:
+            with self._lock:  # so that the call finds it
+                self._small.submit(self._commit_small)
+                self._waiting.append(put)
+        except RuntimeError:  # the pool has ended
+            put.done.set_exception(Closed(_CLOSED))
 
     def _begin_alone(self, put: PendingPut) -> None:
         try:
@@ -196,11 +156,19 @@ class Committer:
     def close(self) -> None:
         """Take no more. Idempotent."""
         self._pool.shutdown(wait=False)
-        self._small.close()
+        self._small.shutdown(wait=False)
 
-    def _commit_small(self, taken: list[PendingPut]) -> None:
-        for puts in _together(taken):
-            self._commit(puts)
+    def _commit_small(self) -> None:
+        """Commit the small puts that wait. There is one call for each; the first takes them all."""
+        with self._lock:
+            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), _TOGETHER))]
+        try:
+            for puts in _together(taken):
+                self._commit(puts)
+        except BaseException as error:  # their putters get it, and the next are taken
+            for each in taken:
+                if not each.done.done():
+                    each.done.set_exception(error)
 
     def _commit(self, puts: list[PendingPut]) -> None:
         """Commit puts together if there is room now; else each by itself."""

@@ -54,7 +54,7 @@ def test_puts_of_one_row_stay_in_their_order(monkeypatch: pytest.MonkeyPatch, si
     finally:
         room.set()
         committer.close()
-    for pool in (committer._pool, committer._small._pool):
+    for pool in (committer._pool, committer._small):
         pool.shutdown()
     assert not committer._last, "what is done is forgotten"
 
@@ -149,11 +149,12 @@ class Telling:
 def committed(telling: Telling, puts: list[commits.PendingPut]) -> list[BaseException | None]:
     committer = commits.Committer(cast(Any, telling), timeout=30)
     try:
-        committer._commit_small(puts)
+        committer._waiting.extend(puts)
+        committer._commit_small()
         return [each.done.exception(20) for each in puts]
     finally:
         committer.close()
-        for pool in (committer._pool, committer._small._pool):
+        for pool in (committer._pool, committer._small):
             pool.shutdown()
 
 
