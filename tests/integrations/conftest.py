@@ -41,7 +41,14 @@ def environment() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
+def begun() -> Iterator[Nursery]:
     made = Nursery()
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def nursery(begun: Nursery) -> Nursery:
+    """It runs before the first test that uses it, which is so not blamed for it."""
+    begun.begin()
+    return begun

@@ -22,12 +22,20 @@ ROOT = Path(__file__).parents[2]
 
 
 class Nursery:
-    """The process that forks the others. It begins with the first of them: Ray reads its settings when it is
-    imported."""
+    """The process that forks the others."""
 
     _running: subprocess.Popen[bytes] | None = None
+    _settings: dict[str, str] | None = None
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Start it, once for each of Ray's settings: Ray reads them when it is imported."""
+        settings = {
+            name: value for name, value in os.environ.items() if name.startswith("RAY_") and "TOKEN" not in name
+        }
+        if self._settings == settings:
+            return
+        self.close()
+        self._settings = settings
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         inherited = {name: value for name, value in os.environ.items() if name != "DATAPLANE_ADDRESS"}
         inherited["RAY_DEDUP_LOGS"] = "0"  # or Ray, which reads it as it is imported, leaves out what two workers say
@@ -40,8 +48,6 @@ class Nursery:
 
     def process(self, code: str, **environment: str) -> Process:
         """A process that runs the code, with this in its environment; what is on a PYTHONPATH there comes first."""
-        if self._running is None:
-            self._begin()
         (stdin, write), (read, stdout), (log, stderr) = os.pipe(), os.pipe(), os.pipe()
         told = json.dumps({"code": code, "environment": environment}).encode()
         socket.send_fds(self._socket, [told], [stdin, stdout, stderr])
