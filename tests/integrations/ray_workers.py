@@ -27,13 +27,13 @@ VARIABLE = "PRELOADED_WORKERS"  # names the socket of the process that forks the
 
 
 def use() -> None:
-    """Have the Rays that this process starts run their workers so."""
+    """Have the Rays that this process starts run their workers so, if such a process runs."""
     from ray._private.parameter import RayParams
 
     given = RayParams.update_if_absent
 
     def update_if_absent(self: Any, **values: Any) -> None:
-        if "worker_path" in values:
+        if "worker_path" in values and VARIABLE in os.environ:
             values["worker_path"] = __file__
         given(self, **values)
 
