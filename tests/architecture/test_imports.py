@@ -188,32 +188,32 @@ def found_in(modules: Iterable[Path], unwanted: set[str], *, top_level: bool = F
     return {name: imports for name, imports in found.items() if imports}
 
 
-def test_every_module_has_its_place() -> None:
+def test_every_module_has_a_layer() -> None:
     assert len(MODULES) > 200
     names = [module_name(path).split(".") for path in MODULES]
     without = [".".join(parts) for parts in names if len(parts) > 1 and parts[1] not in FLOOR]
     assert without == [], "DESIGN section 10 has no place for them"
 
 
-def test_imports_run_downward() -> None:
+def test_modules_import_only_lower_layers() -> None:
     assert [line for path in MODULES for line in violations(module_name(path), imports_of(path))] == []
 
 
-def test_optional_packages_are_imported_where_they_are_used() -> None:
+def test_optional_packages_are_imported_only_at_their_point_of_use() -> None:
     elsewhere = [path for path in MODULES if module_name(path) not in INSIDE | DERIVED]
     assert found_in(elsewhere, LAZY, top_level=True) == {}
 
 
-def test_nothing_is_unpickled() -> None:
+def test_the_package_unpickles_nothing() -> None:
     assert found_in(MODULES, UNPICKLERS) == {}
 
 
-def test_values_are_pure() -> None:
+def test_value_modules_import_nothing_impure() -> None:
     assert found_in([path for path in MODULES if unit_of(module_name(path)) in PURE], IMPURE) == {}
 
 
 @each_case("path", [p for p in MODULES if unit_of(module_name(p)) == "replication"], ids=module_name)
-def test_replicas_are_handed_the_time(path: Path) -> None:
+def test_replicated_modules_read_neither_time_nor_randomness(path: Path) -> None:
     assert not roots(path, top_level=False) & DRAWN
 
 
@@ -222,7 +222,7 @@ def arrowless() -> list[str]:
     return [name for name in names if name in ARROWLESS_MODULES or unit_of(name) in ARROWLESS]
 
 
-def test_what_a_node_runs_on_does_not_name_arrow() -> None:
+def test_node_modules_do_not_import_arrow() -> None:
     assert found_in([path for path in MODULES if module_name(path) in arrowless()], {"pyarrow"}) == {}
 
 
@@ -235,7 +235,7 @@ def loaded_after(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_what_a_node_runs_on_does_not_load_arrow() -> None:
+def test_loading_node_modules_does_not_load_arrow() -> None:
     importable = [name for name in arrowless() if not name.endswith("__main__")]  # those run when imported
     loaded = loaded_after("".join(f"import {name}\n" for name in importable))
     assert "dataplane" in loaded
@@ -269,7 +269,7 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.clock", "from .config import NodeConfig"),
     ],
 )
-def test_an_import_upward_is_found(module: str, source: str) -> None:
+def test_an_import_of_a_higher_layer_is_detected(module: str, source: str) -> None:
     assert len(violations(module, imported(source, module.rpartition(".")[0]))) == 1
 
 
@@ -287,5 +287,5 @@ def test_an_import_upward_is_found(module: str, source: str) -> None:
         ("dataplane.cli", "from dataplane.node.node import serve\nfrom dataplane.client import plane"),
     ],
 )
-def test_an_import_downward_is_not(module: str, source: str) -> None:
+def test_an_import_of_a_lower_layer_is_allowed(module: str, source: str) -> None:
     assert violations(module, imported(source, module.rpartition(".")[0])) == []

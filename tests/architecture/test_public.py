@@ -75,12 +75,12 @@ TESTING = [
 ]
 
 
-def test_the_public_names() -> None:
+def test_public_names_are_exactly_those_listed() -> None:
     assert sorted(dataplane.__all__) == sorted(NAMES + ERRORS)
 
 
 @each_case("name", NAMES + ERRORS)
-def test_each_is_there(name: str) -> None:
+def test_each_public_name_exists(name: str) -> None:
     assert getattr(dataplane, name) is not None
     assert name in dir(dataplane)
 
@@ -90,7 +90,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = dataplane.no_such_name
 
 
-def test_the_names_for_tests() -> None:
+def test_names_of_the_testing_module_are_exactly_those_listed() -> None:
     assert sorted(testing.__all__) == TESTING
     assert all(getattr(testing, name) is not None for name in TESTING)
 

@@ -8,7 +8,7 @@ from dataplane.client import blocking_calls
 from tests import stubs
 
 
-def test_the_stub_is_that_of_the_methods() -> None:
+def test_the_stub_agrees_with_the_compiled_methods() -> None:
     assert stubs.parsed(stubs.PATH.read_text()) == stubs.parsed(stubs.stub()), "run: python -m tests.stubs"
 
 

@@ -92,7 +92,7 @@ def test_every_request_of_another_node_is_answered(node: Node, tokens: list[byte
     in_order(node)
 
 
-def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node) -> None:
+def test_messages_after_an_undecodable_one_are_still_answered(node: Node) -> None:
     """All of it lies in ZeroMQ's queue as the node looks."""
     with voices() as voice:
         other = voice(node, None)
@@ -107,7 +107,7 @@ def test_what_raises_as_it_is_decoded_leaves_nothing_behind_it_unread(node: Node
     assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
 
 
-def test_who_is_cut_off_is_told_of_each_request_that_waits(node: Node) -> None:
+def test_a_disconnected_client_gets_an_error_for_each_pending_request(node: Node) -> None:
     with Raw(node.address) as raw:
         raw.reserve(14 << 20)
         waiting = [raw.next() for _ in range(5)]

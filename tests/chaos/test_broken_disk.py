@@ -43,7 +43,7 @@ def on_disk(directory: Path, refs: list[dp.BatchRef]) -> list[dp.BatchRef]:
     return [ref for ref in refs if number(ref) in there]
 
 
-def test_a_put_on_a_disk_that_turned_read_only_is_backpressure_that_names_it(tmp_path: Path, disk: Path) -> None:
+def test_a_put_on_a_disk_turned_read_only_is_backpressure_with_its_error(tmp_path: Path, disk: Path) -> None:
     """With read-back batches pinned and the quota full: their files are to make way for others, and can not."""
     with (
         StandingNode(tmp_path, memory="8MiB", spill="12MiB", spill_dir=disk) as node,
@@ -100,7 +100,9 @@ def device(path: Path, sound: Path) -> None:
 
 @pytest.mark.long
 @each_case("replaced", [pipe, directory, link, device])
-def test_what_is_no_spill_file_any_more_holds_up_nobody(tmp_path: Path, replaced: Callable[[Path, Path], None]) -> None:
+def test_replaced_spill_files_are_corrupt_and_block_nothing(
+    tmp_path: Path, replaced: Callable[[Path, Path], None]
+) -> None:
     """All files but one: who reads them is told, who reads what is in memory or sound is served, and the node ends."""
     with (
         StandingNode(tmp_path, memory="8MiB") as node,

@@ -70,7 +70,9 @@ def written(node: StandingNode, file: Path) -> bytes:
 # Who dies
 
 
-def test_each_row_is_acked_once_over_the_death_of_a_node(tmp_path: Path, node: StandingNode, file: Path) -> None:
+def test_each_row_is_acked_once_when_a_checkpoint_replaces_a_dead_node(
+    tmp_path: Path, node: StandingNode, file: Path
+) -> None:
     acked: dict[str, list[int]] = {"a": [], "b": []}
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a", "b"], max_deliveries=1)
@@ -124,7 +126,7 @@ def last_append() -> dict[str, Any]:
         ("commit", 1),
     ],
 )
-def test_who_is_killed_while_writing_leaves_no_file(
+def test_a_client_killed_during_a_checkpoint_leaves_no_file(
     node: StandingNode, file: Path, step: Any, nth: int, there: bool
 ) -> None:
     with dp.connect(node.address) as plane:
@@ -159,7 +161,7 @@ def test_who_is_killed_while_writing_leaves_no_file(
         (rm.PublishRestored, 1),
     ],
 )
-def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file: Path, step: Any, nth: int) -> None:
+def test_a_client_killed_during_a_restore_leaves_no_stream(node: StandingNode, file: Path, step: Any, nth: int) -> None:
     with dp.connect(node.address) as plane:
         fill(plane).checkpoint(file)
         plane.stream("s").drop()
@@ -185,7 +187,9 @@ def test_who_is_killed_while_restoring_leaves_no_stream(node: StandingNode, file
         pytest.param("restore", rm.PublishRestored, marks=pytest.mark.long),
     ],
 )
-async def test_who_gives_up_meanwhile_leaves_nothing(node: StandingNode, file: Path, what: str, step: type) -> None:
+async def test_a_cancelled_checkpoint_or_restore_leaves_nothing(
+    node: StandingNode, file: Path, what: str, step: type
+) -> None:
     await asyncio.to_thread(written, node, file)
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("s", ["a"])
@@ -340,7 +344,7 @@ def head(payload: bytes, **fields: Any) -> bytes:
 
 
 @each_case("what", list(CRAFTED))
-def test_a_file_that_was_made_up(node: StandingNode, file: Path, what: str) -> None:
+def test_a_forged_checkpoint_file_is_corrupt(node: StandingNode, file: Path, what: str) -> None:
     """It is refused as such, and whoever read it goes on."""
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a", "b"])
@@ -367,7 +371,7 @@ def test_a_file_that_was_made_up(node: StandingNode, file: Path, what: str) -> N
 @pytest.mark.parametrize(
     "rows", [pytest.param(1, marks=pytest.mark.long), 10], ids=["an append a row", "large appends"]
 )
-def test_a_stream_larger_than_memory(
+def test_a_stream_larger_than_memory_is_checkpointed_and_restored(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, rows: int, piece: int
 ) -> None:
     """What was spilled is read back piece by piece, and spilled again."""

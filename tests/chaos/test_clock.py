@@ -41,7 +41,7 @@ def readings(source: str, *, values: bool = False) -> list[str]:
     return found
 
 
-def test_nothing_reads_the_wall_clock() -> None:
+def test_the_package_does_not_read_the_wall_clock() -> None:
     found = {}
     for path in PACKAGE.rglob("*.py"):
         name = str(path.relative_to(PACKAGE))
@@ -55,5 +55,5 @@ def test_nothing_reads_the_wall_clock() -> None:
     "source",
     ["import time\ntime.time()", "from time import time", "import datetime", "from datetime import datetime"],
 )
-def test_a_reading_is_found(source: str) -> None:
+def test_a_read_of_the_wall_clock_is_detected(source: str) -> None:
     assert readings(source)

@@ -42,7 +42,7 @@ def limited_reader(pipe: Any, address: str) -> None:
 
 
 @pytest.mark.long
-def test_a_thousand_live_views_with_256_descriptors(tmp_path: Path) -> None:
+def test_a_thousand_live_views_need_fewer_than_256_descriptors(tmp_path: Path) -> None:
     with (
         StandingNode(tmp_path, memory="32MiB") as node,
         Worker(limited_reader, node.address) as worker,

@@ -11,7 +11,7 @@ import dataplane as dp
 from tests.processes import MIB, StandingNode, pattern
 
 
-def test_a_full_disk_makes_producers_wait_and_is_named_and_recovers(tmp_path: Path, small_disk: Path) -> None:
+def test_a_full_disk_is_reported_in_backpressure_and_recovers(tmp_path: Path, small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(4 * MIB - 64 * 1024))
     with (

@@ -161,7 +161,7 @@ def drained(path: Path, history: History) -> set[str]:
 
 
 @pytest.mark.long
-def test_a_loader_goes_on_where_it_was_after_everything_was_killed(tmp_path: Path) -> None:
+def test_a_loader_resumes_after_a_kill_of_all_processes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
 
     def loader(plane: dp.Plane) -> dp.Loader:
@@ -193,7 +193,7 @@ def test_a_loader_goes_on_where_it_was_after_everything_was_killed(tmp_path: Pat
 
 
 @pytest.mark.timeout(max(180, 20 * KILLS))
-def test_killed_at_random_under_load(tmp_path: Path) -> None:
+def test_durable_streams_survive_random_kills_under_load(tmp_path: Path) -> None:
     draw, history = random.Random(), History()
     for number in range(KILLS):
         starting = number % 5 == 3
@@ -213,7 +213,7 @@ def test_killed_at_random_under_load(tmp_path: Path) -> None:
     print(f"{KILLS} kills: {len(history.answered)} rows answered, {len(history.acked)} acked")  # noqa: T201
 
 
-def test_what_is_not_durable_ends_with_the_process(tmp_path: Path) -> None:
+def test_streams_and_tables_that_are_not_durable_end_with_the_process(tmp_path: Path) -> None:
     with living(tmp_path) as (_, plane):
         plane.stream("kept", ["train"], durable=True).append({"x": np.array([1])})
         plane.stream("rows", ["train"]).append({"x": [2]})

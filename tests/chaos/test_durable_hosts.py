@@ -67,7 +67,7 @@ def take(stream: dp.Stream, most: int) -> dict[str, bytes]:
 
 
 @pytest.mark.long
-def test_everything_is_killed_at_once_and_comes_back(tmp_path: Path) -> None:
+def test_durable_rows_survive_a_kill_of_all_processes(tmp_path: Path) -> None:
     put: dict[str, bytes] = {}
     acked: dict[str, bytes] = {}
     with EtcdServer(tmp_path) as etcd:
@@ -94,7 +94,7 @@ def test_everything_is_killed_at_once_and_comes_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_one_is_killed_and_comes_back_with_all_that_it_had(tmp_path: Path) -> None:
+def test_a_killed_durable_node_returns_with_all_its_rows(tmp_path: Path) -> None:
     processes: list[Command] = []
     with EtcdServer(tmp_path) as etcd, hosts(tmp_path, etcd, processes=processes) as planes:
         streams = [opened(plane) for plane in planes]
@@ -118,7 +118,7 @@ def test_one_is_killed_and_comes_back_with_all_that_it_had(tmp_path: Path) -> No
                 process.kill()
 
 
-def test_a_disk_that_is_lost_with_its_host_loses_no_row_of_which_there_are_two(tmp_path: Path) -> None:
+def test_replicated_durable_rows_survive_the_loss_of_a_data_directory(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         put: dict[str, bytes] = {}
         with hosts(tmp_path, etcd, 2) as planes:
@@ -142,7 +142,7 @@ def test_a_disk_that_is_lost_with_its_host_loses_no_row_of_which_there_are_two(t
 
 
 @pytest.mark.long
-def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
+def test_durable_tables_survive_a_kill_of_all_processes(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         there: dict[str, bytes] = {}
         for life in range(2):
@@ -178,7 +178,7 @@ def test_tables_are_there_after_everything_was_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_nodes_refuse_to_run_on_a_coordinator_that_was_emptied_and_go_on_with_the_restored_one(tmp_path: Path) -> None:
+def test_durable_nodes_refuse_an_emptied_coordinator_and_accept_the_restored_one(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         with hosts(tmp_path, etcd) as planes:
             rows = {str(number): bytes([number]) * 20_000 for number in range(12)}
@@ -232,7 +232,7 @@ def patiently(ask: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
 
 @pytest.mark.long
-def test_a_host_without_a_data_directory_is_no_place_for_it(tmp_path: Path) -> None:
+def test_a_durable_stream_requires_a_data_directory(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd, started(tmp_path, 0, f"etcd://{etcd.address}/durable", keeps=False) as process:
         try:
             assert process.stdout.readline()

@@ -106,7 +106,7 @@ def check(path: Path, writers: list[Writer], takers: list[Taker]) -> None:
 
 
 @pytest.mark.timeout(max(180, 20 * KILLS))
-def test_killed_at_random_under_load(tmp_path: Path) -> None:
+def test_durable_tables_survive_random_kills_under_load(tmp_path: Path) -> None:
     draw, worked = random.Random(), threading.Event()
     writers = [Writer(f"w{n}", random.Random(draw.random()), worked) for n in range(WRITERS)]
     takers = [Taker(f"t{n}", random.Random(draw.random())) for n in range(TAKERS)]

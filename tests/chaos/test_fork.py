@@ -91,7 +91,7 @@ def child() -> Iterator[Callable[[Callable[[], Any]], Any]]:
 
 
 @pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
-def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, closed: bool) -> None:
+def test_views_in_a_forked_child_are_pinned_separately(node: StandingNode, child: Any, closed: bool) -> None:
     """What it reads does not change when the parent drops its views, frees the batch and puts others."""
     with dp.connect(node.address) as watcher:
         plane = dp.connect(node.address)
@@ -117,7 +117,7 @@ def test_a_childs_views_keep_pins_of_their_own(node: StandingNode, child: Any, c
 
 
 @pytest.mark.long
-def test_what_a_child_writes_to_an_open_draft_is_its_own(node: StandingNode, child: Any) -> None:
+def test_writes_of_a_forked_child_to_an_open_draft_are_private(node: StandingNode, child: Any) -> None:
     with dp.connect(node.address) as plane:
         draft = plane.draft({"x": dp.dense((1, MIB // 8), "uint64")})
         array = draft["x"]
@@ -135,7 +135,7 @@ def test_what_a_child_writes_to_an_open_draft_is_its_own(node: StandingNode, chi
 
 
 @pytest.mark.long
-def test_a_child_whose_node_does_not_answer_can_not_read_views(
+def test_a_forked_child_cannot_read_views_when_its_node_is_frozen(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would read other people's bytes later. The parent's views stay."""

@@ -66,7 +66,7 @@ NONSENSE = {
 
 
 @each_case("what", NONSENSE)
-def test_nonsense_cuts_off(node: StandingNode, what: str) -> None:
+def test_a_client_that_sends_invalid_bytes_is_disconnected(node: StandingNode, what: str) -> None:
     with Raw(node.address) as raw:
         raw.socket.sendall(NONSENSE[what])
         assert raw.is_cut_off()
@@ -76,7 +76,7 @@ def test_nonsense_cuts_off(node: StandingNode, what: str) -> None:
 
 
 @pytest.mark.long
-def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingNode) -> None:
+def test_a_layout_with_many_overlapping_columns_is_refused_quickly(node: StandingNode) -> None:
     """Ten thousand columns that claim one table of a MiB: checking each would take minutes."""
     with Raw(node.address) as raw:
         (shard,) = raw.reserve(8 * MIB)
@@ -89,7 +89,7 @@ def test_columns_over_the_same_bytes_cost_no_more_than_the_bytes(node: StandingN
 # What belongs to others
 
 
-def test_others_reservations_pins_and_shards(node: StandingNode) -> None:
+def test_a_hostile_client_cannot_affect_reservations_pins_or_shards_of_others(node: StandingNode) -> None:
     with Raw(node.address) as raw, dp.connect(node.address) as plane, Raw(node.address) as victim:
         (shard,) = victim.reserve(4096)
         ref = plane.put({"x": pattern(1, MIB)})

@@ -16,7 +16,7 @@ from tests.integration.test_hosts import Host, Hosts, Planes, members, together
 from tests.processes import MIB, eventually, pattern
 
 
-def test_killed_while_others_read(tmp_path: Path) -> None:
+def test_reads_from_a_killed_host_are_right_or_fail_with_a_typed_error(tmp_path: Path) -> None:
     """Whatever was being read: right, or a typed error; and nothing stays pinned or reserved."""
     with (
         Host(tmp_path / "one", memory="64MiB") as host,
@@ -52,7 +52,7 @@ def test_killed_while_others_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_an_owner_that_was_stopped_and_goes_on(two: Hosts, planes: Planes) -> None:
+def test_an_owner_that_was_suspended_is_readable_again_after_it_resumes(two: Hosts, planes: Planes) -> None:
     """Away is not gone: it is the same member as before, what it holds can be read again, and nothing that was offered
     meanwhile stays."""
     one, other = planes
@@ -81,7 +81,7 @@ def read_quietly(plane: Any, ref: dp.BatchRef) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("which", [0, 1], ids=["the owner", "the reader"])
-def test_told_to_stop_it_stops_though_the_other_is_stopped(two: Hosts, planes: Planes, which: int) -> None:
+def test_a_node_terminates_while_its_peer_is_suspended(two: Hosts, planes: Planes, which: int) -> None:
     one, other = planes
     ref = one.put({"x": pattern(1, 8 * MIB)})
     two[1 - which].freeze()

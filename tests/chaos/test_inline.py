@@ -42,7 +42,7 @@ def fill(plane: Any) -> list[dp.BatchRef]:
 @pytest.mark.long
 @pytest.mark.parametrize("of", ["stream", "memory"])
 @pytest.mark.parametrize("how", ["timeout", "killed"])
-def test_who_waits_and_goes_leaves_nothing(node: StandingNode, of: str, how: str) -> None:
+def test_an_inline_append_of_a_departed_client_leaves_nothing(node: StandingNode, of: str, how: str) -> None:
     with dp.connect(node.address) as plane, Worker(waits, node.address, how) as worker:
         stream = plane.stream("s", ["a"], max_rows=2)
         stream.append({"x": [1, 2] if of == "stream" else [1]})
@@ -126,7 +126,7 @@ FALSE = {
 
 
 @each_case("false", FALSE)
-def test_what_is_false_is_refused_and_keeps_nothing(node: StandingNode, false: str) -> None:
+def test_an_invalid_inline_append_is_refused_and_leaves_nothing(node: StandingNode, false: str) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         stream = plane.stream("s", ["a"], max_rows=1)
         request = appending(raw, stream, **FALSE[false])

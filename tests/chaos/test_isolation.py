@@ -22,7 +22,7 @@ NODE = {"memory": "64MiB"}
 
 
 @pytest.mark.long
-def test_an_open_draft_of_a_client_that_was_cut_off_changes_nothing(node: StandingNode) -> None:
+def test_writes_to_a_draft_of_a_disconnected_client_change_no_shard(node: StandingNode) -> None:
     """The array of a draft outlives the connection, and the user's loop goes on filling it."""
     with dp.connect(node.address) as other:
         plane = dp.connect(node.address)

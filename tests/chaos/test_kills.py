@@ -13,7 +13,7 @@ from tests.chaos.kills import TASKS, run
 
 @pytest.mark.long
 @each_case("seed", [1])
-def test_40_kills_under_load_lose_no_row_double_none_and_leave_nothing(seed: int, tmp_path: Path) -> None:
+def test_forty_kills_under_load_neither_lose_nor_duplicate_rows(seed: int, tmp_path: Path) -> None:
     found = run(seed, 40, tmp_path)
     assert found.broken == []
     assert found.kills == 40
@@ -21,7 +21,7 @@ def test_40_kills_under_load_lose_no_row_double_none_and_leave_nothing(seed: int
     assert found.spilled, "and so was the disk"
 
 
-def test_the_rules_find_what_is_broken() -> None:
+def test_each_rule_of_a_history_detects_its_violation() -> None:
     """Each of them, in a history that breaks it and no other."""
 
     def broken(*events: tuple[str, list[int], str, float]) -> list[str]:

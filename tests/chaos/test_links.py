@@ -53,7 +53,7 @@ def refused(plane: dp.Plane, ref: dp.BatchRef) -> type[Exception]:
     return type(told.value)
 
 
-def test_a_link_that_is_cut_and_healed(two: tuple[list[Host], list[dp.Plane]]) -> None:
+def test_reads_over_a_cut_link_fail_until_it_is_healed(two: tuple[list[Host], list[dp.Plane]]) -> None:
     (_, far), (a, b) = two
     refs = [put(a, seed) for seed in range(3)]
     assert fetched(b, refs[0], 0)
@@ -67,7 +67,7 @@ def test_a_link_that_is_cut_and_healed(two: tuple[list[Host], list[dp.Plane]]) -
 
 
 @pytest.mark.long
-def test_a_link_that_is_cut_one_way(two: tuple[list[Host], list[dp.Plane]]) -> None:
+def test_reads_over_a_link_cut_in_one_direction_fail_until_it_is_healed(two: tuple[list[Host], list[dp.Plane]]) -> None:
     """Who hears and is not heard does not answer."""
     (near, far), (a, b) = two
     ref = put(a, 1)
@@ -78,7 +78,7 @@ def test_a_link_that_is_cut_one_way(two: tuple[list[Host], list[dp.Plane]]) -> N
 
 
 @pytest.mark.long
-def test_who_reads_is_told_when_the_owner_is_gone(tmp_path: Path) -> None:
+def test_readers_fail_early_when_the_owner_becomes_unreachable(tmp_path: Path) -> None:
     """Not only when the streams find out: all who have joined a read, long before their time is over, that it can
     not be had. Then what they read from others goes on."""
     with hosts(3, tmp_path) as made, ExitStack() as undo:

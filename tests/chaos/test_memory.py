@@ -26,7 +26,7 @@ def holder(pipe: Any, address: str) -> None:
     pipe.recv()
 
 
-def test_everything_pinned_is_backpressure_that_names_the_holders(tmp_path: Path) -> None:
+def test_backpressure_with_all_memory_pinned_names_the_holders(tmp_path: Path) -> None:
     with (
         StandingNode(tmp_path) as node,
         dp.connect(node.address) as plane,
@@ -55,7 +55,7 @@ def test_everything_pinned_is_backpressure_that_names_the_holders(tmp_path: Path
 
 
 @pytest.mark.long
-def test_reservations_are_named_as_such(tmp_path: Path) -> None:
+def test_backpressure_names_reservations_as_reserved(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         with plane.draft({"x": dp.dense((15, MIB), "uint8")}):
             with pytest.raises(dp.Backpressure) as caught:
@@ -106,7 +106,7 @@ def shared(pid: int) -> int:
 
 
 @pytest.mark.long
-def test_a_slow_consumer_keeps_memory_within_the_budget_and_100_mib(tmp_path: Path) -> None:
+def test_node_memory_stays_bounded_with_a_slow_consumer(tmp_path: Path) -> None:
     """256 MiB through 32: the node's memory and the shared memory stay in bounds all the while, every byte is right."""
     config = dp.NodeConfig(memory=BUDGET, spill="1GiB", spill_dir=tmp_path, prewarm=0)
     with dp.connect(config=config) as plane, Worker(produce, plane.address) as producer:

@@ -17,7 +17,7 @@ import dataplane as dp
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 
 
-def test_waiting_clients_hear_of_the_nodes_death(tmp_path: Path) -> None:
+def test_waiting_clients_get_peer_unavailable_when_the_node_dies(tmp_path: Path) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
         ref = plane.put({"x": pattern(1, 12 * MIB)})
         view = plane.get(ref)["x"].numpy()
@@ -79,7 +79,7 @@ def test_a_frozen_node_is_unavailable_and_not_a_hang(tmp_path: Path, monkeypatch
         assert plane.get(plane.put({"x": [2]}))["x"].to_list() == [2]
 
 
-async def test_what_a_frozen_node_did_not_answer_is_settled_by_the_same_call(
+async def test_a_call_not_answered_by_a_frozen_node_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is done once, when the node goes on."""

@@ -66,7 +66,7 @@ def test_another_user_reads_and_frees_nothing(hosts: list[Host]) -> None:
 
 @pytest.mark.long
 @each_case("how", ["plain", "keyed"])
-def test_another_user_that_listens_where_a_node_was_is_told_nothing(tmp_path: Path, how: str) -> None:
+def test_another_user_at_the_address_of_a_former_node_receives_nothing(tmp_path: Path, how: str) -> None:
     with OtherUser(LISTEN, how) as other:
         port = other.hear()
         joins = etcd.cluster()
@@ -76,7 +76,7 @@ def test_another_user_that_listens_where_a_node_was_is_told_nothing(tmp_path: Pa
 
 
 @pytest.mark.long
-def test_strangers_that_come_and_stay_keep_no_node_from_joining(hosts: list[Host], tmp_path: Path) -> None:
+def test_idle_connections_of_strangers_do_not_prevent_a_node_from_joining(hosts: list[Host], tmp_path: Path) -> None:
     program = """
 host, port = sys.argv[1].removeprefix("tcp://").split(":")
 print("here", flush=True)

@@ -136,7 +136,7 @@ def loaded(key: Path | None) -> auth.Key | None:
 # Who is no member
 
 
-def test_random_bytes_on_both_ports(nodes: Nodes) -> None:
+def test_random_bytes_on_both_ports_do_not_affect_the_nodes(nodes: Nodes) -> None:
     chance = random.Random(5)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\x00" * 32
     ports = [nodes[0][0].listens.removeprefix("tcp://"), port_of_bytes(nodes)]
@@ -155,7 +155,7 @@ def port_of_bytes(nodes: Nodes) -> str:
     return str(plane.members()["members"][plane.stats().node]["transports"]["tcp"])
 
 
-def test_who_has_another_key_or_none_is_not_answered(nodes: Nodes, key: Path | None) -> None:
+def test_strangers_without_the_cluster_key_are_not_answered(nodes: Nodes, key: Path | None) -> None:
     right = loaded(key) or keys.of_this_user()
     other = auth.Key(*zmq.curve_keypair())
     ref = nodes[1][0].put({"x": pattern(1, SIZE)})
@@ -237,7 +237,7 @@ LIES: dict[str, Callable[[int], pm.Offered]] = {
 @pytest.mark.long
 @pytest.mark.parametrize("key", ["no key"], indirect=True)
 @pytest.mark.parametrize("what", LIES)
-def test_a_member_that_lies(nodes: Nodes, what: str) -> None:
+def test_invalid_answers_of_a_member_raise_peer_unavailable(nodes: Nodes, what: str) -> None:
     """Its references raise, whoever reads them goes on as before."""
     hosts, planes = nodes
     ref = planes[0].put({"x": pattern(1, SIZE, 4)})

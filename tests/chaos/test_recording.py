@@ -22,7 +22,7 @@ def rows(path: Path) -> list[int]:
     return [version for each in Reader(path).rows() for version in each.names.versions]
 
 
-def test_rows_are_passed_over_while_the_disk_is_full_and_the_pipeline_goes_on(tmp_path: Path, small_disk: Path) -> None:
+def test_rows_are_skipped_by_a_recorder_while_its_disk_is_full(tmp_path: Path, small_disk: Path) -> None:
     fence = small_disk / "fence"
     with StandingNode(tmp_path, memory="32MiB") as node, dp.connect(node.address) as plane:
         stream = plane.stream("rollouts", ["actor", "record"], max_bytes="8MiB")
@@ -56,7 +56,7 @@ def test_rows_are_passed_over_while_the_disk_is_full_and_the_pipeline_goes_on(tm
 
 
 @pytest.mark.long
-def test_rows_wait_for_room_where_that_is_wanted(tmp_path: Path, small_disk: Path) -> None:
+def test_rows_wait_for_a_recorder_that_is_to_wait_for_disk_space(tmp_path: Path, small_disk: Path) -> None:
     fence = small_disk / "fence"
     fence.write_bytes(bytes(3 << 20))
     with StandingNode(tmp_path, memory="32MiB") as node, dp.connect(node.address) as plane:

@@ -140,7 +140,7 @@ def led(planes: list[Any]) -> dict[str, set[str]]:
 
 @pytest.mark.long
 @each_case("how", ["away", "wiped"])
-def test_rows_flow_while_the_coordinator_is_away_and_when_it_was_wiped(tmp_path: Path, how: str) -> None:
+def test_rows_flow_while_the_coordinator_is_down_and_after_it_was_wiped(tmp_path: Path, how: str) -> None:
     with ExitStack() as stack:
         etcd = stack.enter_context(EtcdServer(tmp_path))
         join = f"etcd://{etcd.address}/flow"
@@ -168,7 +168,7 @@ def test_rows_flow_while_the_coordinator_is_away_and_when_it_was_wiped(tmp_path:
 
 
 @pytest.mark.long
-def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cluster) -> None:
+def test_rows_with_lost_columns_are_reported_once_and_can_be_appended_again(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=4)
     cluster.kill(2)
@@ -188,7 +188,7 @@ def test_rows_whose_columns_died_are_told_once_and_can_be_made_again(cluster: Cl
 
 
 @pytest.mark.long
-def test_who_was_stopped_has_nothing_to_say_of_rows_whose_lease_is_over(cluster: Cluster) -> None:
+def test_a_suspended_consumer_cannot_ack_rows_whose_lease_has_expired(cluster: Cluster) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[0].append(ids(30), group=GROUPS)
     with streams[2].consume("actor", rows=30, min_rows=30, columns=["id"], timeout=60, lease=2.0) as held:

@@ -117,7 +117,7 @@ def mean(known: Facts) -> list[Any]:
     ]
 
 
-def test_messages_of_streams_that_no_node_sends(nodes: tuple[list[Host], list[Any]]) -> None:
+def test_invalid_stream_messages_of_a_member_are_answered_and_harmless(nodes: tuple[list[Host], list[Any]]) -> None:
     hosts, planes = nodes
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     streams[0].append(ids(12), group=GROUPS)

@@ -40,7 +40,7 @@ def consumer(pipe: Any, address: str, lease: float) -> None:
         pipe.send("acked")
 
 
-def test_rows_of_a_killed_consumer_go_to_others_at_once(node: StandingNode) -> None:
+def test_rows_of_a_killed_consumer_are_redelivered_at_once(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Worker(consumer, node.address, 3600.0) as worker:
         stream = plane.stream("s", ["a"])
         stream.append({"x": range(5)})
@@ -54,7 +54,7 @@ def test_rows_of_a_killed_consumer_go_to_others_at_once(node: StandingNode) -> N
 
 
 @pytest.mark.long
-def test_what_a_killed_consumer_waited_for_goes_to_nobody(node: StandingNode) -> None:
+def test_rows_are_not_delivered_to_a_waiting_consumer_that_was_killed(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a"], max_deliveries=1)
         with Worker(consumer, node.address, 3600.0) as worker:
@@ -109,7 +109,7 @@ def hands_over(pipe: Any, address: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["waiting", "admitted"])
-def test_what_a_producer_put_and_was_about_to_append_goes_with_it(node: StandingNode, step: str) -> None:
+def test_columns_of_a_pending_append_are_freed_with_their_killed_producer(node: StandingNode, step: str) -> None:
     """What it put and did not give away lives on; and so does what it was refused to append."""
     with dp.connect(node.address) as plane, Worker(hands_over, node.address) as worker:
         stream = plane.stream("s", ["a"], max_rows=4)
@@ -135,7 +135,7 @@ def test_what_a_producer_put_and_was_about_to_append_goes_with_it(node: Standing
 
 
 @pytest.mark.parametrize("step", ["append", "extend"])
-def test_a_producer_killed_in_between_leaves_nothing(node: StandingNode, step: str) -> None:
+def test_staged_columns_of_a_killed_producer_are_freed(node: StandingNode, step: str) -> None:
     """What it wrote and did not tell the stream of is freed; rows that lack a column stay, and are not ready."""
     with dp.connect(node.address) as plane, Worker(producer, node.address, step) as worker:
         stream = plane.stream("s", ["a"], max_rows=4)
@@ -264,7 +264,7 @@ FALSE_APPENDS: dict[str, dict[str, Any]] = {
 
 
 @each_case("what", FALSE_APPENDS)
-def test_false_appends(lied_to: tuple[StandingNode, dp.Plane, dp.Stream], what: str) -> None:
+def test_invalid_append_requests_are_refused(lied_to: tuple[StandingNode, dp.Plane, dp.Stream], what: str) -> None:
     node, plane, stream = lied_to
     with Raw(node.address) as raw:
         ref = plane.put({"x": [9]})
@@ -276,7 +276,9 @@ def test_false_appends(lied_to: tuple[StandingNode, dp.Plane, dp.Stream], what: 
 
 
 @pytest.mark.long
-def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+def test_appends_and_extends_with_invalid_references_are_refused(
+    lied_to: tuple[StandingNode, dp.Plane, dp.Stream],
+) -> None:
     """Rows that were not admitted or are not there, bytes that nobody has, shards of nowhere."""
     node, plane, stream = lied_to
     field = plane.put({"x": [1]}).schema["x"]
@@ -316,7 +318,7 @@ def test_references_that_are_false(lied_to: tuple[StandingNode, dp.Plane, dp.Str
     assert plane.get(there)["x"].to_list() == list(range(6))
 
 
-def test_false_rows_and_grants(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
+def test_requests_with_invalid_rows_and_grants_are_refused(lied_to: tuple[StandingNode, dp.Plane, dp.Stream]) -> None:
     node, plane, stream = lied_to
     ref = plane.put({"y": [1]})
     with Raw(node.address) as raw:

@@ -80,7 +80,7 @@ def work(pipe: Any, address: str, seed: int) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_no_token_is_lost_or_comes_twice(tmp_path: Path) -> None:
+def test_no_token_is_lost_or_duplicated_when_workers_are_killed(tmp_path: Path) -> None:
     began, rng = time.monotonic(), Random(7)
     with StandingNode(tmp_path, memory="256MiB") as node, dp.connect(node.address) as plane:
         stream = plane.stream("rollouts", tasks=["actor"])

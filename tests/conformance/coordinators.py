@@ -35,44 +35,44 @@ class CoordinatorSuite:
     def coordinator(self) -> AsyncIterator[Coordinator]:
         raise NotImplementedError
 
-    async def test_a_value_is_set_where_there_was_none(self, coordinator: Coordinator) -> None:
+    async def test_a_swap_creates_an_absent_value(self, coordinator: Coordinator) -> None:
         assert await coordinator.read("k") is None
         assert await coordinator.swap("k", None, b"1") == b"1"
         assert await coordinator.read("k") == b"1"
 
-    async def test_it_is_changed_by_who_knows_it(self, coordinator: Coordinator) -> None:
+    async def test_a_swap_changes_a_value_only_if_it_is_the_expected_one(self, coordinator: Coordinator) -> None:
         await coordinator.swap("k", None, b"1")
         assert await coordinator.swap("k", None, b"2") == b"1"
         assert await coordinator.swap("k", b"0", b"2") == b"1"
         assert await coordinator.swap("k", b"1", b"2") == b"2"
         assert await coordinator.read("k") == b"2"
 
-    async def test_the_same_swap_again_says_that_it_happened(self, coordinator: Coordinator) -> None:
+    async def test_a_repeated_swap_reports_success(self, coordinator: Coordinator) -> None:
         """So a caller that lost an answer can repeat the swap."""
         await coordinator.swap("k", None, b"1")
         assert await coordinator.swap("k", b"1", b"2") == b"2"
         assert await coordinator.swap("k", b"1", b"2") == b"2"
         assert await coordinator.swap("k", b"2", b"2") == b"2"
 
-    async def test_it_is_taken_away_by_who_knows_it(self, coordinator: Coordinator) -> None:
+    async def test_a_swap_removes_a_value_only_if_it_is_the_expected_one(self, coordinator: Coordinator) -> None:
         await coordinator.swap("k", None, b"1")
         assert await coordinator.swap("k", b"0", None) == b"1"
         assert await coordinator.swap("k", b"1", None) is None
         assert await coordinator.read("k") is None
         assert await coordinator.swap("other", None, None) is None
 
-    async def test_an_empty_value_is_one(self, coordinator: Coordinator) -> None:
+    async def test_an_empty_value_differs_from_an_absent_one(self, coordinator: Coordinator) -> None:
         await coordinator.swap("k", None, b"")
         assert await coordinator.read("k") == b""
         assert await coordinator.swap("k", None, b"1") == b""
 
-    async def test_of_many_at_once_one_wins(self, coordinator: Coordinator) -> None:
+    async def test_one_of_many_concurrent_swaps_succeeds(self, coordinator: Coordinator) -> None:
         values = [b"%d" % i for i in range(16)]
         told = await asyncio.gather(*(coordinator.swap("k", None, value) for value in values))
         assert len(set(told)) == 1
         assert await coordinator.read("k") == told[0]
 
-    async def test_a_counter_loses_nothing(self, coordinator: Coordinator) -> None:
+    async def test_concurrent_updates_by_swap_lose_nothing(self, coordinator: Coordinator) -> None:
         await coordinator.swap("k", None, b"0")
 
         async def count(name: int) -> None:
@@ -89,7 +89,7 @@ class CoordinatorSuite:
         assert done is not None
         assert len(set(done.split(b","))) == 17
 
-    async def test_a_watch_gives_what_is_there_then_what_changes(self, coordinator: Coordinator) -> None:
+    async def test_a_watch_yields_the_present_value_and_then_its_changes(self, coordinator: Coordinator) -> None:
         async with aclosing(coordinator.watch("k")) as watch:
             assert await anext(watch) is None
             await coordinator.swap("k", None, b"1")
@@ -98,7 +98,9 @@ class CoordinatorSuite:
             await coordinator.swap("k", b"1", None)
             assert await anext(watch) is None
 
-    async def test_a_watch_passes_over_but_never_goes_back_and_ends_at_the_last(self, coordinator: Coordinator) -> None:
+    async def test_a_watch_may_skip_values_but_is_monotonic_and_reaches_the_last(
+        self, coordinator: Coordinator
+    ) -> None:
         await coordinator.swap("k", None, b"0")
         async with aclosing(coordinator.watch("k")) as watch:
             seeing = asyncio.ensure_future(until(watch, lambda value: value == b"50"))
@@ -109,7 +111,7 @@ class CoordinatorSuite:
         async with aclosing(coordinator.watch("k")) as watch:
             assert await anext(watch) == b"50"
 
-    async def test_a_watch_goes_on_when_another_of_its_key_ends(self, coordinator: Coordinator) -> None:
+    async def test_a_watch_continues_when_another_watch_of_its_key_ends(self, coordinator: Coordinator) -> None:
         async with aclosing(coordinator.watch("k")) as watch:
             assert await anext(watch) is None
             async with aclosing(coordinator.watch("k")) as other:
@@ -117,7 +119,7 @@ class CoordinatorSuite:
             await coordinator.swap("k", None, b"1")
             assert await anext(watch) == b"1"
 
-    async def test_members_come_and_go(self, coordinator: Coordinator) -> None:
+    async def test_members_register_renew_and_leave(self, coordinator: Coordinator) -> None:
         assert dict(await coordinator.members()) == {}
         a = await coordinator.register("a", b"1", LEASE_S)
         await coordinator.register("b", b"2", LEASE_S)
@@ -128,7 +130,7 @@ class CoordinatorSuite:
         assert dict(await coordinator.members()) == {"b": b"2"}
         assert not await a.renew()
 
-    async def test_a_new_registration_takes_the_place_of_the_old(self, coordinator: Coordinator) -> None:
+    async def test_a_new_registration_replaces_the_old_one(self, coordinator: Coordinator) -> None:
         old = await coordinator.register("a", b"1", LEASE_S)
         new = await coordinator.register("a", b"2", LEASE_S)
         assert not await old.renew()
@@ -136,7 +138,7 @@ class CoordinatorSuite:
         assert dict(await coordinator.members()) == {"a": b"2"}
         assert await new.renew()
 
-    async def test_a_member_is_evicted_by_who_knows_its_value(self, coordinator: Coordinator) -> None:
+    async def test_a_member_is_evicted_only_with_its_present_value(self, coordinator: Coordinator) -> None:
         a = await coordinator.register("a", b"2", LEASE_S)
         await coordinator.evict("a", b"1")
         await coordinator.evict("b", b"2")
@@ -148,7 +150,7 @@ class CoordinatorSuite:
         assert not await a.renew()
         assert await again.renew()
 
-    async def test_a_lease_that_is_not_renewed_runs_out(self, coordinator: Coordinator) -> None:
+    async def test_a_lease_that_is_not_renewed_expires(self, coordinator: Coordinator) -> None:
         """And the watch of members reports that by itself."""
         kept = await coordinator.register("kept", b"", LEASE_S)
         left = await coordinator.register("left", b"", LEASE_S)
@@ -168,7 +170,7 @@ class CoordinatorSuite:
         assert set(seen[-1]) == {"kept"}
         assert not await left.renew()
 
-    async def test_closed_it_is_unavailable(self, coordinator: Coordinator) -> None:
+    async def test_calls_to_a_closed_coordinator_raise_unavailable(self, coordinator: Coordinator) -> None:
         watch = coordinator.watch("k")
         assert await anext(watch) is None
         registration = await coordinator.register("a", b"", LEASE_S)

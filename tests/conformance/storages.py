@@ -63,7 +63,7 @@ class StorageSuite(ABC):
         assert self.opened(tmp_path).load() == (ME, StoredLog())
 
     @pytest.mark.parametrize("seed", range(2))
-    def test_operations_make_what_they_say(self, tmp_path: Path, seed: int) -> None:
+    def test_log_operations_have_their_effects(self, tmp_path: Path, seed: int) -> None:
         draw = random.Random(seed)
         storage = self.opened(tmp_path)
         batch: list[Operation] = []
@@ -76,13 +76,13 @@ class StorageSuite(ABC):
             if number == 150:
                 break
 
-    def test_what_is_loaded_is_the_callers(self, tmp_path: Path) -> None:
+    def test_a_loaded_log_is_a_copy(self, tmp_path: Path) -> None:
         storage = self.opened(tmp_path)
         storage.write([ExtendLog(1, (LogEntry(1, b"a"),))])
         storage.load()[1].entries.clear()
         assert storage.load()[1].entries == [LogEntry(1, b"a")]
 
-    def test_large_commands_and_snapshots(self, tmp_path: Path) -> None:
+    def test_large_commands_and_snapshots_round_trip(self, tmp_path: Path) -> None:
         storage = self.opened(tmp_path)
         command, state = random.Random(0).randbytes(3 << 20), random.Random(1).randbytes(17 << 20)
         storage.write(
@@ -111,7 +111,7 @@ class DurableSuite(StorageSuite):
         finally:
             self.close(directory)
 
-    def test_logs_beside_each_other(self, tmp_path: Path) -> None:
+    def test_logs_in_one_storage_are_independent(self, tmp_path: Path) -> None:
         draw = random.Random(6)
         makers = {name: operations(random.Random(name)) for name in ("a", "b", "a/b")}
         logs = {name: self.opened(tmp_path, name) for name in makers}
@@ -123,7 +123,7 @@ class DurableSuite(StorageSuite):
         self.close(tmp_path)
         assert {name: self.opened(tmp_path, name).load()[1] for name in makers} == made
 
-    def test_a_disk_that_loses_what_was_not_synced(self, tmp_path: Path) -> None:
+    def test_a_crash_loses_only_operations_that_were_not_synced(self, tmp_path: Path) -> None:
         """After each write the files are copied; a later file is a copy of then with anything of what came after."""
         draw, disk, crashed = random.Random(7), tmp_path / "disk", tmp_path / "crashed"
         storage = self.opened(disk)
@@ -142,7 +142,7 @@ class DurableSuite(StorageSuite):
             synced, before = len(history) - 1, after
         self.close(disk)
 
-    def test_a_wrong_byte_is_never_served(self, tmp_path: Path) -> None:
+    def test_a_log_with_a_flipped_bit_is_refused(self, tmp_path: Path) -> None:
         draw, disk, copy = random.Random(8), tmp_path / "disk", tmp_path / "copy"
         storage = self.opened(disk)
         history = [StoredLog()]
@@ -171,7 +171,7 @@ class DurableSuite(StorageSuite):
         assert refused > 10
 
     @pytest.mark.parametrize("kills", [int(os.environ.get("KILLS", "2"))])
-    def test_killed_at_random(self, tmp_path: Path, kills: int) -> None:
+    def test_acknowledged_log_writes_survive_random_kills(self, tmp_path: Path, kills: int) -> None:
         draw, answered = random.Random(), 0
         for _ in range(kills):
             command = [sys.executable, "-m", self.WRITER, str(tmp_path), str(answered)]

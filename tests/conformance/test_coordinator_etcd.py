@@ -61,7 +61,9 @@ async def answered(client: EtcdCoordinator) -> None:
                 await asyncio.sleep(0.02)
 
 
-async def test_stopped_it_is_unavailable_and_restarted_it_knows_all(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+async def test_a_stopped_etcd_is_unavailable_and_has_all_values_after_a_restart(
+    etcd: EtcdServer, client: EtcdCoordinator
+) -> None:
     await client.swap("k", None, b"1")
     registration = await client.register("a", b"", 30.0)
     async with aclosing(client.watch("k")) as watch, aclosing(client.watch_members()) as members:
@@ -81,7 +83,7 @@ async def test_stopped_it_is_unavailable_and_restarted_it_knows_all(etcd: EtcdSe
     assert await registration.renew()
 
 
-async def test_wiped_it_has_nothing_and_serves(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+async def test_a_wiped_etcd_is_empty_and_serves_requests(etcd: EtcdServer, client: EtcdCoordinator) -> None:
     for value in range(20):  # revisions that the new one has not come to
         await client.swap("k", b"%d" % (value - 1) if value else None, b"%d" % value)
     registration = await client.register("a", b"", 30.0)
@@ -97,7 +99,7 @@ async def test_wiped_it_has_nothing_and_serves(etcd: EtcdServer, client: EtcdCoo
         assert await anext(watch) == b"new"
 
 
-async def test_frozen_it_says_that_the_outcome_is_unknown(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+async def test_a_swap_at_a_frozen_etcd_has_an_unknown_outcome(etcd: EtcdServer, client: EtcdCoordinator) -> None:
     """It took the request, and does not answer: the swap happens once it goes on, or not; a watch breaks."""
     await client.swap("k", None, b"1")
     async with aclosing(client.watch("k")) as watch:
@@ -116,7 +118,7 @@ async def test_frozen_it_says_that_the_outcome_is_unknown(etcd: EtcdServer, clie
     assert await client.swap("k", b"1", b"2") in (b"2", b"1")
 
 
-async def test_a_value_that_somebody_changed_is_a_value(etcd: EtcdServer, client: EtcdCoordinator) -> None:
+async def test_values_changed_by_others_are_returned_unchecked(etcd: EtcdServer, client: EtcdCoordinator) -> None:
     """Whatever it is: who uses it checks it. A swap that expects another changes nothing."""
     await client.swap("k", None, b"1")
     registration = await client.register("a", b"mine", 30.0)
@@ -131,9 +133,7 @@ async def test_a_value_that_somebody_changed_is_a_value(etcd: EtcdServer, client
     assert not await registration.renew()
 
 
-async def test_a_history_that_was_compacted_breaks_no_watch_that_begins(
-    etcd: EtcdServer, client: EtcdCoordinator
-) -> None:
+async def test_a_watch_can_begin_after_a_compaction(etcd: EtcdServer, client: EtcdCoordinator) -> None:
     async with aclosing(client.watch("k")) as watch:
         assert await anext(watch) is None
         await client.swap("k", None, b"1")
@@ -144,7 +144,7 @@ async def test_a_history_that_was_compacted_breaks_no_watch_that_begins(
         assert await anext(watch) == b"2"
 
 
-async def test_one_of_several_endpoints_is_enough(etcd: EtcdServer, tmp_path: Path) -> None:
+async def test_one_working_endpoint_of_several_is_sufficient(etcd: EtcdServer, tmp_path: Path) -> None:
     """One where nobody listens, one that has no name, one that takes requests and answers none."""
     (tmp_path / "other").mkdir()
     with EtcdServer(tmp_path / "other") as frozen:

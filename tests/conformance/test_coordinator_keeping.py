@@ -10,7 +10,7 @@ from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt
 
 
-async def test_a_value_that_could_not_be_kept_is_kept_when_it_is_asked_for_again() -> None:
+async def test_a_value_that_failed_to_persist_is_written_at_the_next_request() -> None:
     kept: dict[str, bytes | None] = {}
     broken = True
 
@@ -29,7 +29,7 @@ async def test_a_value_that_could_not_be_kept_is_kept_when_it_is_asked_for_again
     assert kept.get("placements/rollouts") == found
 
 
-async def test_who_asks_for_what_is_being_kept_is_answered_when_it_is() -> None:
+async def test_a_repeated_swap_is_answered_after_the_value_was_persisted() -> None:
     keeping, kept = asyncio.Event(), asyncio.Event()
 
     async def keep(key: str, value: bytes | None) -> None:

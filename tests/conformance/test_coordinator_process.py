@@ -20,7 +20,7 @@ class TestProcess(CoordinatorSuite):
         await coordinator.aclose()
 
 
-async def test_a_lease_runs_out_to_the_moment() -> None:
+async def test_a_registration_lease_expires_exactly_on_time() -> None:
     now = 10.0
     coordinator = ProcessCoordinator(clock=lambda: now)
     registration = await coordinator.register("a", b"", 2.0)
@@ -33,12 +33,12 @@ async def test_a_lease_runs_out_to_the_moment() -> None:
     assert not await registration.renew()
 
 
-async def test_a_key_has_a_name() -> None:
+async def test_an_empty_coordinator_key_is_refused() -> None:
     with pytest.raises(ValueError, match="key"):
         await ProcessCoordinator().read("")
 
 
-def test_the_registry_says_what_changes() -> None:
+def test_the_registry_notifies_only_of_real_changes() -> None:
     registry = Registry()
     changes: list[str] = []
     registry.members_changed = lambda: changes.append("members")

@@ -51,7 +51,7 @@ class TestSQLite(DurableSuite):
         return name.endswith("-wal")
 
 
-def test_a_log_of_another_replica_is_left_alone(tmp_path: Path) -> None:
+def test_a_log_of_another_replica_is_refused_and_unchanged(tmp_path: Path) -> None:
     store = database(tmp_path)
     SQLiteStorage(store, "p", ME).write([ExtendLog(1, (LogEntry(1, b"x"),))])
     for other in (("another", 7), ("node", 8)):
@@ -72,7 +72,7 @@ def test_a_row_that_was_changed_is_corrupt(tmp_path: Path, change: str) -> None:
     store.close()
 
 
-def test_a_full_disk_takes_nothing_and_then_goes_on(tmp_path: Path) -> None:
+def test_a_log_write_to_a_full_disk_is_refused_and_later_writes_succeed(tmp_path: Path) -> None:
     store = database(tmp_path)
     a, b = SQLiteStorage(store, "a", ME), SQLiteStorage(store, "b", ME)
     a.write([ExtendLog(1, (LogEntry(1, b"before"),))])

@@ -91,7 +91,7 @@ async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
     [b"", b"x", bytes(19), bytes(16) + b"\1\0\0\0" + bytes(15)],
     ids=["nothing", "a byte", "no number", "half a range"],
 )
-async def test_who_does_not_say_what_he_wants_is_sent_away(
+async def test_a_connection_without_a_valid_request_is_closed(
     server: Tcp, reader: Tcp, shelf: Shelves, said: bytes, quick: None
 ) -> None:
     with Stranger(server) as stranger:
@@ -120,7 +120,7 @@ STRETCHES: dict[str, list[tuple[int, int]]] = {
 
 
 @each_case("what", STRETCHES)
-async def test_a_stretch_out_of_bounds_gets_nothing_and_costs_nobody_his_ticket(
+async def test_an_out_of_bounds_range_is_refused_without_using_up_the_ticket(
     server: Tcp, reader: Tcp, shelf: Shelves, what: str
 ) -> None:
     one = shelf(64 * KIB)
@@ -133,7 +133,7 @@ async def test_a_stretch_out_of_bounds_gets_nothing_and_costs_nobody_his_ticket(
     assert np.array_equal(target.bytes, one.content)
 
 
-async def test_there_are_never_more_connections_than_that(
+async def test_the_number_of_connections_is_bounded(
     server: Tcp, reader: Tcp, shelf: Shelves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of those with a ticket who comes too many is sent away at once, and when the others have gone there is room."""
@@ -153,7 +153,7 @@ async def test_there_are_never_more_connections_than_that(
     await reads(reader, server, shelf(9 * MIB))
 
 
-async def test_strangers_take_no_place_from_who_reads(server: Tcp, reader: Tcp, shelf: Shelves) -> None:
+async def test_idle_strangers_do_not_displace_readers(server: Tcp, reader: Tcp, shelf: Shelves) -> None:
     """Three hundred that say nothing, three hundred that say a part of something, and more that come as it is read."""
     one, idle = shelf(9 * MIB), list[Stranger]()
 
@@ -178,7 +178,7 @@ async def test_strangers_take_no_place_from_who_reads(server: Tcp, reader: Tcp, 
 # Readers and servers that stall
 
 
-async def test_withdrawn_from_a_reader_that_takes_nothing(server: Tcp, shelf: Shelves) -> None:
+async def test_an_offer_is_withdrawn_from_a_reader_that_does_not_read(server: Tcp, shelf: Shelves) -> None:
     one = shelf(33 * MIB)
     ticket = server.offer(one.memory)
     with Stranger(server) as stranger:
@@ -269,7 +269,7 @@ def silent() -> Iterator[Slow]:
 
 
 @pytest.mark.parametrize("how", ["withdraw", "aclose"])
-async def test_what_is_on_its_way_when_an_offer_ends_is_not_taken_for_something_else(
+async def test_bytes_in_flight_when_an_offer_ends_are_not_accepted(
     server: Tcp, reader: Tcp, shelf: Shelves, slow: Slow, how: str
 ) -> None:
     """`sendfile` sends pages, not copies: what is not yet received when the memory is used again, changes. So a node
@@ -299,7 +299,9 @@ async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: S
     assert isinstance(result, TransportError)
 
 
-async def test_nobody_waits_for_reads_that_stall(server: Tcp, reader: Tcp, silent: Slow, shelf: Shelves) -> None:
+async def test_stalled_reads_delay_neither_withdrawals_nor_other_reads(
+    server: Tcp, reader: Tcp, silent: Slow, shelf: Shelves
+) -> None:
     """A host that does not answer is not the end of what comes from others. And a withdrawal ends: else whoever holds
     up a node's reads keeps its memory pinned, too."""
     targets = [np.empty(4 * STREAMS * MIB, np.uint8) for _ in range(4)]

@@ -104,12 +104,14 @@ class TransportSuite:
         assert np.array_equal(target.bytes, one.content)
         await server.withdraw(ticket)
 
-    async def test_it_reads_from_itself(self, server: Transport, shelf: Shelves) -> None:
+    async def test_a_transport_reads_its_local_offers(self, server: Transport, shelf: Shelves) -> None:
         one = shelf(64 * KIB)
         target = await self.read(server, server, server.offer(one.memory), 64 * KIB)
         assert np.array_equal(target.bytes, one.content)
 
-    async def test_several_read_at_once(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_concurrent_reads_of_several_offers_are_complete(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         sizes = [1, 100, 4 * KIB, MIB, 9 * MIB, 5 * MIB, 8 * MIB, 70_001]
         shelves = [shelf(size, seed) for seed, size in enumerate(sizes)]
         tickets = [server.offer(each.memory) for each in shelves]
@@ -121,7 +123,7 @@ class TransportSuite:
         for target, each in zip(targets, shelves, strict=True):
             assert np.array_equal(target.bytes, each.content)
 
-    async def test_the_same_memory_offered_several_times(
+    async def test_memory_offered_several_times_is_read_by_each_ticket(
         self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
         one = shelf(5 * MIB)
@@ -130,14 +132,16 @@ class TransportSuite:
         targets = await asyncio.gather(*(self.read(reader, server, ticket, 5 * MIB) for ticket in tickets))
         assert all(np.array_equal(target.bytes, one.content) for target in targets)
 
-    async def test_a_hundred_one_after_the_other(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_a_hundred_consecutive_reads_are_complete(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         one = shelf(10_000)
         for _ in range(100):
             ticket = server.offer(one.memory)
             assert np.array_equal((await self.read(reader, server, ticket, 10_000)).bytes, one.content)
             await server.withdraw(ticket)
 
-    async def test_ranges_arrive_and_nothing_else_does(
+    async def test_only_the_requested_ranges_are_written(
         self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
         one = shelf(9 * MIB)
@@ -160,7 +164,9 @@ class TransportSuite:
 
     # Other reads fail
 
-    async def test_a_wrong_ticket(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_a_read_with_a_wrong_ticket_fails_and_writes_nothing(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         ticket = server.offer(shelf(64 * KIB).memory)
         for wrong in (bytes(len(ticket)), os.urandom(len(ticket)), ticket[:-1] + bytes([ticket[-1] ^ 1])):
             target = Target(64 * KIB)
@@ -170,7 +176,9 @@ class TransportSuite:
         await self.read(reader, server, ticket, 64 * KIB)
 
     @pytest.mark.parametrize("size", [1, 64 * KIB, 9 * MIB])
-    async def test_a_ticket_is_good_once(self, server: Transport, reader: Transport, shelf: Shelves, size: int) -> None:
+    async def test_a_ticket_is_valid_for_one_read(
+        self, server: Transport, reader: Transport, shelf: Shelves, size: int
+    ) -> None:
         ticket = server.offer(shelf(size).memory)
         await self.read(reader, server, ticket, size)
         target = Target(size)
@@ -178,7 +186,7 @@ class TransportSuite:
             await reader.read(server.address, ticket, target.memory, 10.0)
         assert target.blank()
 
-    async def test_two_with_one_ticket_do_not_both_get_it(
+    async def test_at_most_one_of_two_reads_with_one_ticket_succeeds(
         self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
         """The one that gets it has all of it, and no read hangs."""
@@ -194,7 +202,9 @@ class TransportSuite:
             assert result is not None or np.array_equal(target.bytes, one.content)
             assert target.guarded()
 
-    async def test_more_than_was_offered(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_a_read_beyond_the_offered_memory_fails(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         """Bytes next to an offer belong to others: no request can read them."""
         ticket = server.offer(shelf(64 * KIB).memory)
         target = Target(64 * KIB + 100)
@@ -203,7 +213,9 @@ class TransportSuite:
         assert 0xFF not in target.bytes
         assert target.guarded()
 
-    async def test_withdrawn_before_it_is_read(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_a_read_of_a_withdrawn_offer_fails_and_writes_nothing(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         ticket = server.offer(shelf(64 * KIB).memory)
         await server.withdraw(ticket)
         target = Target(64 * KIB)
@@ -211,7 +223,7 @@ class TransportSuite:
             await reader.read(server.address, ticket, target.memory, 10.0)
         assert target.blank()
 
-    async def test_what_is_not_offered_can_be_withdrawn(self, server: Transport, shelf: Shelves) -> None:
+    async def test_a_withdrawal_of_an_unknown_ticket_is_no_error(self, server: Transport, shelf: Shelves) -> None:
         ticket = server.offer(shelf(KIB).memory)
         await server.withdraw(ticket)
         await server.withdraw(ticket)
@@ -219,7 +231,7 @@ class TransportSuite:
         await server.withdraw(os.urandom(16))
 
     @pytest.mark.parametrize("size", [MIB, 33 * MIB])
-    async def test_withdrawn_while_it_is_read(
+    async def test_an_offer_withdrawn_during_a_read_yields_no_later_bytes(
         self, server: Transport, reader: Transport, shelf: Shelves, size: int
     ) -> None:
         """After that the memory belongs to others: no reader gets their bytes as the offered ones."""
@@ -238,7 +250,7 @@ class TransportSuite:
         assert target.guarded()
 
     @pytest.mark.parametrize("size", [64 * KIB, 33 * MIB])
-    async def test_the_server_ends_while_it_is_read(
+    async def test_a_read_from_a_closing_server_completes_or_fails(
         self, server: Transport, reader: Transport, shelf: Shelves, size: int
     ) -> None:
         one = shelf(size)
@@ -256,7 +268,7 @@ class TransportSuite:
 
     @pytest.mark.parametrize("size", [64 * KIB, 33 * MIB])
     @pytest.mark.parametrize("begun", [False, True])
-    async def test_nothing_writes_after_a_reader_was_cancelled(
+    async def test_a_cancelled_read_writes_nothing_afterwards(
         self, server: Transport, reader: Transport, shelf: Shelves, size: int, begun: bool
     ) -> None:
         one = shelf(size)
@@ -272,7 +284,9 @@ class TransportSuite:
         await reader.aclose()  # any byte in transfer has arrived, or never will
         assert target.blank()
 
-    async def test_cancelled_again_and_again(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_reads_cancelled_at_any_moment_do_not_affect_later_reads(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         """At every moment of a read; later reads are right."""
         one = shelf(9 * MIB)
         for turns in range(20):
@@ -290,7 +304,9 @@ class TransportSuite:
         target = await self.read(reader, server, server.offer(one.memory), 9 * MIB)
         assert np.array_equal(target.bytes, one.content)
 
-    async def test_nobody_is_there(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_a_read_from_a_closed_server_fails_and_writes_nothing(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         address, ticket = server.address, server.offer(shelf(KIB).memory)
         await server.aclose()
         target = Target(KIB)
@@ -299,7 +315,9 @@ class TransportSuite:
         assert target.blank()
 
     @pytest.mark.parametrize("address", ["", "nonsense", ":", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999", "a" * 99])
-    async def test_an_address_that_is_none(self, reader: Transport, address: str) -> None:
+    async def test_a_read_from_an_invalid_address_fails_and_writes_nothing(
+        self, reader: Transport, address: str
+    ) -> None:
         """Another node sent an invalid address."""
         target = Target(KIB)
         with pytest.raises(TransportError):
@@ -307,7 +325,7 @@ class TransportSuite:
         assert target.blank()
 
     @pytest.mark.parametrize("length", [0, 1, 15, 17, 1000])
-    async def test_a_ticket_of_another_length(
+    async def test_a_read_with_a_ticket_of_a_wrong_length_fails(
         self, server: Transport, reader: Transport, shelf: Shelves, length: int
     ) -> None:
         good = server.offer(shelf(KIB).memory)
@@ -319,7 +337,7 @@ class TransportSuite:
 
     # The end
 
-    async def test_the_end_twice_and_before_the_beginning(self, shelf: Shelves) -> None:
+    async def test_a_transport_can_be_closed_twice_and_before_its_start(self, shelf: Shelves) -> None:
         never = self.made()
         await never.aclose()
         transport = self.made()
@@ -329,7 +347,9 @@ class TransportSuite:
         await transport.aclose()
         await transport.aclose()
 
-    async def test_reading_after_the_end(self, server: Transport, reader: Transport, shelf: Shelves) -> None:
+    async def test_a_read_by_a_closed_transport_fails(
+        self, server: Transport, reader: Transport, shelf: Shelves
+    ) -> None:
         ticket = server.offer(shelf(KIB).memory)
         await reader.aclose()
         with pytest.raises(TransportError):

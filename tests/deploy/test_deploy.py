@@ -32,7 +32,7 @@ def check_node(arguments: list[str]) -> None:
 
 @needs("kubernetes_validate")
 @each_case("path", MANIFESTS, ids=lambda path: path.name)
-def test_manifests_are_what_kubernetes_takes(path: Path) -> None:
+def test_kubernetes_manifests_are_valid(path: Path) -> None:
     import kubernetes_validate
 
     for document in documents(path):
@@ -40,7 +40,7 @@ def test_manifests_are_what_kubernetes_takes(path: Path) -> None:
 
 
 @needs("yaml")
-def test_the_pods_run_nodes_as_the_command_has_it() -> None:
+def test_pods_run_the_node_command_with_valid_options() -> None:
     (daemons,) = [each for each in documents(DEPLOY / "kubernetes" / "nodes.yaml") if each["kind"] == "DaemonSet"]
     container = daemons["spec"]["template"]["spec"]["containers"][0]
     check_node(container["args"])
@@ -50,14 +50,14 @@ def test_the_pods_run_nodes_as_the_command_has_it() -> None:
 
 
 @needs("check_jsonschema")
-def test_the_compose_file_is_what_compose_takes() -> None:
+def test_the_compose_file_is_valid() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, DEPLOY / "compose.yaml"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs("yaml")
-def test_the_services_run_nodes_as_the_command_has_it_and_files_are_there() -> None:
+def test_compose_services_run_the_node_command_and_mount_existing_files() -> None:
     (compose,) = documents(DEPLOY / "compose.yaml")
     nodes = [each for name, each in compose["services"].items() if name.startswith("node-")]
     assert len(nodes) == 3
@@ -73,12 +73,12 @@ def test_the_services_run_nodes_as_the_command_has_it_and_files_are_there() -> N
     assert scraped == [f"node-{number}:9464" for number in range(3)]
 
 
-def test_scripts_have_no_mistake_that_shellcheck_knows() -> None:
+def test_deployment_scripts_pass_shellcheck() -> None:
     done = subprocess.run([tool("shellcheck"), *SCRIPTS], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_slurm_script_runs_a_node_as_the_command_has_it(tmp_path: Path) -> None:
+def test_the_slurm_script_runs_the_node_command_with_valid_options(tmp_path: Path) -> None:
     """A `dataplane` in the path that only says how it was called."""
     said = tmp_path / "said"
     command = tmp_path / "dataplane"
@@ -96,7 +96,7 @@ def test_the_slurm_script_runs_a_node_as_the_command_has_it(tmp_path: Path) -> N
     assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
 
 
-def test_rules_and_alerts_are_what_prometheus_takes() -> None:
+def test_prometheus_rules_and_alerts_are_valid() -> None:
     promtool = tool("promtool")
     rules = [DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml")]
     subprocess.run([promtool, "check", "rules", *rules], check=True, capture_output=True)
@@ -146,7 +146,7 @@ def test_alerts_fire_when_they_should_and_not_before(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_panels_have_places_and_datasources_of_their_own() -> None:
+def test_dashboard_panels_do_not_overlap_and_have_a_datasource() -> None:
     dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "dataplane.json").read_text())
     taken: set[tuple[int, int]] = set()
     for panel in dashboard["panels"]:

@@ -49,7 +49,7 @@ def blocks_of(page: str, language: str = "python") -> list[str]:
 
 
 @each_case("page", [name for name in NAMES if blocks_of(name) and name not in ELSEWHERE])
-def test_the_code_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> None:
+def test_documentation_code_runs_and_prints_its_listed_output(page: str, tmp_path: Path) -> None:
     blocks = blocks_of(page)
     files = []
     for i, block in enumerate(blocks):
@@ -66,7 +66,7 @@ def test_the_code_runs_and_prints_what_it_says(page: str, tmp_path: Path) -> Non
     eventually(lambda: not list(left.glob("dataplane-*")), f"the node's files went: {list(left.iterdir())}")
 
 
-def test_what_failing_code_has_started_ends_with_it(tmp_path: Path) -> None:
+def test_processes_started_by_failing_documentation_code_are_ended(tmp_path: Path) -> None:
     block = tmp_path / "block.py"
     block.write_text("import subprocess\nprint(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n1 / 0")
     code, out, said = running.run([block], tmp_path, {}, RUN_S)
@@ -82,7 +82,7 @@ def test_code_is_valid_and_not_too_wide() -> None:
             assert all(len(_PRINTED.sub("", line)) <= 120 for line in block.splitlines()), page
 
 
-def test_the_readme_has_ten_lines_that_work() -> None:
+def test_the_readme_example_has_at_most_ten_lines() -> None:
     [block] = blocks_of("README.md")
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
 
@@ -103,7 +103,7 @@ LINKS = [
 ]
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_existing_targets() -> None:
     assert len(LINKS) > 100
     for page, target in LINKS:
         here = ROOT / page
@@ -240,7 +240,7 @@ def expected_api() -> list[str]:
     return [*calls, *(entry for label, kind in PUBLIC.items() for entry in members(label, kind))]
 
 
-def test_the_api_page_is_the_api() -> None:
+def test_the_api_page_lists_exactly_the_public_calls() -> None:
     entries = re.findall(r"^\| `([^`]+)`", text_of("docs/api.md"), re.MULTILINE)
     assert sorted(entries) == sorted(expected_api())
 

@@ -61,7 +61,7 @@ def test_each_task_has_a_tutorial() -> None:
     assert sorted(page.stem for page in (DOCS / "tutorials").glob("*.md")) == TUTORIALS
 
 
-def test_the_readme_is_a_screen_and_a_half() -> None:
+def test_the_readme_has_at_most_ninety_lines() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
@@ -83,7 +83,7 @@ def test_the_map_has_twenty_questions() -> None:
 
 
 @each_case(("path", "name"), named_calls())
-def test_what_the_map_names_is_there(path: str, name: str) -> None:
+def test_names_in_the_contributing_map_exist(path: str, name: str) -> None:
     defined = rf"^\s*(?:(?:async )?def {name}\(|class {name}\b|{name}\b.*=)"
     assert re.search(defined, (ROOT / path).read_text(), re.MULTILINE), f"{path}: {name}"
 
@@ -95,7 +95,7 @@ def test_the_version_is_in_one_place() -> None:
     assert 'attr = "dataplane.__version__"' in project
 
 
-def test_the_changelog_keeps_its_form() -> None:
+def test_the_changelog_has_valid_sections() -> None:
     """*Unreleased* first, then versions with their dates, each with sections of Keep a Changelog."""
     text = (ROOT / "CHANGELOG.md").read_text()
     versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
@@ -130,17 +130,17 @@ def commands() -> list[tuple[str, str]]:
     return found
 
 
-def test_commands_are_found() -> None:
+def test_commands_are_extracted_from_documentation_pages() -> None:
     assert len(commands()) > 20
     assert ("two_hosts.md", "keygen cluster.key") in commands()
 
 
 @each_case(("page", "command"), commands())
-def test_a_command_of_a_page_is_taken(page: str, command: str) -> None:
+def test_documented_commands_are_accepted_by_the_parser(page: str, command: str) -> None:
     cli._parser().parse_args(shlex.split(command))
 
 
-def test_what_tutorials_name_of_the_repository_is_there() -> None:
+def test_repository_paths_named_in_tutorials_exist() -> None:
     for page in (DOCS / "tutorials").glob("*.md"):
         text = page.read_text()
         for path in re.findall(r"\b(?:deploy|examples)/[\w/.-]*\w", text):

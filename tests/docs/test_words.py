@@ -100,5 +100,5 @@ def test_a_retired_word_is_found(sentence: str) -> None:
         "```py\nfrom dataplane.integrations import openrlhf as door\n```",
     ],
 )
-def test_code_and_addresses_may_have_it(sentence: str) -> None:
+def test_retired_words_are_allowed_in_code_and_addresses(sentence: str) -> None:
     assert found(sentence) == []

@@ -25,7 +25,7 @@ def _no_other_node(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 @needs_etcd
-def test_the_job_goes_on_when_hosts_die_and_one_is_silent() -> None:
+def test_the_job_continues_when_hosts_die_and_one_is_silent() -> None:
     small = {"prompts": 8, "smallest": 56, "largest": 84, "in_flight": "4MiB"}
     job = Job(pauses=(0.0, 0.0), steps=30, target=0.0, averaged=50, seconds=150.0, **small)
     out = io.StringIO()

@@ -47,7 +47,7 @@ def drained(appended: int, *, expired: int = 0) -> dict[str, Any]:
     return {"appended": appended, "task": {"actor": {"expired": expired, "left": 0, "dead": 0}}}
 
 
-def test_the_count_is_wrong_where_a_row_is_lost_or_doubled_or_both() -> None:
+def test_the_ledger_detects_lost_and_duplicated_rows() -> None:
     counted = ledger.Ledger()
     counted.count(ledger.keys(0, 0, 0, 8))
     assert not counted.books(drained(9)).exact
@@ -122,7 +122,7 @@ def test_the_job_runs_within_its_budget_and_leaves_nothing_behind(tmp_path: Path
 @pytest.mark.long
 @pytest.mark.timeout(2 * LONG_S + 100)
 @pytest.mark.usefixtures("_no_other_node")
-def test_the_job_goes_on_where_it_was_after_all_of_its_processes_were_killed(tmp_path: Path) -> None:
+def test_the_job_resumes_after_all_its_processes_were_killed(tmp_path: Path) -> None:
     heard, told = torches.Pipe(duplex=False)
     first = torches.Process(target=live, args=(tmp_path, 0, None, told))
     second = torches.Process(target=live, args=(tmp_path, 1, 8, told))

@@ -37,7 +37,7 @@ STEPS = [
 """What is written, which call fails, how and of what, and what is told."""
 
 
-async def test_a_disk_that_fails(tmp_path: Path, shim: Path) -> None:
+async def test_a_failing_disk_causes_typed_errors_and_loses_no_acknowledged_write(tmp_path: Path, shim: Path) -> None:
     rule = Rule(tmp_path / "rule")
     environment = os.environ | {"LD_PRELOAD": str(shim), "FAULTS_RULE": str(rule.path)}
     command = [sys.executable, "-m", "tests.faults.durable_subject", str(tmp_path / "data")]

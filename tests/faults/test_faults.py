@@ -26,7 +26,7 @@ GROUPS = {
 }
 
 
-def test_every_call_is_in_a_group() -> None:
+def test_every_sampled_system_call_belongs_to_a_group() -> None:
     assert {cell.call for cell in sample(SEED)} == set().union(*GROUPS.values())
 
 
@@ -39,7 +39,7 @@ def test_a_node_lives_through_failed_calls_and_recovers(tmp_path: Path, shim: Pa
 
 
 @each_case(("call", "error", "target"), STARTING, ids=lambda value: name(value) if isinstance(value, int) else value)
-def test_a_start_that_fails_says_why_and_leaves_nothing(
+def test_a_failing_node_start_reports_its_reason_and_leaves_nothing(
     tmp_path: Path, shim: Path, call: str, error: int, target: str
 ) -> None:
     with Subject(tmp_path, shim, armed=(call, error, target)) as node:

@@ -40,7 +40,7 @@ def read(plane: dp.Plane, ref: dp.BatchRef, seed: int, timeout_s: float) -> bool
     return True
 
 
-def test_a_read_that_hangs_holds_up_its_own_request_alone(tmp_path: Path, shim: Path) -> None:
+def test_a_hanging_read_blocks_only_its_request(tmp_path: Path, shim: Path) -> None:
     with spilled(tmp_path, shim) as (node, plane, refs):
         node.rule.arm("read", HANG, target=".spill")  # of the first that is read
         with ThreadPoolExecutor(len(refs)) as pool:
@@ -55,7 +55,7 @@ def test_a_read_that_hangs_holds_up_its_own_request_alone(tmp_path: Path, shim: 
     assert not list(tmp_path.rglob("*.spill"))
 
 
-def test_two_writes_that_hang_leave_others_a_way(tmp_path: Path, shim: Path) -> None:
+def test_two_hanging_writes_do_not_block_other_writes(tmp_path: Path, shim: Path) -> None:
     """As many as are written at once: after a moment, spare threads go on with others."""
     with Subject(tmp_path, shim) as node, dp.connect(node.address) as plane:
         node.rule.arm("write", HANG, count=2, target=".spill")
@@ -70,7 +70,7 @@ def test_two_writes_that_hang_leave_others_a_way(tmp_path: Path, shim: Path) -> 
 
 
 @each_case("call", ["open", "write", "read", "unlink"])
-def test_a_disk_that_does_not_answer_holds_up_neither_memory_nor_the_end(tmp_path: Path, shim: Path, call: str) -> None:
+def test_a_hanging_disk_blocks_neither_memory_reads_nor_termination(tmp_path: Path, shim: Path, call: str) -> None:
     with spilled(tmp_path, shim) as (node, plane, refs):
         kept = plane.get(refs[0])["x"].numpy()
         node.rule.arm(call, HANG, count=EVERY, target=".spill")
@@ -88,7 +88,7 @@ def test_a_disk_that_does_not_answer_holds_up_neither_memory_nor_the_end(tmp_pat
         assert node.rule.hung, "what hung did so to the end"
 
 
-def test_a_disk_that_does_not_answer_is_named_and_refused_and_used_again(tmp_path: Path, shim: Path) -> None:
+def test_a_hanging_disk_is_reported_and_used_again_after_recovery(tmp_path: Path, shim: Path) -> None:
     with spilled(tmp_path, shim) as (node, plane, refs):
         node.rule.arm("open", HANG, count=EVERY, target=".spill")
         with pytest.raises(dp.Backpressure) as caught:
@@ -100,7 +100,7 @@ def test_a_disk_that_does_not_answer_is_named_and_refused_and_used_again(tmp_pat
         assert all(read(plane, ref, seed, 60) for seed, ref in enumerate(refs))
 
 
-def test_large_files_that_hang_hold_up_no_more_threads_than_they_are_given(tmp_path: Path, shim: Path) -> None:
+def test_hanging_reads_of_a_large_file_leave_threads_for_other_files(tmp_path: Path, shim: Path) -> None:
     """A file of several chunks: one that hangs leaves threads for the next."""
     with Subject(tmp_path, shim, memory=48 << 20) as node, dp.connect(node.address) as plane:
         size = 16 << 20

@@ -93,7 +93,7 @@ def test_reads_between_hosts_live_through_failed_calls(
         assert two.node.stop() == 0
 
 
-def test_a_file_that_hangs_as_it_is_sent_does_not_keep_the_node_from_ending(tmp_path: Path, shim: Path) -> None:
+def test_a_node_terminates_while_sending_a_file_hangs(tmp_path: Path, shim: Path) -> None:
     with pair(tmp_path, shim) as two:
         two.node.rule.arm("sendfile", HANG, count=EVERY, target=".spill")
         assert two.ask(0.2)

@@ -46,7 +46,7 @@ def ranks(node: StandingNode, tmp_path: Path) -> Iterator[Ranks]:
         yield several
 
 
-def test_numbers_go_from_device_to_device_in_every_call(plane: dp.Plane, ranks: Ranks) -> None:
+def test_numeric_columns_cross_between_devices_in_every_collective(plane: dp.Plane, ranks: Ranks) -> None:
     rng = np.random.default_rng(0)
     columns: dict[str, Any] = {
         "pixels": rng.integers(0, 255, (4, 100_000), np.uint8),
@@ -72,7 +72,7 @@ def test_numbers_go_from_device_to_device_in_every_call(plane: dp.Plane, ranks: 
     assert sum(outcomes[0].sent.values()) > ref.nbytes
 
 
-def test_a_rank_that_is_killed_ends_it_on_the_other(plane: dp.Plane, ranks: Ranks) -> None:
+def test_a_killed_rank_ends_the_collective_on_the_other_rank(plane: dp.Plane, ranks: Ranks) -> None:
     ref = plane.put({"x": np.ones((48, MIB), np.uint8)})
     ranks.call("broadcast", [ref, None], device="cuda")
     begun = plane.stats().pinned_bytes

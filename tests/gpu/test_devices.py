@@ -36,7 +36,7 @@ def plane(tmp_path: Path) -> Iterator[dp.Plane]:
 
 
 @pytest.mark.parametrize("nbytes", SIZES)
-def test_a_get_to_a_device(plane: dp.Plane, nbytes: int) -> None:
+def test_a_get_reads_numeric_columns_to_a_device(plane: dp.Plane, nbytes: int) -> None:
     values = np.arange(nbytes // 4, dtype=np.float32).reshape(1, -1)
     batch = plane.get(plane.put({"x": values, "text": ["a"]}), device="cuda")
     assert batch["x"].torch().is_cuda
@@ -44,7 +44,7 @@ def test_a_get_to_a_device(plane: dp.Plane, nbytes: int) -> None:
     assert batch["text"].to_list() == ["a"]
 
 
-def test_ragged_rows_on_a_device(plane: dp.Plane) -> None:
+def test_ragged_rows_are_read_to_a_device(plane: dp.Plane) -> None:
     rows = [np.arange(n, dtype=np.int64) for n in (5, 0, 70_000)]
     nested = plane.get(plane.put({"ids": rows}), device="cuda")["ids"].torch()
     assert nested.is_cuda
@@ -53,7 +53,7 @@ def test_ragged_rows_on_a_device(plane: dp.Plane) -> None:
 
 
 @pytest.mark.parametrize("nbytes", SIZES[1:])
-def test_tensors_on_a_device_are_filled_after_what_uses_them(plane: dp.Plane, nbytes: int) -> None:
+def test_device_tensors_are_filled_after_pending_uses(plane: dp.Plane, nbytes: int) -> None:
     values = torch.randint(0, 255, (1, nbytes), dtype=torch.uint8)
     ref = plane.put({"x": values})
     target, before = torch.zeros_like(values, device="cuda"), torch.empty_like(values, device="cuda")
@@ -64,7 +64,7 @@ def test_tensors_on_a_device_are_filled_after_what_uses_them(plane: dp.Plane, nb
     assert torch.equal(target.cpu(), values)
 
 
-def test_a_loader_to_a_device(plane: dp.Plane) -> None:
+def test_a_loader_yields_batches_on_a_device(plane: dp.Plane) -> None:
     stream = plane.stream("rollouts", tasks=["actor"])
     stream.append({"id": list(range(40)), "ids": [[i] * (i % 5) for i in range(40)], "text": list("ab" * 20)})
     stream.close()
@@ -77,13 +77,13 @@ def test_a_loader_to_a_device(plane: dp.Plane) -> None:
     assert sorted(seen) == list(range(40))
 
 
-def test_a_device_that_is_not_there(plane: dp.Plane) -> None:
+def test_a_missing_device_is_misuse(plane: dp.Plane) -> None:
     with pytest.raises(dp.Misuse, match="there is no cuda:99"):
         plane.get(plane.put({"x": [1]}), device="cuda:99")
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_collective_to_devices(plane: dp.Plane, tmp_path: Path, backend: str) -> None:
+def test_a_collective_returns_tensors_on_a_device(plane: dp.Plane, tmp_path: Path, backend: str) -> None:
     import torch.distributed as dist
 
     method: Any = f"file://{tmp_path}/store"

@@ -56,7 +56,7 @@ def node(tmp_path: Path) -> Iterator[StandingNode]:
         yield node
 
 
-def test_another_process_maps_what_is_kept(node: StandingNode) -> None:
+def test_kept_device_columns_are_mapped_by_another_process(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Worker(produce, node.address) as producer:
         producer.say(1)
         ref = producer.hear(60)
@@ -72,7 +72,7 @@ def test_another_process_maps_what_is_kept(node: StandingNode) -> None:
         del batch, sliced
 
 
-def test_this_process_reads_what_it_keeps_and_a_stream_takes_it(node: StandingNode) -> None:
+def test_kept_columns_are_read_by_their_process_and_appended_to_a_stream(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         ref = plane.put(columns(1), device="keep")
         assert same(plane.get(ref, device="cuda"), 1)
@@ -82,7 +82,7 @@ def test_this_process_reads_what_it_keeps_and_a_stream_takes_it(node: StandingNo
             assert same(delivery.get(), 1)
 
 
-def test_what_is_kept_lands_when_the_plane_is_closed_and_is_lost_with_the_process(node: StandingNode) -> None:
+def test_kept_columns_move_to_the_arena_on_close_and_die_with_the_process(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         with dp.connect(node.address) as keeping:
             ref = keeping.put(columns(2), device="keep")
@@ -102,7 +102,7 @@ def test_what_is_kept_lands_when_the_plane_is_closed_and_is_lost_with_the_proces
             eventually(gone, "the node noticed")
 
 
-def test_what_nobody_mapped_is_given_back_to_the_device(node: StandingNode) -> None:
+def test_unmapped_kept_columns_return_their_device_memory(node: StandingNode) -> None:
     """torch counts who is to map what it shared, and would wait for the first for good."""
     with dp.connect(node.address) as plane:
         before = torch.cuda.memory_allocated()
@@ -124,7 +124,7 @@ def hold(pipe: Any, address: str) -> None:
         del batch, tensor
 
 
-def test_what_is_mapped_outlives_the_plane_that_kept_it(node: StandingNode) -> None:
+def test_mapped_columns_outlive_the_plane_that_kept_them(node: StandingNode) -> None:
     with dp.connect(node.address) as keeping, Worker(hold, node.address) as consumer:
         consumer.say(keeping.put(columns(4), device="keep"))
         assert consumer.hear(60)

@@ -32,7 +32,7 @@ def plane(tmp_path: Path) -> Iterator[dp.Plane]:
 
 @pytest.mark.parametrize("nbytes", [4, 4096, (8 << 20) - 4, 8 << 20, (100 << 20) + 4])
 @pytest.mark.parametrize("side", [False, True])
-def test_a_put_sees_what_the_callers_stream_has_yet_to_write(plane: dp.Plane, nbytes: int, side: bool) -> None:
+def test_a_put_waits_for_pending_writes_of_the_calling_stream(plane: dp.Plane, nbytes: int, side: bool) -> None:
     stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
     tensor = torch.zeros((1, nbytes // 4), dtype=torch.int32, device="cuda")
     torch.cuda.synchronize()
@@ -59,7 +59,7 @@ def test_ragged_rows_are_gathered_on_the_device(plane: dp.Plane, item: tuple[int
             assert torch.equal(row, expected)
 
 
-def test_strided_and_repeated_rows(plane: dp.Plane) -> None:
+def test_strided_and_repeated_device_rows_round_trip(plane: dp.Plane) -> None:
     tensor = torch.randn(300, 5000)
     there = tensor.cuda()
     assert torch.equal(plane.get(plane.put({"x": there.t()}))["x"].torch(), tensor.t())
@@ -68,7 +68,7 @@ def test_strided_and_repeated_rows(plane: dp.Plane) -> None:
     assert torch.equal(plane.get(ref)["x"].torch(), repeated.cpu())
 
 
-def test_a_stream_takes_columns_that_are_on_a_device(plane: dp.Plane) -> None:
+def test_device_columns_can_be_appended_to_a_stream(plane: dp.Plane) -> None:
     stream = plane.stream("rollouts", tasks=["actor"])
     stream.append({"x": torch.arange(5).cuda(), "rows": [torch.arange(n).cuda() for n in range(5)]})
     with stream.consume("actor", rows=5, columns=["x", "rows"]) as delivery:

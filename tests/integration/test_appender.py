@@ -30,7 +30,7 @@ def drained(stream: Any, rows: int) -> list[tuple[int, list[int], str]]:
         return list(zip(*[batch[name].to_list() for name in ("x", "ids", "answer")], strict=True))
 
 
-def test_rows_come_in_the_order_in_which_they_were_sent_each_with_its_own_keys(plane: dp.Plane) -> None:
+def test_sent_rows_are_appended_in_order_with_their_keys(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"])
     with stream.appender(max_rows=7, max_delay=60) as appender:
         sent = [
@@ -51,7 +51,7 @@ def test_rows_come_in_the_order_in_which_they_were_sent_each_with_its_own_keys(p
     assert eventually(lambda: plane.stats().shards == 0)
 
 
-def test_a_row_is_appended_after_its_delay_and_others_with_it(plane: dp.Plane) -> None:
+def test_a_sent_row_is_appended_after_the_maximum_delay(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"])
     appender = stream.appender(max_rows=1000, max_delay=0.001)
     sent = [appender.send(row(x)) for x in range(3)]  # nobody asks for anything, and they come
@@ -64,7 +64,7 @@ def test_a_row_is_appended_after_its_delay_and_others_with_it(plane: dp.Plane) -
         appender.send(row(1))
 
 
-def test_rows_that_are_refused_have_their_own_errors_and_the_others_are_in(plane: dp.Plane) -> None:
+def test_refused_rows_have_separate_errors_and_the_others_are_appended(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"])
     stream.append(row(0), keys=["a"])
     with pytest.raises(dp.Misuse, match="'a'"), stream.appender(max_delay=60) as appender:
@@ -79,7 +79,7 @@ def test_rows_that_are_refused_have_their_own_errors_and_the_others_are_in(plane
     assert [x for x, _, _ in drained(stream, 3)] == [0, 1, 3]
 
 
-def test_a_stream_that_is_full_holds_who_sends(plane: dp.Plane) -> None:
+def test_a_full_stream_blocks_the_sending_thread(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"], max_rows=4)
     sent: list[int] = []
     with stream.appender(max_rows=1) as appender:
@@ -97,7 +97,7 @@ def test_a_stream_that_is_full_holds_who_sends(plane: dp.Plane) -> None:
         thread.join()
 
 
-def test_what_was_sent_when_the_stream_or_the_node_goes_fails(node: StandingNode) -> None:
+def test_pending_sends_fail_when_the_stream_closes_or_the_node_dies(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", tasks=["t"], max_rows=1)
         appender = stream.appender(max_rows=1)
@@ -137,7 +137,7 @@ async def test_agents_of_one_loop_share_an_appender(node: StandingNode) -> None:
             assert set(delivery.keys) >= {key for each in keys for key in each}
 
 
-async def test_an_appender_goes_on_after_rows_for_which_no_thread_could_be_started(
+async def test_an_appender_continues_after_an_append_that_got_no_thread(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:

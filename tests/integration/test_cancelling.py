@@ -46,7 +46,7 @@ async def nothing_is_left(plane: AsyncPlane) -> None:
 
 
 @pytest.mark.parametrize("size", [4096, 8 * MIB], ids=["inline", "shared"])
-async def test_cancelled_while_it_waits(plane: AsyncPlane, size: int) -> None:
+async def test_cancelled_puts_that_wait_for_memory_leave_nothing(plane: AsyncPlane, size: int) -> None:
     held = await plane.put({"x": pattern(0, 64 * MIB)})
     puts = [asyncio.create_task(plane.put({"x": pattern(1, size)}, timeout=60)) for _ in range(5)]
 
@@ -64,7 +64,7 @@ async def test_cancelled_while_it_waits(plane: AsyncPlane, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [4096, 512 << 10, 8 * MIB], ids=["inline", "in the loop", "in threads"])
-async def test_cancelled_at_any_step_of_a_put(plane: AsyncPlane, size: int) -> None:
+async def test_a_put_cancelled_at_any_step_leaves_nothing(plane: AsyncPlane, size: int) -> None:
     """Also when the reply was on its way, or the seal was through already."""
     columns = {"x": pattern(1, size)}
     for delay in [*range(30), *(random.Random(1).randrange(3000) for _ in range(40))]:
@@ -80,7 +80,7 @@ async def test_cancelled_at_any_step_of_a_put(plane: AsyncPlane, size: int) -> N
     assert (await plane.stats()).reserved_bytes == 0
 
 
-async def test_cancelled_at_any_step_of_a_get(plane: AsyncPlane) -> None:
+async def test_a_get_cancelled_at_any_step_leaves_no_pin(plane: AsyncPlane) -> None:
     ref = await plane.put({"x": pattern(1, MIB)})
     for delay in range(60):
         task = asyncio.create_task(plane.get(ref))
@@ -121,7 +121,7 @@ class Copying:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_cancelled_put_writes_nothing_into_what_comes_after(
+async def test_a_cancelled_put_does_not_write_into_memory_of_the_next_put(
     plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
     """Its threads are copying when it is cancelled; the memory must not go to others before they have stopped."""
@@ -156,7 +156,7 @@ async def getting(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> tuple[C
     return copying, task, out
 
 
-async def test_a_get_into_large_memory_leaves_the_event_loop_to_others(
+async def test_a_get_into_large_memory_does_not_block_the_event_loop(
     plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copying, task, out = await getting(plane, monkeypatch)
@@ -167,7 +167,7 @@ async def test_a_get_into_large_memory_leaves_the_event_loop_to_others(
     assert np.array_equal(out, pattern(1, 8 * MIB))
 
 
-async def test_a_cancelled_get_writes_nothing_into_memory_that_is_the_callers_again(
+async def test_a_cancelled_get_ends_only_after_its_copies_have_stopped(
     plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copying, task, _ = await getting(plane, monkeypatch)
@@ -179,7 +179,7 @@ async def test_a_cancelled_get_writes_nothing_into_memory_that_is_the_callers_ag
         await task
 
 
-async def test_a_plane_that_waits_for_its_threads_as_it_closes_leaves_the_event_loop_to_others(
+async def test_a_close_that_waits_for_threads_does_not_block_the_event_loop(
     node: StandingNode, plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = await dp.aio.connect(node.address)
@@ -216,7 +216,7 @@ async def test_a_plane_whose_close_is_cancelled_is_closed(
     await nothing_is_left(plane)
 
 
-async def test_appends_that_are_refused_since_too_many_wait_give_their_room_back(plane: AsyncPlane) -> None:
+async def test_appends_refused_at_the_waiting_limit_return_their_permits(plane: AsyncPlane) -> None:
     stream = await plane.stream("s", ["t"], max_rows=1200)
     held = [await plane.put({"x": pattern(0, 63 * MIB)})]
     with pytest.raises(dp.Backpressure):

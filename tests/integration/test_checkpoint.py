@@ -108,7 +108,9 @@ KINDS: dict[str, Callable[[int], Any]] = {
 
 @pytest.mark.usefixtures("empty")
 @pytest.mark.parametrize("pieces", [pytest.param("whole", marks=pytest.mark.long), "small_pieces"])
-def test_every_kind_of_column_comes_back(plane: Any, file: Path, pieces: str, request: pytest.FixtureRequest) -> None:
+def test_every_kind_of_column_round_trips_through_a_checkpoint(
+    plane: Any, file: Path, pieces: str, request: pytest.FixtureRequest
+) -> None:
     if pieces != "whole":
         request.getfixturevalue(pieces)
     columns = {name: make(12) for name, make in KINDS.items()}
@@ -146,7 +148,7 @@ def outlined(stream: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("empty")
-def test_all_that_is_known_of_the_rows_comes_back(plane: Any, file: Path, clustered: bool) -> None:
+def test_all_row_metadata_round_trips_through_a_checkpoint(plane: Any, file: Path, clustered: bool) -> None:
     limits = {"max_bytes": "2MiB", "max_rows": 50, "max_lag": 3, "max_deliveries": 1}
     stream = plane.stream("rollouts", ["reward", "actor"], **limits)
     keys = [f"k{i}" for i in range(8)]
@@ -190,7 +192,7 @@ def test_all_that_is_known_of_the_rows_comes_back(plane: Any, file: Path, cluste
 
 
 @pytest.mark.usefixtures("empty")
-def test_books_that_fit_no_message(plane: Any, file: Path) -> None:
+def test_row_metadata_larger_than_a_message_is_checkpointed_in_parts(plane: Any, file: Path) -> None:
     """A page of rows, whose tags are more than a message may have, is told in parts."""
     stream = plane.stream("s", ["a"])
     for start in range(0, 4000, 1000):
@@ -208,7 +210,7 @@ def test_books_that_fit_no_message(plane: Any, file: Path) -> None:
 
 
 @pytest.mark.usefixtures("empty", "small_pieces")
-def test_the_file_is_the_stream_as_it_was_when_asked_for(node: Any, plane: Any, file: Path) -> None:
+def test_a_checkpoint_has_the_state_at_the_time_of_the_call(node: Any, plane: Any, file: Path) -> None:
     """All of it goes, and other rows come, while it is being read; its columns stay until they have been."""
     stream = plane.stream("s", ["a", "b"])
     keys = stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)}, group=[0, 1] * 8)
@@ -242,7 +244,7 @@ def test_the_file_is_the_stream_as_it_was_when_asked_for(node: Any, plane: Any, 
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_name_that_is_taken(node: Any, plane: Any, file: Path) -> None:
+def test_a_restore_under_an_existing_name_is_misuse(node: Any, plane: Any, file: Path) -> None:
     stream, other = plane.stream("s", ["a"]), plane.stream("t", ["a"])
     stream.append({"x": np.arange(8), "big": pattern(1, MIB, 8)})
     stream.checkpoint(file)

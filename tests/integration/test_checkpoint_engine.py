@@ -53,7 +53,7 @@ def made(**how: Any) -> Any:
 
 
 @each_case("name", NEMO_RL)
-def test_it_has_the_methods_of_nemo_rl(name: str) -> None:
+def test_the_checkpoint_engine_has_the_methods_of_nemo_rl(name: str) -> None:
     positional, named, gives = NEMO_RL[name]
     method = getattr(DataplaneCheckpointEngine, name)
     inspect.signature(method).bind(None, *positional, **dict.fromkeys(named))
@@ -71,7 +71,7 @@ async def received(engine: Any) -> list[list[tuple[str, float]]]:
     return [[(name, float(one[0, 0])) for name, one in batch] async for batch in engine.receive_weight_batches()]
 
 
-def test_a_refit_as_nemo_rl_does_it(plane: Any) -> None:
+def test_a_refit_in_the_call_order_of_nemo_rl_transfers_all_weights(plane: Any) -> None:
     policy, rollouts = [made(), made()], [made(), made()]
     sizes = {"train_world_size": 2, "rollout_world_size": 2}
     for step in (10, 20):

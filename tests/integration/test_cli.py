@@ -64,7 +64,9 @@ def test_status_finds_this_users_one_node_and_names_several(
 
 
 @each_case("command", ["status", "top"])
-def test_nobody_there(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_fail_when_no_node_listens_at_the_address(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert cli.main([command, f"unix://{tmp_path}/none.sock"]) == 1
     assert f"dataplane {command}: " in capsys.readouterr().err
 

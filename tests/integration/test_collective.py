@@ -74,7 +74,7 @@ def test_a_broadcast_gives_all_ranks_every_kind_of_column(plane: dp.Plane, ranks
         assert [outcome.reads for outcome in outcomes] == [int(rank == source) for rank in range(SIZE)]
 
 
-def test_rows_that_ranks_ask_for_in_part_alike_are_read_once(plane: dp.Plane, ranks: Ranks) -> None:
+def test_overlapping_rows_requested_by_ranks_are_read_once(plane: dp.Plane, ranks: Ranks) -> None:
     columns = rows(40, 6)
     ref = plane.put({"dense": columns["dense"], "ids": columns["ids"]})
     both = dp.concat([ref, plane.put({"dense": columns["dense"], "ids": columns["ids"]})])
@@ -97,7 +97,7 @@ def test_rows_that_ranks_ask_for_in_part_alike_are_read_once(plane: dp.Plane, ra
     assert values(ranks.call("get", [freed[:3], freed[2:4], freed[7:], freed[8:]]))[1] == {"x": [2, 3]}
 
 
-def test_an_error_of_the_source_is_raised_on_all_ranks_and_the_next_call_goes_on(plane: dp.Plane, ranks: Ranks) -> None:
+def test_an_error_of_the_source_rank_is_raised_on_all_ranks(plane: dp.Plane, ranks: Ranks) -> None:
     ref, other = plane.put(rows(5)), plane.put(rows(6))
     plane.free(ref)
     raised = errors(ranks.call("broadcast", [None, None, None, ref]))
@@ -107,7 +107,7 @@ def test_an_error_of_the_source_is_raised_on_all_ranks_and_the_next_call_goes_on
     assert values(ranks.call("get", [other] * SIZE)) == [plane.get(other).to_dict()] * SIZE
 
 
-def test_ranks_that_ask_for_different_things_are_told_so(plane: dp.Plane, ranks: Ranks) -> None:
+def test_mismatched_collective_calls_are_misuse_on_all_ranks(plane: dp.Plane, ranks: Ranks) -> None:
     ref = plane.put(rows(5))
     cases: list[tuple[Any, list[Any], str]] = [
         (lambda rank: "gather" if rank == 1 else "get", [ref] * SIZE, "rank 1: gather"),
@@ -123,7 +123,7 @@ def test_ranks_that_ask_for_different_things_are_told_so(plane: dp.Plane, ranks:
     assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
 
 
-def test_a_rank_that_fails_with_what_it_received_ends_it_on_all_with_its_reason(plane: dp.Plane, ranks: Ranks) -> None:
+def test_an_error_of_a_receiving_rank_is_raised_on_all_ranks(plane: dp.Plane, ranks: Ranks) -> None:
     ref = plane.put(rows(8))
     given = [ref, None, None, None]
     ranks.begin("broadcast", given, [2], device="no such device")
@@ -135,7 +135,7 @@ def test_a_rank_that_fails_with_what_it_received_ends_it_on_all_with_its_reason(
     assert values(ranks.call("get", [ref] * SIZE)) == [plane.get(ref).to_dict()] * SIZE
 
 
-def test_a_rank_that_does_not_come_is_named_in_time_and_may_come_to_the_next(plane: dp.Plane, ranks: Ranks) -> None:
+def test_an_absent_rank_is_named_in_time_and_may_join_the_next_call(plane: dp.Plane, ranks: Ranks) -> None:
     ref = plane.put(rows(5))
     for timeout in (1, 10, 100):  # where three ranks do not come within a second either, they are named as well
         ranks.begin("get", [ref] * SIZE, [0, 1, 3], timeout=timeout)
@@ -149,7 +149,7 @@ def test_a_rank_that_does_not_come_is_named_in_time_and_may_come_to_the_next(pla
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped"])
-def test_a_rank_that_goes_in_the_middle_ends_it_on_all_others(
+def test_a_rank_lost_during_a_collective_fails_it_on_all_others(
     plane: dp.Plane, node: StandingNode, tmp_path: Path, how: str
 ) -> None:
     ref = plane.put({"x": np.ones((48, MIB), np.uint8)})

@@ -73,7 +73,7 @@ def test_a_broadcast_crosses_each_link_once_and_from_host_to_host_once(
     assert [host.facts()["fetched"] for host in hosts] == before  # between ranks alone
 
 
-def test_rows_that_several_ask_for_in_part_come_to_a_host_once_and_are_read_once(
+def test_rows_requested_by_several_ranks_are_fetched_once_per_host(
     planes: tuple[Any, Any], hosts: list[Host], ranks: Ranks
 ) -> None:
     first, _ = planes
@@ -89,7 +89,7 @@ def test_rows_that_several_ask_for_in_part_come_to_a_host_once_and_are_read_once
     assert hosts[1].facts()["fetched"] - before <= rows["x"].nbytes + CONTROL  # of 80 rows that were asked for
 
 
-def test_a_scatter_sends_each_rank_its_own(planes: tuple[Any, Any], ranks: Ranks) -> None:
+def test_a_scatter_sends_each_rank_only_its_part(planes: tuple[Any, Any], ranks: Ranks) -> None:
     first, _ = planes
     rows = columns(3)
     sent = crossed(ranks.call("scatter", [first.put(rows).chunk(SIZE), None, None, None]))

@@ -21,7 +21,7 @@ both_faces = each_case("face", FACES)
 
 
 @both_faces
-def test_nobody_there(tmp_path: Path, face: str) -> None:
+def test_a_connect_without_a_listening_node_raises_peer_unavailable(tmp_path: Path, face: str) -> None:
     address = f"unix://{tmp_path}/node.sock"
     with pytest.raises(dp.PeerUnavailable) as caught:
         FACES[face](address)
@@ -31,13 +31,13 @@ def test_nobody_there(tmp_path: Path, face: str) -> None:
 
 @both_faces
 @each_case("address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"])
-def test_what_is_no_address(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
+def test_an_invalid_address_is_a_value_error(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
     monkeypatch.setenv("DATAPLANE_ADDRESS", "what:/ever")
     with pytest.raises(ValueError, match="no address"):
         FACES[face](address)
 
 
-def test_the_environments_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATAPLANE_ADDRESS", f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(dp.PeerUnavailable, match="nobody"):
         dp.connect()
@@ -84,7 +84,7 @@ def test_another_users_process_is_refused(tmp_path: Path) -> None:
             assert plane.stats().clients == 1
 
 
-def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_of_another_major_version_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with StandingNode(tmp_path) as node:
         monkeypatch.setattr(m, "MAJOR", m.MAJOR + 1)
         with pytest.raises(dp.ProtocolMismatch) as caught:
@@ -105,7 +105,7 @@ def test_another_major_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"memory": "100TiB", "prewarm": 0}, "no shared memory"),
     ],
 )
-def test_a_node_that_does_not_start_says_why(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
+def test_a_failing_node_start_is_rejected_with_a_reason(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     (tmp_path / "file").write_text("x")
     before = os.environ.get("DATAPLANE_ADDRESS")
     settings = {"memory": "1MiB", "spill": "1MiB"} | settings

@@ -69,7 +69,7 @@ def looked(plane: dp.Plane) -> GraphRun:
 
 
 @pytest.mark.long
-def test_the_rank_that_others_wait_for_in_a_collective_is_named(tmp_path: Path) -> None:
+def test_a_straggler_rank_in_a_collective_is_diagnosed(tmp_path: Path) -> None:
     code = tmp_path / "ranks.py"
     with StandingNode(tmp_path, memory="64MiB", spill=0) as node, dp.connect(node.address) as plane:
         stream = plane.stream("rollouts", tasks=["actor"])

@@ -58,7 +58,7 @@ def grpo(node: StandingNode, fault: str, seen: Path) -> GraphRun:
 
 
 @pytest.mark.parametrize("fault", ["reward", pytest.param("lock", marks=pytest.mark.long)])
-def test_the_line_that_is_slow_is_named_first(
+def test_the_slow_line_is_the_first_diagnosed_cause(
     node: StandingNode, fault: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = grpo(node, fault, tmp_path / "run")
@@ -72,7 +72,7 @@ def test_the_line_that_is_slow_is_named_first(
     assert cause["seconds"] > 0.01
 
 
-def test_a_node_that_nobody_uses_is_told_so(node: StandingNode, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_diagnosis_without_consumers_is_refused(node: StandingNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["diagnose", node.address, "--seconds", "0.5"]) == 1
     assert "no process consumes" in capsys.readouterr().err
 
@@ -96,7 +96,7 @@ def calls_that_wait(pipe: Any, address: str) -> None:
         pipe.send(recorder.told())
 
 
-def test_a_loop_over_a_loader_consumes_for_its_task(node: StandingNode) -> None:
+def test_a_loop_over_a_loader_is_attributed_to_its_task(node: StandingNode) -> None:
     """Its requests are made by another thread."""
     with Worker(loops, node.address) as one:
         graph, role = one.hear()

@@ -39,9 +39,7 @@ def task(stream: dp.Stream) -> dict[str, Any]:
     return found
 
 
-def test_each_death_of_rows_is_logged_with_the_error_that_caused_it(
-    plane: dp.Plane, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_each_dead_letter_is_logged_with_its_cause(plane: dp.Plane, caplog: pytest.LogCaptureFixture) -> None:
     stream = stream_of(plane, 4, max_deliveries=1)
     with pytest.raises(ValueError, match="no reward"), stream.consume("actor", rows=1, columns=["x"]):
         raise ValueError("no reward")
@@ -65,7 +63,7 @@ def test_each_death_of_rows_is_logged_with_the_error_that_caused_it(
 # Time in the user's code
 
 
-def test_a_loader_of_which_another_iteration_has_begun_raises(plane: dp.Plane) -> None:
+def test_an_older_iteration_of_a_loader_raises_after_a_new_one_begins(plane: dp.Plane) -> None:
     loader = dp.loader(stream_of(plane, 4), "actor", rows=1, columns=["x"], prefetch=0)
     first = iter(loader)
     next(first)
@@ -79,7 +77,7 @@ def test_a_loader_of_which_another_iteration_has_begun_raises(plane: dp.Plane) -
 # The end of a stream
 
 
-def test_who_consumes_after_the_end_is_told_which_rows_were_not_done(plane: dp.Plane) -> None:
+def test_a_consume_after_the_end_reports_rows_that_were_not_done(plane: dp.Plane) -> None:
     stream = stream_of(plane, 3, max_deliveries=1)
     stream.consume("actor", rows=2, columns=["x"]).nack()
     with stream.consume("actor", rows=1, columns=["x"]):
@@ -93,7 +91,7 @@ def test_who_consumes_after_the_end_is_told_which_rows_were_not_done(plane: dp.P
 
 
 @pytest.mark.parametrize("by", ["deliveries", "loader"])
-def test_a_loop_over_a_stream_says_at_its_end_which_rows_were_not_done(plane: dp.Plane, by: str) -> None:
+def test_a_loop_over_a_stream_reports_rows_that_were_not_done_at_its_end(plane: dp.Plane, by: str) -> None:
     stream = stream_of(plane, 3, max_deliveries=1)
     stream.consume("actor", rows=2, columns=["x"]).nack()
     stream.close()
@@ -114,7 +112,7 @@ def test_a_loop_over_a_stream_says_at_its_end_which_rows_were_not_done(plane: dp
         loop(at_end="loud")
 
 
-def test_rows_of_a_group_that_is_never_whole_are_told_of_at_the_end(plane: dp.Plane) -> None:
+def test_rows_of_an_incomplete_group_are_reported_at_the_end(plane: dp.Plane) -> None:
     stream = plane.stream("rollouts", tasks=["actor"])
     stream.append({"x": list(range(7))}, group=["p"] * 4 + ["q"] * 3)
     stream.close()
@@ -127,7 +125,7 @@ def test_rows_of_a_group_that_is_never_whole_are_told_of_at_the_end(plane: dp.Pl
 
 
 @pytest.mark.parametrize("how", ["reference", "scope", "stream", "rows"])
-def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane: dp.Plane, how: str) -> None:
+def test_a_freed_error_names_who_freed_the_shard_and_when(node: LocalNode, plane: dp.Plane, how: str) -> None:
     ref = plane.put({"x": [1, 2], "y": ["a", "b"]}, scope="step-1")
     if how == "reference":
         plane.free(ref)
@@ -164,7 +162,7 @@ def test_who_reads_too_late_is_told_who_freed_it_and_when(node: LocalNode, plane
 # Rows that make objects of a column
 
 
-def test_what_is_of_one_type_is_stored_where_objects_are_refused(plane: dp.Plane) -> None:
+def test_typed_columns_are_stored_and_mixed_ones_refused_without_objects(plane: dp.Plane) -> None:
     columns = {"ids": [[1, 2], []], "text": ["a", "b"], "reward": [0.5, 1], "turn": [{"n": 1}, {}]}
     ref = plane.put(columns, objects="refuse", narrow=["ids"])
     assert plane.get(ref).to_dict() == {**columns, "reward": [0.5, 1.0]}
@@ -202,7 +200,7 @@ def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:
 # Groups
 
 
-def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plane) -> None:
+def test_an_append_beyond_the_declared_group_size_is_refused(plane: dp.Plane) -> None:
     stream = plane.stream("rollouts", tasks=["actor"], group_size=4)
     how: dict[str, Any] = {"rows": 4, "columns": ["x"], "sampler": dp.CompleteGroups(4)}
     with pytest.raises(
@@ -228,7 +226,7 @@ def test_a_row_that_makes_a_group_larger_than_declared_is_refused(plane: dp.Plan
     assert [stream.consume("actor", **how).groups[0] for _ in range(2)] == ["q", "p"]
 
 
-def test_a_dead_row_that_was_dropped_and_made_again_is_not_told_of_at_the_end(plane: dp.Plane) -> None:
+def test_a_dead_letter_dropped_and_appended_again_is_not_reported_at_the_end(plane: dp.Plane) -> None:
     stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=1)
     stream.append({"x": [0, 1]}, keys=["a", "b"])
     stream.consume("actor", rows=1, columns=["x"]).nack("out of memory")
@@ -269,7 +267,7 @@ def scored(plane: dp.Plane) -> dp.Stream:
     [(None, [0, 2, 3]), (Oldest(), [0, 2, 3]), (dp.CompleteGroups(2), [2, 3])],
     ids=["fifo", "own", "groups"],
 )
-def test_the_end_does_not_wait_for_a_row_that_another_task_gave_up(
+def test_a_task_ends_without_rows_that_are_dead_letters_of_another_task(
     plane: dp.Plane, sampler: dp.Sampler | None, done: list[int]
 ) -> None:
     stream = scored(plane)
@@ -285,7 +283,7 @@ def test_the_end_does_not_wait_for_a_row_that_another_task_gave_up(
     assert stream.dead_letters("reward").keys == ["b"], "it can still be looked at"
 
 
-def test_a_group_that_waits_for_too_long_expires_with_its_rows_that_are_not_ready(plane: dp.Plane) -> None:
+def test_a_timed_out_group_expires_including_rows_that_are_not_ready(plane: dp.Plane) -> None:
     stream = scored(plane)
     how: dict[str, Any] = {"rows": 2, "columns": ["x", "reward"]}
     with stream.consume("trainer", **how, sampler=dp.CompleteGroups(2)) as delivery:

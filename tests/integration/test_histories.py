@@ -24,7 +24,7 @@ def tokens_of(history: Any, key: str) -> list[list[int]]:
     return [each.tokens.tolist() for each in history.responses(key)]
 
 
-def test_responses_are_there_by_prompt_the_oldest_epoch_first(plane: Any) -> None:
+def test_responses_are_listed_by_prompt_with_the_oldest_epoch_first(plane: Any) -> None:
     history = plane.history("h")
     assert history.responses("p") == []
     assert history.known(["p", "q"]) == [[], []]
@@ -81,7 +81,7 @@ def test_rows_without_a_group_are_not_recorded(plane: Any) -> None:
     assert history.responses("None") == []
 
 
-def test_a_durable_history_is_there_again(tmp_path: Path) -> None:
+def test_a_durable_history_survives_a_restart(tmp_path: Path) -> None:
     config = dp.NodeConfig(memory="16MiB", spill=0, prewarm=0, data_dir=tmp_path / "data")
     with dp.connect(config=config) as plane:
         plane.history("h", durable=True).add("p", [1, 2, 3], epoch=5, reward=1.0)
@@ -114,7 +114,7 @@ def test_hosts_share_a_history_and_outlive_one_of_them(tmp_path: Path) -> None:
         assert tokens_of(second.history("h"), "q") == [[2]]  # the other was on the dead host alone
 
 
-def test_rows_that_a_closed_plane_left_are_recorded_by_the_next(node: StandingNode) -> None:
+def test_rows_left_unrecorded_by_a_closed_plane_are_recorded_by_the_next(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         plane.stream("rollouts", ["history"]).append({"response_ids": [[1], [2]]}, group="p")
         follower = plane.stream("rollouts", history=plane.history("h")).follower

@@ -44,7 +44,7 @@ def starting(pipe: Any, directory: str) -> None:
 
 
 @each_case("how", [signal.SIGKILL, signal.SIGTERM])
-def test_it_ends_with_its_starter_and_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_cluster_node_ends_with_its_starter_and_leaves_no_files(tmp_path: Path, how: signal.Signals) -> None:
     with Worker(starting, str(tmp_path)) as starter:
         pid, address = starter.hear()
         node = psutil.Process(pid)

@@ -152,7 +152,7 @@ Hosts = tuple[Host, Host]
 # Reading
 
 
-def test_of_two_hosts_and_the_own_in_one_batch(tmp_path: Path) -> None:
+def test_a_batch_combines_rows_of_local_and_remote_hosts(tmp_path: Path) -> None:
     with ExitStack() as stack:
         hosts = [stack.enter_context(Host(tmp_path / "0"))]
         for name in "12":
@@ -188,7 +188,7 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "one" / "spill").rglob("*.spill"))
 
 
-def test_what_the_owner_has_spilled_is_sent_from_disk(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
+def test_shards_spilled_by_their_owner_are_sent_from_disk(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
     """It takes no memory there, and makes no room for itself at others' cost."""
     (one, other), refs = spilled
     before = eventually(lambda: one.stats() if one.stats().spilled_shards == 4 else None, "four are on disk alone")
@@ -201,7 +201,9 @@ def test_what_the_owner_has_spilled_is_sent_from_disk(spilled: tuple[Planes, lis
     assert (after.memory_used, after.disk_used) == (before.memory_used, before.disk_used)
 
 
-def test_a_spill_file_that_was_changed_is_no_data(tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
+def test_an_altered_spill_file_is_corrupt_on_all_hosts(
+    tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]]
+) -> None:
     """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
     (one, other), refs = spilled
     eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
@@ -231,7 +233,7 @@ def test_a_spill_file_that_was_changed_is_no_data(tmp_path: Path, spilled: tuple
 
 
 @pytest.mark.long
-def test_a_thousand_shards_asked_for_at_once(tmp_path: Path) -> None:
+def test_a_thousand_remote_shards_are_read_in_one_get(tmp_path: Path) -> None:
     """Too large to come with their descriptions, and more than are offered, or asked for, at a time."""
     with (
         Host(tmp_path / "one", memory="192MiB") as host,
@@ -285,7 +287,7 @@ def sent(host: Host) -> int:
 
 
 @each_case("how", ["taken for others", "killed"])
-def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
+def test_a_lost_copy_is_read_from_the_owner_instead(tmp_path: Path, how: str) -> None:
     """Who was sent to it reads at the owner."""
     with Many(tmp_path, 3, memory="8MiB") as many:
         one, other, last = many.planes
@@ -303,7 +305,7 @@ def test_a_copy_that_has_gone(tmp_path: Path, how: str) -> None:
 # Freeing
 
 
-def test_freed_by_who_read_it(two: Hosts, planes: Planes) -> None:
+def test_a_shard_freed_by_a_remote_reader_is_freed_on_both_hosts(two: Hosts, planes: Planes) -> None:
     """The last who needs it frees it, wherever that is: memory goes back on both hosts."""
     one, other = planes
     for size in (8 << 10, 2 * MIB):
@@ -371,7 +373,9 @@ def key(tmp_path: Path) -> Path:
         pytest.param("tcp://[::]:0", "::1", marks=pytest.mark.long),
     ],
 )
-def test_listening_on_every_address(tmp_path: Path, key: Path, listen: str, advertise: str) -> None:
+def test_a_node_listening_on_every_address_advertises_the_given_one(
+    tmp_path: Path, key: Path, listen: str, advertise: str
+) -> None:
     """Others are told where they find it, of the control channel and of the bytes."""
     with (
         Host(tmp_path / "one", listen=listen, key=key, advertise=advertise) as host,
@@ -391,7 +395,7 @@ def test_listening_on_every_address(tmp_path: Path, key: Path, listen: str, adve
 # The command
 
 
-def test_the_members_by_the_command(two: Hosts, planes: Planes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_members_command_lists_all_members(two: Hosts, planes: Planes, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["members", two[0].address]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3

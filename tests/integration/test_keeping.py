@@ -35,7 +35,7 @@ def produce(pipe: Any, address: str) -> None:
             pipe.send(plane.put(columns(told), device="keep"))
 
 
-def test_others_map_what_a_process_keeps(node: StandingNode) -> None:
+def test_columns_kept_by_a_process_are_mapped_by_others(node: StandingNode) -> None:
     with dp.connect(node.address) as keeping, dp.connect(node.address) as plane:
         ref = keeping.put(columns(1), device="keep")
         batch = plane.get(ref)
@@ -56,7 +56,7 @@ def test_others_map_what_a_process_keeps(node: StandingNode) -> None:
         eventually(lambda: not keeping._inner._kept_columns.used, "the memory was let go")
 
 
-def test_what_is_kept_longest_lands_where_the_budget_is_full(node: StandingNode) -> None:
+def test_the_oldest_kept_columns_move_to_the_arena_beyond_the_budget(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         with dp.connect(node.address, gpu_budget="10MiB") as keeping:
             refs = [keeping.put(columns(seed), device="keep") for seed in range(3)]
@@ -69,7 +69,7 @@ def test_what_is_kept_longest_lands_where_the_budget_is_full(node: StandingNode)
         assert all(same(plane.get(ref), seed) for seed, ref in enumerate(refs))  # and the rest when the plane is closed
 
 
-async def test_a_plane_that_is_closed_waits_for_what_lands_already(node: StandingNode) -> None:
+async def test_a_close_waits_for_kept_columns_that_are_moving_to_the_arena(node: StandingNode) -> None:
     async with dp.aio.connect(node.address) as plane:
         async with dp.aio.connect(node.address, gpu_budget="10MiB") as keeping:
             ref = await keeping.put(columns(1), device="keep")
@@ -82,7 +82,7 @@ async def test_a_plane_that_is_closed_waits_for_what_lands_already(node: Standin
         assert same(await plane.get(ref), 1)
 
 
-def test_a_producer_that_dies_takes_what_it_kept(node: StandingNode) -> None:
+def test_kept_columns_are_lost_with_their_producer(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, Worker(produce, node.address) as producer:
         ref, other = producer.ask(1), producer.ask(2)
         batch = plane.get(other)
@@ -103,7 +103,7 @@ def test_a_producer_that_dies_takes_what_it_kept(node: StandingNode) -> None:
         assert not plane.stats().pinned_bytes
 
 
-def test_what_keep_can_not_mean_is_refused(node: StandingNode) -> None:
+def test_invalid_uses_of_device_keep_are_misuse(node: StandingNode) -> None:
     with dp.connect(node.address, gpu_budget=0) as plane:
         with pytest.raises(dp.Misuse, match="device is"):
             plane.put({"x": torch.ones(2)}, device="cuda")

@@ -16,7 +16,7 @@ from tests.integration.test_keeping import produce
 from tests.processes import Worker, eventually
 
 
-def test_another_host_reads_what_lands_and_is_told_of_what_died(tmp_path: Path) -> None:
+def test_kept_columns_are_read_by_another_host_until_their_process_dies(tmp_path: Path) -> None:
     with (
         Host(tmp_path / "one", memory="64MiB") as one,
         Host(tmp_path / "two", one, memory="64MiB") as two,

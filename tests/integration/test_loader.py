@@ -70,7 +70,7 @@ def one_batch(stream: Stream, **how: Any) -> Any:
     return batch
 
 
-def test_jagged(stream: Stream) -> None:
+def test_jagged_batches_have_all_kinds_of_columns(stream: Stream) -> None:
     batch = one_batch(stream)
     assert list(batch) == list(COLUMNS)
     assert ids(batch) == [0, 1, 2]
@@ -84,7 +84,7 @@ def test_jagged(stream: Stream) -> None:
     assert [(row["x"].item(), row["t"]) for row in batch["mixed"]] == [(1, "u"), (2, "v"), (3, "w")]
 
 
-def test_padded(stream: Stream) -> None:
+def test_padded_batches_have_masks_and_padding_values(stream: Stream) -> None:
     batch = one_batch(stream, collate="padded", padding_value={"ids": -1})
     masked = {f"{name}_mask" for name in ("ids", "half", "image", "patches")}
     assert set(batch) == {*COLUMNS, *masked}
@@ -103,7 +103,7 @@ def test_padded(stream: Stream) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("collate", ["jagged", "padded"])
-def test_pinning(stream: Stream, collate: Any) -> None:
+def test_loaded_tensors_are_in_pinned_memory(stream: Stream, collate: Any) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no CUDA")
     batch = one_batch(stream, pin_memory=True, collate=collate)
@@ -116,7 +116,7 @@ def test_pinning(stream: Stream, collate: Any) -> None:
 
 
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.long), 3])
-def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -> None:
+def test_a_loader_yields_each_row_once_and_acks_it_after_its_step(stream: Stream, prefetch: int) -> None:
     fill(stream, 20)
     seen, batches = [], load(stream, prefetch=prefetch)
     for step, batch in enumerate(batches):
@@ -126,7 +126,7 @@ def test_each_row_once_and_acked_after_its_step(stream: Stream, prefetch: int) -
     assert (batches.steps, batches.rows, figures(stream)["acked"]) == (10, 20, 20)
 
 
-def test_left_by_break_all_is_given_back(stream: Stream) -> None:
+def test_a_loader_left_by_break_returns_all_its_rows(stream: Stream) -> None:
     fill(stream, 8)
     batches = load(stream, prefetch=2)
     for batch in batches:
@@ -136,14 +136,14 @@ def test_left_by_break_all_is_given_back(stream: Stream) -> None:
     assert [ids(batch) for batch in batches] == [[0, 1], [2, 3], [4, 5], [6, 7]]
 
 
-def test_a_collate_that_fails_gives_back_and_is_told(stream: Stream) -> None:
+def test_a_failing_collate_returns_its_rows_and_raises(stream: Stream) -> None:
     fill(stream, 4)
     with pytest.raises(ZeroDivisionError):
         list(load(stream, collate=lambda _: 1 // 0))
     assert (figures(stream)["pending"], figures(stream)["leased"]) == (4, 0)
 
 
-def test_a_deadline_is_counted_from_when_a_batch_is_asked_for(stream: Stream) -> None:
+def test_a_loader_timeout_starts_when_a_batch_is_requested(stream: Stream) -> None:
     fill(stream, 2, closed=False)
     batches = load(stream, timeout=0.5)
     iteration = iter(batches)
@@ -158,7 +158,7 @@ def test_a_deadline_is_counted_from_when_a_batch_is_asked_for(stream: Stream) ->
     eventually(lambda: figures(stream)["waiting"] == 0)
 
 
-def test_a_step_longer_than_its_lease_is_told(plane: dp.Plane) -> None:
+def test_a_step_longer_than_its_lease_raises_lease_expired(plane: dp.Plane) -> None:
     stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=255)  # else it may die meanwhile
     fill(stream, 2)
     batches = iter(load(stream, lease=0.05))
@@ -170,7 +170,7 @@ def test_a_step_longer_than_its_lease_is_told(plane: dp.Plane) -> None:
     assert [ids(batch) for batch in load(stream)] == [[0, 1]]
 
 
-def test_what_is_fetched_ahead_stays_leased_however_long_a_step_is(stream: Stream) -> None:
+def test_prefetched_deliveries_stay_leased_during_long_steps(stream: Stream) -> None:
     fill(stream, 6)
     loaded = load(stream, lease=1.0, prefetch=2)
     batches = iter(loaded)
@@ -196,7 +196,7 @@ def _train(pipe: Connection, address: str) -> None:
             pipe.recv()
 
 
-def test_a_new_loader_goes_on_where_one_was_killed(plane: dp.Plane, stream: Stream) -> None:
+def test_a_new_loader_resumes_after_a_killed_one(plane: dp.Plane, stream: Stream) -> None:
     fill(stream, 8)
     with Worker(_train, plane.address) as trainer:
         assert trainer.hear()[0] == [0, 1]
@@ -229,7 +229,7 @@ class Turns:
         self.turn = state["turn"]
 
 
-def test_a_state_has_the_samplers(stream: Stream) -> None:
+def test_a_loader_state_contains_the_sampler_state(stream: Stream) -> None:
     weighted = dp.Weighted("kind", {"a": 3.0, "b": 1.0})
     state = json.loads(json.dumps(load(stream, sampler=weighted).state_dict()))
     resumed = load(stream, sampler=dp.Weighted("kind", {"a": 1.0, "b": 1.0}))
@@ -255,7 +255,7 @@ def test_a_state_has_the_samplers(stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("at_end", ["ignore", "warn", "raise"])
-def test_a_stream_that_is_dropped_is_told(stream: Stream, at_end: Any) -> None:
+def test_a_loader_over_a_dropped_stream_raises_closed(stream: Stream, at_end: Any) -> None:
     fill(stream, 4, closed=False)
     batches = load(stream, at_end=at_end)
     stream.drop()
@@ -264,7 +264,7 @@ def test_a_stream_that_is_dropped_is_told(stream: Stream, at_end: Any) -> None:
     assert not caught.value.drained
 
 
-def test_a_node_that_dies_is_told(tmp_path: Path) -> None:
+def test_a_loader_raises_peer_unavailable_when_its_node_dies(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         stream = plane.stream("rollouts", tasks=["actor"])
         batches = iter(load(stream))

@@ -45,7 +45,7 @@ def logical() -> int:
 
 
 @pytest.mark.usefixtures("empty")
-def test_images_are_stored_once_and_come_back(plane: Any) -> None:
+def test_images_are_stored_once_and_round_trip(plane: Any) -> None:
     columns = rollouts()
     ref = plane.put(columns)
     assert plane.stats().memory_used < logical() / RESPONSES * 1.05 + 32 * 1024

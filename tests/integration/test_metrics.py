@@ -53,7 +53,7 @@ def plane(tmp_path: Path) -> Iterator[Any]:
 
 
 @needs("prometheus_client")
-def test_what_was_done_is_counted(plane: Any) -> None:
+def test_operations_and_rows_are_counted(plane: Any) -> None:
     ref = plane.put({"x": pattern(1, MIB)})
     plane.get(ref)
     stream = plane.stream("rollouts", tasks=["reward", "actor"])
@@ -95,7 +95,7 @@ def test_hostile_names_neither_break_the_text_nor_grow_it(plane: Any) -> None:
 
 
 @needs("prometheus_client")
-def test_nothing_but_metrics_is_served_and_garbage_is_refused(plane: Any) -> None:
+def test_the_metrics_server_refuses_other_requests_and_garbage(plane: Any) -> None:
     host, port = plane.stats().metrics.split(":")
     import socket
 
@@ -110,7 +110,7 @@ def test_nothing_but_metrics_is_served_and_garbage_is_refused(plane: Any) -> Non
 
 @pytest.mark.long
 @needs("prometheus_client")
-def test_the_command_serves_them_and_says_where(tmp_path: Path) -> None:
+def test_the_node_command_serves_metrics_and_prints_their_address(tmp_path: Path) -> None:
     import sys
 
     command = [sys.executable, "-m", "dataplane.cli", "node", "--socket", tmp_path / "n.sock", "--memory", "8MiB"]
@@ -170,7 +170,7 @@ def queries() -> list[tuple[str, str]]:
 
 
 @needs("prometheus_client")
-def test_a_real_prometheus_scrapes_the_nodes_and_every_query_of_the_dashboard_has_data(tmp_path: Path) -> None:
+def test_every_dashboard_query_has_data_in_a_real_prometheus(tmp_path: Path) -> None:
     tool("prometheus")
     options: dict[str, Any] = {"metrics": ANY, "memory": "4MiB", "spill": "64MiB"}
     with (

@@ -46,14 +46,14 @@ def check(batch: dp.Batch, rows: list[int], total: int = 6) -> None:
             assert batch[name].to_list() == [values[row] for row in rows]
 
 
-def test_what_goes_in_comes_out(plane: Any) -> None:
+def test_values_round_trip(plane: Any) -> None:
     ref = plane.put(columns())
     assert len(ref) == 6
     check(plane.get(ref), list(range(6)))
     assert list(plane.get(ref)) == list(columns())
 
 
-def test_rows_and_columns_by_reference(plane: Any) -> None:
+def test_rows_and_columns_are_selected_by_reference(plane: Any) -> None:
     ref = plane.put(columns())
     check(plane.get(ref[2:5]), [2, 3, 4])
     check(plane.get(ref[[5, 0, 0, 3]]), [5, 0, 0, 3])
@@ -88,7 +88,7 @@ def test_free_gives_everything_back(plane: Any) -> None:
     assert caught.value.shard > 0
 
 
-def test_free_rows(plane: Any) -> None:
+def test_single_rows_of_a_shard_can_be_freed(plane: Any) -> None:
     ref = plane.put(columns())
     plane.free(ref[1:3])
     check(plane.get(ref[3:]), [3, 4, 5])
@@ -123,7 +123,7 @@ def test_scopes_are_freed_together(plane: Any) -> None:
 # Spilling
 
 
-def test_more_than_memory_goes_to_disk_and_comes_back(plane: Any) -> None:
+def test_puts_beyond_memory_are_spilled_and_restored(plane: Any) -> None:
     refs = [plane.put({"x": pattern(seed, 4 * MIB, 4), "t": [str(seed)] * 4}) for seed in range(16)]
     stats = plane.stats()
     assert stats.spilled_bytes > 0
@@ -160,7 +160,7 @@ def test_wrong_values_name_column_and_row(plane: Any) -> None:
 
 @each_case("size", [4096, 4 * MIB], ids=["inline", "shared"])
 @each_case("timeout", [0, -3.5, np.float32(0), -float("inf")])
-def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> None:
+def test_a_call_past_its_deadline_succeeds_only_without_waiting(plane: Any, size: int, timeout: float) -> None:
     """What can be done at once is done; what would wait is backpressure, and the connection lives on."""
     plane.free(plane.put({"x": pattern(1, size)}, timeout=timeout))
     held = plane.put({"x": pattern(0, 32 * MIB)}, timeout=60)
@@ -173,7 +173,7 @@ def test_a_deadline_that_has_passed(plane: Any, size: int, timeout: float) -> No
     plane.free(held)
 
 
-def test_what_is_no_reference(plane: Any) -> None:
+def test_invalid_references_are_misuse(plane: Any) -> None:
     for wrong in (None, 7, "ref", {"x": 1}):
         with pytest.raises(dp.Misuse):
             plane.get(wrong)

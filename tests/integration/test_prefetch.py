@@ -10,7 +10,7 @@ import dataplane as dp
 from tests.processes import MIB, eventually, pattern
 
 
-def test_what_is_on_disk_is_read_back_before_it_is_asked_for(tmp_path: Path) -> None:
+def test_prefetched_shards_are_restored_before_they_are_read(tmp_path: Path) -> None:
     config = dp.NodeConfig(memory="8MiB", spill="64MiB", spill_dir=tmp_path, prewarm=0)
     with dp.connect(config=config) as plane:
         refs = [plane.put({"x": pattern(i, 2 * MIB, 2)}) for i in range(8)]

@@ -17,7 +17,7 @@ def _let_go() -> Iterator[None]:
 
 
 @pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
-def test_a_forked_child_has_one_of_its_own() -> None:
+def test_a_forked_child_connects_a_plane_separately() -> None:
     plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
     ref = plane.put({"a": [1, 2]})
     if (child := os.fork()) == 0:
@@ -27,7 +27,7 @@ def test_a_forked_child_has_one_of_its_own() -> None:
 
 
 @pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
-def test_let_go_it_is_connected_again() -> None:
+def test_a_closed_process_plane_is_connected_again() -> None:
     plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
     process.close()
     process.close()

@@ -23,7 +23,7 @@ from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 
 
 @pytest.mark.long
-def test_one_get_of_more_shards_than_a_message_describes(tmp_path: Path) -> None:
+def test_a_get_of_more_shards_than_fit_a_message_is_refused(tmp_path: Path) -> None:
     """Small puts of many columns with long names, no two of which lie alike: refused as a limit, and fewer are read;
     of those that lie alike, many more are."""
     with StandingNode(tmp_path, memory="128MiB") as node, dp.connect(node.address) as plane:

@@ -47,7 +47,7 @@ def recorded(path: Path) -> list[tuple[str, Any, int]]:
     return [row for names in found for row in zip(names.keys, names.groups, names.versions, strict=True)]
 
 
-def test_rows_are_recorded_once_they_are_done_and_make_a_stream_again(plane: Any, tmp_path: Path, empty: None) -> None:
+def test_finished_rows_are_recorded_and_replayed_as_a_stream(plane: Any, tmp_path: Path, empty: None) -> None:
     stream = plane.stream("rollouts", ["actor", "record"])
     recording: Recording = stream.record(tmp_path / "r")
     fill(stream, 3)
@@ -111,7 +111,7 @@ def test_a_damaged_recording_ends_its_consumers(plane: Any, tmp_path: Path) -> N
         again.replay.wait(WAIT_S)
 
 
-def test_a_recorder_that_is_closed_while_it_waits_for_room_leaves_its_rows_to_the_next(
+def test_a_recorder_closed_while_the_disk_is_full_returns_its_rows(
     plane: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path, *_: object) -> None:

@@ -67,7 +67,7 @@ def test_rows_stay_until_the_last_owner_has_freed_them(plane: Any, order: tuple[
 # Streams and tables
 
 
-def test_a_stream_has_what_was_retained_for_it(plane: Any) -> None:
+def test_rows_retained_for_a_stream_survive_a_free_of_the_original(plane: Any) -> None:
     first = plane.put(columns())
     stream = plane.stream("s", ["train"])
     stream.append(plane.retain(first[2:4]))
@@ -88,7 +88,7 @@ def _retains(pipe: Connection, address: str) -> None:
         pipe.recv()
 
 
-def test_what_a_process_retained_outlives_it_as_what_it_put(node: StandingNode) -> None:
+def test_rows_retained_by_a_process_outlive_it(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         first = plane.put(columns())
         with Worker(_retains, node.address) as worker:

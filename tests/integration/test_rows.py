@@ -41,7 +41,7 @@ def assert_same(got: Mapping[Any, Any], expected: Mapping[Any, Any]) -> None:
             assert got[key] == value
 
 
-def test_a_handle_reads_what_was_put_with_its_types(plane: dp.Plane) -> None:
+def test_a_lazy_row_reads_the_values_and_types_that_were_put(plane: dp.Plane) -> None:
     rows: list[dict[Any, Any] | None] = [
         {**image(), "bf16": torch.randn(2, 3).bfloat16(), "scalar": torch.tensor(3.0), "grads": torch.ones(2)},
         {"array": np.arange(3, dtype=np.int32), "fps": [1.0, 2.0], "absent": None, "name": "a", 7: "seven", "": 1},
@@ -63,7 +63,7 @@ def test_a_handle_reads_what_was_put_with_its_types(plane: dp.Plane) -> None:
                 handle["nothing"]
 
 
-def test_several_columns_make_a_row_by_their_names(plane: dp.Plane) -> None:
+def test_several_columns_form_a_lazy_row_with_their_names(plane: dp.Plane) -> None:
     ref = plane.put(
         {
             "pixel_values": [torch.ones(2, 3), torch.zeros(4, 3)],
@@ -79,7 +79,7 @@ def test_several_columns_make_a_row_by_their_names(plane: dp.Plane) -> None:
     )
 
 
-def test_a_row_is_read_by_itself_where_its_neighbours_do_not_fit_the_memory() -> None:
+def test_a_lazy_row_is_read_without_its_neighbours() -> None:
     process.close()
     plane = process.start(dp.NodeConfig(memory="8MiB", spill="64MiB", prewarm=0))
     ref = concat([plane.put({"image": [{"pixels": torch.full((1 << 18,), float(i))}]}) for i in range(16)])
@@ -87,7 +87,7 @@ def test_a_row_is_read_by_itself_where_its_neighbours_do_not_fit_the_memory() ->
     process.close()
 
 
-def test_what_is_no_row_is_refused(plane: dp.Plane) -> None:
+def test_invalid_lazy_rows_are_refused(plane: dp.Plane) -> None:
     ref = plane.put({"a": [1, 2]})
     with pytest.raises(Misuse, match="lazy_rows"):
         LazyRow(ref)

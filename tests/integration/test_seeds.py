@@ -76,7 +76,9 @@ def nodes() -> Iterator[list[Seeded]]:
 
 
 @pytest.mark.long
-def test_three_seeds_and_what_becomes_of_one(tmp_path: Path, key: Path, nodes: list[Seeded]) -> None:
+def test_a_seed_that_loses_its_server_or_directory_rejoins_the_other_two(
+    tmp_path: Path, key: Path, nodes: list[Seeded]
+) -> None:
     """It is killed, and comes back; its server dies alone; its directory is lost. The others go on."""
     seeds = ",".join(ports(3))
     nodes += [Seeded(tmp_path / str(number), key, seeds) for number in range(3)]
@@ -131,7 +133,7 @@ def answers(seed: str, key: Path) -> bool:
     return asyncio.run(ask())
 
 
-def test_who_has_not_the_key_is_not_answered(tmp_path: Path, key: Path, nodes: list[Seeded]) -> None:
+def test_seed_servers_refuse_clients_without_the_key(tmp_path: Path, key: Path, nodes: list[Seeded]) -> None:
     [seed] = ports(1)
     nodes.append(Seeded(tmp_path / "0", key, seed))
     eventually(lambda: answers(seed, key), "it answers its own", 40)

@@ -27,7 +27,7 @@ def share(row: np.ndarray[Any, Any], rank: int) -> np.ndarray[Any, Any]:
     return np.concatenate([row[rank * half : (rank + 1) * half], row[other * half : (other + 1) * half]])
 
 
-def test_a_rank_of_another_host_is_sent_its_share_alone(tmp_path: Path) -> None:
+def test_a_rank_on_another_host_fetches_only_its_share(tmp_path: Path) -> None:
     rows = routed()
     size = sum(row.size for row in rows)  # a byte each, of eight
     with Host(tmp_path / "one", memory="64MiB") as owner, dp.connect(owner.address) as one:

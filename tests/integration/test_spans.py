@@ -121,7 +121,7 @@ def test_two_processes_send_spans_over_otlp_that_are_linked(tmp_path: Path, rece
     assert [each.span_id for each in found["get"].links] == [appends[0].span_id]
 
 
-def test_without_opentelemetry_nothing_of_it_is_loaded(tmp_path: Path) -> None:
+def test_opentelemetry_is_not_imported_unless_it_is_configured(tmp_path: Path) -> None:
     code = """
 import sys, dataplane as dp
 with dp.connect(sys.argv[1]) as plane:

@@ -46,7 +46,7 @@ def test_rows_appended_on_any_host_are_delivered_on_any_other_once(planes: list[
     eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
 
 
-def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
+def test_a_repeated_keyed_append_is_idempotent_across_hosts(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     keys = [f"row-{i}" for i in range(24)]
     for _ in range(2):
@@ -60,7 +60,7 @@ def test_a_keyed_append_made_again_is_the_same_one(planes: list[Any]) -> None:
     eventually(lambda: nothing_kept(planes[0]), "the columns that came twice are freed too")
 
 
-def test_a_delivery_that_one_replica_does_not_ack_comes_again(planes: list[Any]) -> None:
+def test_a_delivery_not_acked_by_one_replica_is_redelivered(planes: list[Any]) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
     streams[0].append(ids(24), group=GROUPS)
     how: dict[str, Any] = {"rows": 24, "min_rows": 24, "columns": ["id"], "member": "dp0", "replicas": 2, "timeout": 10}

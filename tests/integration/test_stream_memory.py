@@ -31,7 +31,7 @@ async def made(plane: AsyncPlane) -> list[AsyncStream]:
 
 
 @pytest.mark.long
-async def test_many_streams_of_a_row_cost_little_and_nothing_when_they_are_dropped(node: StandingNode) -> None:
+async def test_many_small_streams_use_little_memory_and_return_it_when_dropped(node: StandingNode) -> None:
     async with dp.aio.connect(node.address) as plane:
         warm = await plane.stream("warm", tasks=["reward", "actor"])
         await warm.append({"x": np.zeros(1)})

@@ -42,7 +42,7 @@ def task(stream: Any, name: str = "a") -> Any:
 # Appending, and appending again
 
 
-def test_an_append_made_again_on_a_full_stream_is_answered_at_once(plane: dp.Plane, other: dp.Plane) -> None:
+def test_a_repeated_append_on_a_full_stream_is_answered_at_once(plane: dp.Plane, other: dp.Plane) -> None:
     stream = plane.stream("s", ["a"], max_rows=2)
     columns = {"x": np.arange(2), "text": ["p", "q"]}
     stream.append(columns, keys=["a", "b"])
@@ -107,7 +107,7 @@ def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
 # Samplers
 
 
-def test_a_sampler_of_ones_own_is_shown_as_many_rows_as_a_message_holds(plane: dp.Plane) -> None:
+def test_a_custom_sampler_sees_as_many_candidates_as_fit_a_message(plane: dp.Plane) -> None:
     class Longest:
         needs = ("p", "q")
         shown: list[int] = []
@@ -170,7 +170,7 @@ async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode
         assert (figures["pending"], figures["dead"], figures["waiting"]) == (3, 0, 0)
 
 
-async def test_deliveries_come_in_the_order_in_which_they_were_granted(node: StandingNode) -> None:
+async def test_deliveries_arrive_in_the_order_of_their_grants(node: StandingNode) -> None:
     class Late:
         """Chooses nothing the first time."""
 
@@ -198,7 +198,7 @@ async def test_deliveries_come_in_the_order_in_which_they_were_granted(node: Sta
 # What there is
 
 
-def test_a_handle_to_a_stream_that_was_made_anew_shows_nothing_of_the_new_one(plane: dp.Plane) -> None:
+def test_a_handle_to_a_dropped_stream_does_not_reach_a_new_one_of_its_name(plane: dp.Plane) -> None:
     old = plane.stream("s", ["a"])
     delivery = (old.append({"x": [1]}), old.consume("a", rows=1, columns=["x"]))[1]
     old.drop()
@@ -219,7 +219,7 @@ def test_a_handle_to_a_stream_that_was_made_anew_shows_nothing_of_the_new_one(pl
     assert take(new, "b") == [2]
 
 
-def test_there_may_be_more_streams_than_a_message_tells_of(plane: dp.Plane) -> None:
+def test_more_streams_than_fit_a_message_are_listed(plane: dp.Plane) -> None:
     names = {f"stream {i}" for i in range(120)}
     for name in names:
         plane.stream(name, ["a"])

@@ -26,7 +26,7 @@ def rollouts(rows: int, start: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("empty")
-def test_rows_go_through_their_stages_and_leave(plane: Any) -> None:
+def test_rows_pass_through_their_tasks_and_are_removed(plane: Any) -> None:
     stream = plane.stream("rollouts", tasks=["reward", "actor"], max_bytes="2MiB")
     keys = stream.append(
         rollouts(6), group=[0, 0, 1, 1, 2, 2], version=[3, 3, 3, 4, 4, 4], tags={"domain": ["math", "code"] * 3}
@@ -79,7 +79,7 @@ def test_rows_go_through_their_stages_and_leave(plane: Any) -> None:
         "repeated and picked",
     ],
 )
-def test_extending_in_any_order(plane: Any, by: str) -> None:
+def test_rows_are_extended_in_any_order(plane: Any, by: str) -> None:
     stream = plane.stream("s", ["score", "use"])
     stream.append(rollouts(5), keys=list("abcde"))
     stream.append(rollouts(3, 5))
@@ -101,7 +101,7 @@ def test_extending_in_any_order(plane: Any, by: str) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_extending_what_can_not_be(plane: Any) -> None:
+def test_invalid_extends_are_misuse_and_store_nothing(plane: Any) -> None:
     stream, other = plane.stream("s", ["a"]), plane.stream("t", ["a"])
     stream.append(rollouts(4), keys=list("abcd"))
     (made,) = other.append(rollouts(1))
@@ -147,7 +147,7 @@ def scorer(pipe: Any, address: str) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_delivered_reference_in_another_process(node: StandingNode, plane: Any) -> None:
+def test_a_delivered_reference_is_extended_by_another_process(node: StandingNode, plane: Any) -> None:
     stream = plane.stream("s", ["score", "use"])
     stream.append(rollouts(6))
     with Worker(scorer, node.address) as worker:
@@ -163,7 +163,7 @@ def test_a_delivered_reference_in_another_process(node: StandingNode, plane: Any
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_reference_is_appended_as_it_is(plane: Any) -> None:
+def test_a_reference_is_appended_without_copying_its_bytes(plane: Any) -> None:
     stream, following = plane.stream("s", ["a"]), plane.stream("t", ["b"])
     ref = plane.put({"x": np.arange(4), "pixels": pattern(1, MIB, 4)})
     before = plane.stats().memory_used
@@ -187,7 +187,7 @@ def test_a_reference_is_appended_as_it_is(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_keys(plane: Any) -> None:
+def test_repeated_keys_are_idempotent_and_invalid_keys_are_misuse(plane: Any) -> None:
     stream = plane.stream("s", ["a"])
     assert stream.append(rollouts(2), keys=["p", "q"]) == ["p", "q"]
     held = plane.stats().memory_used
@@ -206,7 +206,7 @@ def test_keys(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_ack_nack_renew(plane: Any) -> None:
+def test_deliveries_are_acked_nacked_and_renewed(plane: Any) -> None:
     stream = plane.stream("s", ["a"], max_deliveries=2)
     stream.append(rollouts(4), keys=list("abcd"))
     with stream.consume("a", rows=2, columns=["x"], lease=30) as first:
@@ -245,7 +245,7 @@ def test_ack_nack_renew(plane: Any) -> None:
 @pytest.mark.parametrize(
     "prefetch", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(3, marks=pytest.mark.long)]
 )
-def test_deliveries_until_all_is_done(plane: Any, prefetch: int) -> None:
+def test_deliveries_iterates_until_the_closed_stream_is_drained(plane: Any, prefetch: int) -> None:
     stream = plane.stream("s", ["a"])
     for start in range(0, 20, 4):
         stream.append(rollouts(4, start))
@@ -258,9 +258,7 @@ def test_deliveries_until_all_is_done(plane: Any, prefetch: int) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_delivery_that_waited_while_the_one_before_was_used_is_renewed(
-    plane: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prefetched_delivery_is_renewed_before_use(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now, renewed, renew = itertools.count(0, 30), [], Delivery.renew
 
     async def noted(self: Delivery) -> None:
@@ -281,7 +279,7 @@ def test_a_delivery_that_waited_while_the_one_before_was_used_is_renewed(
     stream.drop()
 
 
-def test_a_loop_that_is_left_after_its_plane_was_closed_ends_quietly(node: StandingNode) -> None:
+def test_a_delivery_iterator_closes_without_error_after_its_plane(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", tasks=["t"])
         stream.append({"x": [1, 2]})
@@ -292,7 +290,7 @@ def test_a_loop_that_is_left_after_its_plane_was_closed_ends_quietly(node: Stand
         assert len(delivery) == 2, "the row that it held is given to others"
 
 
-def test_a_full_stream_holds_nobodys_memory(plane: Any) -> None:
+def test_an_append_to_a_full_stream_holds_no_memory(plane: Any) -> None:
     stream = plane.stream("s", ["a"], max_rows=4)
     stream.append(rollouts(4))
     held = plane.stats().memory_used

@@ -53,7 +53,7 @@ def test_rows_put_one_by_one_are_read_as_one_batch(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> None:
+def test_columns_written_by_several_stages_can_be_read_repeatedly(plane: Any) -> None:
     table = plane.table("partition")
     assert table.upsert(["a", "b", "c"], rows(3), tags=[{"n": i} for i in range(3)]).tolist() == [0, 1, 2]
     table.upsert(["c", "a"], {"reward": np.array([0.5, 0.25], np.float32)}, tags=[{"done": True}, {"n": 7}])
@@ -85,7 +85,7 @@ def test_columns_come_from_stages_and_are_read_again_and_again(plane: Any) -> No
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_row_that_was_replaced_or_cleared_can_not_be_read_by_an_old_reference(plane: Any) -> None:
+def test_a_reference_to_a_replaced_row_raises_freed(plane: Any) -> None:
     table = plane.table("t")
     table.upsert(["a", "b"], rows(2))
     old = table.read(["a", "b"], ["x"])
@@ -169,7 +169,7 @@ def forged(ref: bytes, node: bytes = b"") -> bytes:
 
 
 @each_case("what", FALSE)
-def test_false_requests_change_nothing(node: StandingNode, what: str) -> None:
+def test_invalid_table_requests_change_nothing(node: StandingNode, what: str) -> None:
     with dp.connect(node.address) as plane, Raw(node.address) as raw:
         table = plane.table("t")
         table.upsert(["a"], {"x": np.arange(1)}, tags=[{"n": 1}])
@@ -200,7 +200,7 @@ def dies(pipe: Any, address: str, when: str) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_what_a_killed_process_had_not_written_is_nobodys(node: StandingNode, plane: Any) -> None:
+def test_staged_columns_of_a_killed_process_are_freed(node: StandingNode, plane: Any) -> None:
     with Worker(dies, node.address, "staged") as worker:
         assert worker.hear() == "staged"
         assert plane.stats().shards == 1
@@ -210,7 +210,7 @@ def test_what_a_killed_process_had_not_written_is_nobodys(node: StandingNode, pl
 
 
 @pytest.mark.usefixtures("empty")
-def test_what_a_killed_process_had_written_stays(node: StandingNode, plane: Any) -> None:
+def test_rows_written_by_a_killed_process_remain(node: StandingNode, plane: Any) -> None:
     table = plane.table("t")
     with Worker(dies, node.address, "written") as worker:
         assert worker.hear() == "written"
@@ -221,7 +221,7 @@ def test_what_a_killed_process_had_written_stays(node: StandingNode, plane: Any)
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_full_node_makes_writers_wait(plane: Any) -> None:
+def test_table_writes_to_a_full_node_wait_for_memory(plane: Any) -> None:
     table = plane.table("t")
     for number in range(3):
         table.upsert([f"k{number}"], {"x": pattern(number, 10 * MIB)})

@@ -11,7 +11,7 @@ import dataplane as dp
 from dataplane import testing
 
 
-def test_a_plane_in_this_process_does_what_a_plane_does() -> None:
+def test_an_in_process_plane_behaves_like_a_plane() -> None:
     with testing.plane() as plane:
         ref = plane.put({"ids": [[1, 2], [3]], "pixels": np.ones((2, 1 << 18), np.float32)})
         assert plane.get(ref)["ids"].to_list() == [[1, 2], [3]]
@@ -41,7 +41,7 @@ def test_a_lease_runs_out_when_the_clock_is_moved() -> None:
             late.ack()
 
 
-def test_a_stopped_node_tells_its_clients() -> None:
+def test_clients_of_a_stopped_node_get_peer_unavailable() -> None:
     node = testing.LocalNode()
     with dp.connect(node.address) as plane:
         ref = plane.put({"x": [1]})

@@ -53,7 +53,7 @@ class Threads:
         assert not hanging, f"{len(hanging)} of {len(self._threads)} threads hang"
 
 
-def test_a_call_that_waits_does_not_hold_up_the_others(tmp_path: Path) -> None:
+def test_a_waiting_call_does_not_block_calls_of_other_threads(tmp_path: Path) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
         held = plane.put({"x": pattern(0, 12 * MIB)})
         large = Threads(1, lambda _: plane.free(plane.put({"x": pattern(1, 12 * MIB)}, timeout=600)))
@@ -66,7 +66,7 @@ def test_a_call_that_waits_does_not_hold_up_the_others(tmp_path: Path) -> None:
 
 
 @each_case("size", [4 << 10, 2 * MIB], ids=["small", "large"])
-def test_closing_while_threads_call(tmp_path: Path, size: int) -> None:
+def test_a_close_during_calls_of_other_threads_raises_closed_in_them(tmp_path: Path, size: int) -> None:
     """Each call ends, with its result or as Closed; none hangs, none sees another error."""
     with StandingNode(tmp_path) as node:
         for _ in range(10):
@@ -84,7 +84,7 @@ def test_closing_while_threads_call(tmp_path: Path, size: int) -> None:
             assert [type(error) for error in threads.ended] == [dp.Closed] * 4
 
 
-def test_closing_while_threads_wait(tmp_path: Path) -> None:
+def test_a_close_ends_waiting_calls_of_other_threads(tmp_path: Path) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as watcher:
         watcher.put({"x": pattern(0, 12 * MIB)})
         plane = dp.connect(node.address)
@@ -96,7 +96,7 @@ def test_closing_while_threads_wait(tmp_path: Path) -> None:
         eventually(lambda: watcher.stats().waiting == 0, "the node noticed")
 
 
-async def test_the_synchronous_face_where_a_loop_runs(tmp_path: Path) -> None:
+async def test_the_synchronous_plane_works_inside_a_running_event_loop(tmp_path: Path) -> None:
     """As in a notebook: the caller's thread runs a loop already, which stands still while the call lasts."""
     config = dp.NodeConfig(memory="16MiB", spill=0, spill_dir=tmp_path, prewarm=0)
     with dp.connect(config=config) as plane:
@@ -130,7 +130,7 @@ with dp.connect(sys.argv[1]) as plane:
 """
 
 
-def test_an_interrupted_call_is_cancelled_and_the_plane_goes_on(tmp_path: Path) -> None:
+def test_an_interrupted_call_is_cancelled_and_the_plane_stays_usable(tmp_path: Path) -> None:
     with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as watcher:
         command = [sys.executable, "-c", INTERRUPTED, node.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

@@ -106,7 +106,9 @@ def test_rows_are_followed_from_the_append_to_the_ack(tmp_path: Path, capsys: py
         one.say()
 
 
-def test_a_client_that_was_killed_leaves_its_last_seconds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_last_events_of_a_killed_client_are_in_the_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with StandingNode(tmp_path) as node, Worker(produce, node.address) as one:
         one.hear()
         one.kill(signal.SIGKILL)
@@ -118,7 +120,7 @@ def test_a_client_that_was_killed_leaves_its_last_seconds(tmp_path: Path, capsys
         assert sum(each["name"] == "append" and each["pid"] == process for each in events) == 5
 
 
-def test_processes_of_all_hosts_on_one_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_of_all_hosts_are_traced_on_one_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with contextlib.ExitStack() as stack:
         one = stack.enter_context(Host(tmp_path / "0"))
         two = stack.enter_context(Host(tmp_path / "1", one))
@@ -142,7 +144,7 @@ def test_processes_of_all_hosts_on_one_clock(tmp_path: Path, capsys: pytest.Capt
             assert acked > last
 
 
-def test_perfettos_own_reader_opens_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_can_be_opened_by_the_perfetto_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reader = tool("trace_processor_shell")
     with StandingNode(tmp_path) as node, Worker(produce, node.address) as one:
         one.hear()

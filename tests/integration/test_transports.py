@@ -82,7 +82,7 @@ def check(batch: Any, expected: dict[str, Any]) -> None:
 
 
 @each
-def test_batches_come_by_it(made: Any, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batches_are_read_by_the_preferred_transport(made: Any, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = made((name, "tcp"), (name, "tcp"))
     for seed in range(3):
         expected = columns(seed)
@@ -98,14 +98,14 @@ def test_batches_come_by_it(made: Any, name: str, capsys: pytest.CaptureFixture[
 
 
 @each
-def test_a_node_that_has_it_reads_by_tcp_from_one_that_has_not(made: Any, name: str) -> None:
+def test_a_node_falls_back_to_tcp_when_its_peer_lacks_the_transport(made: Any, name: str) -> None:
     ours, theirs = made(("tcp",), (name, "tcp"))
     expected = columns(1)
     check(theirs.get(ours.put(expected)), expected)
     assert read_bytes(theirs)[name] == 0
 
 
-def test_one_that_fails_is_passed_over(made: Any) -> None:
+def test_a_failing_transport_is_replaced_by_the_next_one(made: Any) -> None:
     """The first transport of both is one whose reads all fail: everything comes by the other."""
     ours, theirs = made(("ucx", "tcp"), ("ucx", "tcp"), serve=_serve_broken)
     for seed in range(4):
@@ -118,7 +118,7 @@ def test_one_that_fails_is_passed_over(made: Any) -> None:
 
 
 @each_case("name", ["ucx", "nixl"])
-def test_a_node_whose_transport_is_not_installed_says_what_to_install(tmp_path: Path, name: str) -> None:
+def test_a_missing_transport_library_is_reported_with_its_install_command(tmp_path: Path, name: str) -> None:
     hide = "import sys; sys.modules.update(dict.fromkeys(['ucxx', 'nixl', 'nixl_cu12', 'nixl_cu13']))"
     arguments = ["node", "--memory", "16MiB", "--spill", "0", "--socket", str(tmp_path / "s")]
     arguments += ["--listen", "tcp://127.0.0.1:0", "--join", "etcd://127.0.0.1:1", "--transports", f"tcp,{name}"]
@@ -129,14 +129,14 @@ def test_a_node_whose_transport_is_not_installed_says_what_to_install(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_transports_without_others_to_talk_to(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_transports_option_requires_the_listen_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["node", "--transports", "tcp"])
     assert "--listen" in capsys.readouterr().err
 
 
 @each
-def test_the_owner_is_killed_while_it_is_read(tmp_path: Path, name: str) -> None:
+def test_reads_from_a_killed_owner_fail_and_the_reader_continues(tmp_path: Path, name: str) -> None:
     """What was read fails as by tcp, and its reader goes on with others."""
     with ExitStack() as undo:
         names = (name, "tcp")

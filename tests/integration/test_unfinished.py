@@ -45,7 +45,7 @@ def taken(stream: Any, *columns: str, rows: int = 1) -> dict[str, list[Any]]:
         return {name: batch[name].to_list() for name in columns}
 
 
-def test_ragged_columns_are_joined_and_of_others_the_last_counts(stream: Any) -> None:
+def test_ragged_columns_are_joined_and_other_columns_take_the_last_value(stream: Any) -> None:
     row = stream.begin("r", columns={"prompt": ["a"], "prompt_ids": [[7, 8]]}, tags={"domain": "math"})
     row.append({"response_ids": [[1, 2]], "logprobs": [np.array([[0.5], [1.5]], np.float32)]}, version=3)
     row.append({"response_ids": [[]], "score": np.array([1.0]), "prompt": ["b"]}, version=4)
@@ -63,7 +63,7 @@ def test_ragged_columns_are_joined_and_of_others_the_last_counts(stream: Any) ->
     }
 
 
-def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: Any, stream: Any) -> None:
+def test_a_mismatched_piece_is_refused_and_freed(plane: Any, stream: Any) -> None:
     row = stream.begin("r")
     row.append({"response_ids": [[1]], "hidden": [np.zeros((1, 3))]})
     shards = plane.stats().shards
@@ -79,7 +79,7 @@ def test_a_piece_that_is_no_piece_of_the_row_is_refused_and_kept_nowhere(plane: 
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
 
 
-async def test_a_row_whose_finish_failed_is_appended_to_and_finished(
+async def test_a_row_can_be_extended_and_finished_after_a_failed_finish(
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: object) -> None:
@@ -102,7 +102,7 @@ async def test_a_row_whose_finish_failed_is_appended_to_and_finished(
             del batch
 
 
-async def test_a_piece_without_a_version_has_that_of_the_piece_before_also_while_that_is_appended(node: Any) -> None:
+async def test_a_piece_without_a_version_has_the_version_of_the_piece_before(node: Any) -> None:
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("rollouts", tasks=["actor"])
         row = await stream.begin("r", version=1)
@@ -128,7 +128,7 @@ def test_a_row_that_is_released_in_its_block_is_left_in_progress(stream: Any) ->
 
 
 @pytest.mark.parametrize("lost", [dp.OutcomeUnknown, asyncio.CancelledError])
-async def test_a_begin_whose_outcome_is_unknown_is_made_again(
+async def test_a_begin_with_an_unknown_outcome_can_be_repeated(
     node: Any, monkeypatch: pytest.MonkeyPatch, lost: type[BaseException]
 ) -> None:
     async with dp.aio.connect(node.address) as plane:
@@ -153,7 +153,7 @@ async def test_a_begin_whose_outcome_is_unknown_is_made_again(
 
 
 @pytest.mark.parametrize("lost", [dp.OutcomeUnknown, asyncio.CancelledError])
-async def test_a_row_whose_resume_was_not_answered_is_free(
+async def test_a_row_is_free_after_an_unanswered_resume(
     node: Any, monkeypatch: pytest.MonkeyPatch, lost: type[BaseException]
 ) -> None:
     async with dp.aio.connect(node.address) as plane:
@@ -173,7 +173,7 @@ async def test_a_row_whose_resume_was_not_answered_is_free(
 
 
 @BOTH
-def test_rows_in_progress_are_in_a_checkpoint(plane: Any, stream: Any, tmp_path: Path) -> None:
+def test_unfinished_rows_round_trip_through_a_checkpoint(plane: Any, stream: Any, tmp_path: Path) -> None:
     row = stream.begin("r", group="g", version=1, columns={"prompt": ["p"]}, tags={"domain": "math"})
     row.append({"response_ids": [[1, 2]]}, version=2)
     row.append({"response_ids": [[3]]}, version=3)

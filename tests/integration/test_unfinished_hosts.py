@@ -44,7 +44,9 @@ def test_pieces_of_several_hosts_are_one_row(planes: list[Any]) -> None:
     eventually(lambda: all(map(nothing_kept, planes)), "every piece is freed where it is")
 
 
-def test_a_host_that_dies_takes_no_piece_with_it_where_there_are_copies(hosts: list[Any], planes: list[Any]) -> None:
+def test_replicated_pieces_of_an_unfinished_row_survive_the_death_of_a_host(
+    hosts: list[Any], planes: list[Any]
+) -> None:
     streams = [plane.stream("rollouts", tasks=["actor"], replicas=2) for plane in planes]
     row = streams[0].begin("r", group="g")
     row.append({"response_ids": [[1, 2]]}, version=1)

@@ -71,7 +71,7 @@ def test_a_view_outlives_its_plane(node: StandingNode, kind: str) -> None:
         assert other.stats().memory_used == 0
 
 
-def test_writing_into_a_torch_tensor_touches_nobody_else(node: StandingNode) -> None:
+def test_writes_into_a_torch_tensor_do_not_affect_other_readers(node: StandingNode) -> None:
     with dp.connect(node.address) as plane, dp.connect(node.address) as other:
         ref = plane.put({"x": pattern(1, SIZE).view(np.int64)})
         one, two = plane.get(ref)["x"].torch(), other.get(ref)["x"].torch()

@@ -63,7 +63,7 @@ async def until(session: aiohttp.ClientSession, url: str, condition: Any) -> dic
     raise AssertionError("the events have ended")
 
 
-async def test_what_a_node_does_is_told_as_it_happens(node: StandingNode) -> None:
+async def test_events_of_a_node_are_streamed_to_the_page(node: StandingNode) -> None:
     async with (
         page(node.address) as (server, _),
         aiohttp.ClientSession() as session,
@@ -86,7 +86,7 @@ async def test_what_a_node_does_is_told_as_it_happens(node: StandingNode) -> Non
             assert answer.status == 404
 
 
-async def test_a_node_that_ends_is_an_alert_and_one_in_its_place_is_shown(tmp_path: Path) -> None:
+async def test_an_ended_node_raises_an_alert_until_it_is_replaced(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as node:
         address = node.address
         async with page(address) as (server, _), aiohttp.ClientSession() as session:
@@ -105,7 +105,7 @@ async def test_a_node_that_ends_is_an_alert_and_one_in_its_place_is_shown(tmp_pa
 # what may be asked
 
 
-async def test_with_a_token_nothing_is_shown_without_it(
+async def test_requests_without_the_configured_token_are_refused(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("dataplane.web.server._WRONG_S", 0.0)
@@ -138,7 +138,7 @@ async def test_with_a_token_nothing_is_shown_without_it(
 # strangers
 
 
-async def test_connections_are_bounded_and_those_that_say_nothing_are_closed(
+async def test_page_connections_are_bounded_and_idle_ones_are_closed(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with page(node.address) as (server, _), aiohttp.ClientSession() as session:
@@ -180,7 +180,7 @@ async def test_connections_are_bounded_and_those_that_say_nothing_are_closed(
     ],
     ids=["line", "header", "headers", "tls", "bytes", "body", "query"],
 )
-async def test_what_strangers_send_harms_nobody(
+async def test_invalid_page_requests_do_not_affect_the_server(
     sent: bytes, node: StandingNode, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("ERROR")
@@ -201,7 +201,7 @@ async def test_what_strangers_send_harms_nobody(
     assert caplog.text == "", "nor can anybody fill a disk with log"
 
 
-async def test_a_viewer_who_does_not_read_is_cut_off(node: StandingNode, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_viewer_that_does_not_read_is_disconnected(node: StandingNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dataplane.web.server.SLOW_S", 0.2)
     async with page(node.address) as (server, feed), aiohttp.ClientSession() as session:
         port = int(server.url.rstrip("/").rpartition(":")[2])
@@ -228,7 +228,7 @@ def opened(url: str, path: str = "", **headers: str) -> bytes:
 
 
 @pytest.mark.long
-def test_a_node_has_its_page_beside_it_and_takes_it_along(tmp_path: Path) -> None:
+def test_the_page_process_starts_and_ends_with_its_node(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "1MiB", "--spill", "0", "--prewarm", "0"]
     command += ["--socket", str(tmp_path / "node.sock"), "--web", "127.0.0.1:0"]
     for end in (signal.SIGTERM, signal.SIGKILL):

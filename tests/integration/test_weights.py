@@ -54,7 +54,7 @@ def every_kind() -> dict[str, Any]:
     }
 
 
-def test_every_kind_of_tensor_comes_back_bit_for_bit(plane: Any) -> None:
+def test_every_kind_of_tensor_round_trips_bit_for_bit(plane: Any) -> None:
     weights, tensors = plane.weights("actor"), every_kind()
     weights.publish(1, tensors)
     found = weights.get()
@@ -70,7 +70,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit(plane: Any) -> None:
     assert plane.stats().shards == 0
 
 
-def test_the_newest_are_kept_and_readers_of_older_ones_are_not_disturbed(plane: Any) -> None:
+def test_old_versions_are_freed_without_affecting_their_readers(plane: Any) -> None:
     weights = plane.weights("actor", keep=2)
     weights.publish(1, {"w": torch.full((1000, 100), 1.0)})
     first = weights.get()
@@ -91,7 +91,9 @@ def test_the_newest_are_kept_and_readers_of_older_ones_are_not_disturbed(plane: 
 
 
 @pytest.mark.parametrize("step", ["_announce", "_tidy"])
-def test_a_version_that_can_be_seen_was_published(plane: Any, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+def test_a_publish_succeeds_when_announcing_or_tidying_fails(
+    plane: Any, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
     async def unanswered(*_: object) -> None:
         raise dp.PeerUnavailable("no leader")
 
@@ -103,7 +105,7 @@ def test_a_version_that_can_be_seen_was_published(plane: Any, monkeypatch: pytes
     assert weights.versions() == [1, 2]
 
 
-def test_watchers_and_readers_wait_for_what_is_published(plane: Any, node: StandingNode) -> None:
+def test_watchers_and_readers_wait_for_new_versions(plane: Any, node: StandingNode) -> None:
     told: list[int] = []
     got: list[int] = []
 
@@ -131,7 +133,7 @@ def test_watchers_and_readers_wait_for_what_is_published(plane: Any, node: Stand
     assert got[0] >= 2
 
 
-def test_a_version_is_seen_when_all_of_its_ranks_are_there(plane: Any) -> None:
+def test_a_version_becomes_visible_when_all_its_ranks_have_published(plane: Any) -> None:
     weights = plane.weights("actor")
     whole = torch.arange(24.0).reshape(6, 4)
     weights.publish(1, {"w": Slice(whole[:3], whole.shape, (0, 0))}, rank=0, ranks=2)
@@ -197,7 +199,7 @@ def fetched(plane: Any, call: Any) -> tuple[Any, int]:
     return found, plane.stats().fetched_bytes - before
 
 
-def test_a_host_that_has_an_older_version_fetches_what_changed(two: list[Any]) -> None:
+def test_a_host_with_an_older_version_fetches_only_deltas(two: list[Any]) -> None:
     here, there = (plane.weights("actor", keep=3) for plane in two)
     tensors = {f"w{i}": torch.randn(2 * MIB).to(torch.bfloat16) for i in range(5)}
     here.publish(1, tensors)
@@ -220,7 +222,7 @@ def test_a_host_that_has_an_older_version_fetches_what_changed(two: list[Any]) -
 
 
 @needs_etcd
-def test_versions_outlive_their_publishers_host(tmp_path: Path) -> None:
+def test_replicated_versions_survive_the_death_of_the_publishing_host(tmp_path: Path) -> None:
     with (
         EtcdServer(tmp_path) as etcd,
         Host(tmp_path / "0", f"etcd://{etcd.address}/w") as one,
@@ -282,9 +284,7 @@ class Lazy(Mapping[str, Any]):
         return torch.full((1 << 18,), float(name[1:]))
 
 
-def test_tensors_that_are_made_when_they_are_read_are_not_taken_for_tied(
-    plane: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lazily_created_tensors_are_not_treated_as_tied(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their memory is reused once they are written."""
     monkeypatch.setattr(publishing, "_TOGETHER", 1 << 20)
     plane.weights("actor").publish(1, Lazy())

@@ -58,7 +58,9 @@ class SharedImages:
     def put(self, queue: Any, partition: str, keys: list[str], prompts: list[int]) -> None:
         queue.kv_batch_put(keys=keys, fields=trajectories(prompts), partition_id=partition)
 
-    def test_what_the_responses_of_a_prompt_share_is_stored_once(self, queue: Any, partition: str, used: Any) -> None:
+    def test_an_image_shared_by_responses_of_a_prompt_is_stored_once(
+        self, queue: Any, partition: str, used: Any
+    ) -> None:
         pairs = [(prompt, response) for prompt in range(4) for response in range(8)]
         keys = [f"{prompt}_{response}" for prompt, response in pairs]
         for key, (prompt, response) in zip(keys, pairs, strict=True):
@@ -77,7 +79,7 @@ class SharedImages:
         eventually(lambda: used() <= 3 * IMAGE + 4 * PAGES, "the first prompt's image has gone")
         check(queue, partition, keys[10:16], [1] * 6)
 
-    def test_responses_put_at_once_wait_for_one_of_them(self, queue: Any, partition: str, used: Any) -> None:
+    def test_concurrent_puts_of_one_image_store_it_once(self, queue: Any, partition: str, used: Any) -> None:
         keys = [str(number) for number in range(8)]
 
         async def put_all() -> None:
@@ -91,9 +93,7 @@ class SharedImages:
             queue.kv_clear(keys=keys, partition_id=partition)
             eventually(lambda: used() == 0, "the last one frees it")
 
-    def test_rows_of_one_put_share_with_each_other_and_with_those_before(
-        self, queue: Any, partition: str, used: Any
-    ) -> None:
+    def test_rows_share_images_within_a_put_and_with_earlier_puts(self, queue: Any, partition: str, used: Any) -> None:
         self.put(queue, partition, ["a", "b", "c"], [1, 2, 1])
         self.put(queue, partition, ["d", "e"], [2, 1])
         assert used() <= 2 * IMAGE + 2 * PAGES
@@ -103,7 +103,9 @@ class SharedImages:
         queue.kv_clear(keys=["e"], partition_id=partition)
         check(queue, partition, ["d"], [2])
 
-    def test_a_row_that_is_replaced_takes_nothing_from_others(self, queue: Any, partition: str, used: Any) -> None:
+    def test_a_replaced_row_does_not_affect_rows_that_share_its_image(
+        self, queue: Any, partition: str, used: Any
+    ) -> None:
         for key, prompt in (("a", 1), ("b", 1), ("a", 2), ("b", 1)):
             self.put(queue, partition, [key], [prompt])
         check(queue, partition, ["a", "b"], [2, 1])
@@ -111,7 +113,9 @@ class SharedImages:
         check(queue, partition, ["b", "a"], [2, 2])
         eventually(lambda: used() <= IMAGE + PAGES, "the first image has gone")
 
-    def test_a_put_that_fails_leaves_nothing_and_what_it_shares(self, queue: Any, partition: str, used: Any) -> None:
+    def test_a_failed_put_stores_nothing_and_preserves_shared_images(
+        self, queue: Any, partition: str, used: Any
+    ) -> None:
         self.put(queue, partition, ["a"], [1])
         before, fields = used(), trajectories([1])
         fields["large"] = torch.zeros(1, 160 << 20, dtype=torch.uint8)

@@ -77,7 +77,7 @@ ALL = [
 
 @pytest.mark.timeout(300)  # of a machine with much else to do; a thousand seeds are 15 s of its processor
 @pytest.mark.parametrize(("kind", "name"), ALL)
-def test_it_is_found(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_planted_fault_is_detected(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     faults, run_seed, seeds = KINDS[kind]
     faults[name](monkeypatch.setattr)
     near = NEAR[kind].get(name, 0)
@@ -85,5 +85,5 @@ def test_it_is_found(kind: str, name: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert any(run_seed(seed).broken is not None for seed in tried)
 
 
-def test_none_is_left_behind() -> None:
+def test_no_planted_fault_remains_after_its_test() -> None:
     assert run.run_seed(0).broken is None

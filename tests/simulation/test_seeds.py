@@ -45,13 +45,13 @@ def test_every_invariant_holds(first: int) -> None:
 
 @each_case("kind", ALL)
 @each_case("seed", [3, 17, 2001])
-def test_a_run_is_its_seed(kind: str, seed: int) -> None:
+def test_a_run_is_determined_by_its_seed(kind: str, seed: int) -> None:
     assert ALL[kind].run_seed(seed) == ALL[kind].run_seed(seed)
 
 
 @each_case("fault", [kind[0] for kind in KINDS])
 @each_case(("kind", "seeds"), [("protocol", (1, 2, 3, 4)), ("stream", (1, 2))])
-def test_each_kind_of_fault_ends(fault: str, kind: str, seeds: tuple[int, ...]) -> None:
+def test_runs_recover_from_each_kind_of_fault(fault: str, kind: str, seeds: tuple[int, ...]) -> None:
     """One of it alone, in runs on disk and in memory; all goes on after it."""
     assert callable(getattr(Injector, fault))
     plans = [ALL[kind].plan(seed) for seed in seeds]
@@ -65,21 +65,21 @@ def test_each_kind_of_fault_ends(fault: str, kind: str, seeds: tuple[int, ...]) 
 
 
 @each_case("seed", [26875, 44814])
-def test_a_follower_that_restarts_keeps_what_it_has_beyond_a_snapshot(seed: int) -> None:
+def test_a_restarted_follower_preserves_log_entries_after_a_snapshot(seed: int) -> None:
     """It was sent the leader's snapshot, dropped committed entries after it, and led without them."""
     assert run_seed(seed).broken is None
 
 
 @each_case("seed", [26412, 26661])
-def test_who_may_have_become_a_follower_unheard_may_lead(seed: int) -> None:
+def test_a_recruit_that_became_a_follower_unnoticed_may_lead(seed: int) -> None:
     """A leader whose recruit had followed and taken its place told a wiped coordinator that it led, alone."""
     assert run_seed(seed).broken is None
 
 
-def test_a_message_that_was_heard_late_says_little_of_when_its_leader_lived() -> None:
+def test_a_late_message_does_not_prove_that_its_leader_is_alive() -> None:
     """A follower that was stopped heard what its leader had sent before, which had dropped it since."""
     assert run_seed(45316).broken is None
 
 
-def test_a_dropped_row_goes_when_its_ack_is_refused_since_others_of_the_delivery_are_lost() -> None:
+def test_a_dropped_row_is_removed_when_its_ack_fails_for_lost_rows() -> None:
     assert STREAM.run_seed(1375).broken is None

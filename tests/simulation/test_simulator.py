@@ -23,7 +23,7 @@ from tests.simulation.shrink import kept, only, shrink
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_faults_nothing_changes_but_by_recruiting() -> None:
+def test_runs_without_faults_change_configurations_by_recruiting_only() -> None:
     outcome = run(msgspec.structs.replace(plan(8), faults=()))
     assert outcome.broken is None
     assert outcome.epochs == 1 + min(outcome.plan.followers, outcome.plan.nodes - 1)  # restarted, and recruited
@@ -55,7 +55,7 @@ def test_the_command_runs_in_two_processes() -> None:
     assert "seeds 7000 to 7011: 0 break an invariant" in done.stdout
 
 
-def test_a_disk_keeps_what_was_synced_and_a_first_part_of_the_rest() -> None:
+def test_a_simulated_disk_retains_synced_writes_and_a_prefix_of_the_rest() -> None:
     lengths = set()
     for seed in range(60):
         disk = Disk()

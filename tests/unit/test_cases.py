@@ -11,7 +11,7 @@ from tests.cases import each_case
 
 
 @each_case("number", [1, 2, 3])
-def test_each_has_a_directory_and_patches_of_its_own(
+def test_each_case_has_a_separate_directory_and_patches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     assert not hasattr(each_case, "number")
@@ -19,7 +19,7 @@ def test_each_has_a_directory_and_patches_of_its_own(
     (tmp_path / "file").touch(exist_ok=False)
 
 
-def test_an_error_names_its_case_and_those_of_several_lists_are_combined() -> None:
+def test_case_lists_are_combined_and_errors_name_their_case() -> None:
     seen: list[Any] = []
 
     @each_case("first", ["a", "b"])

@@ -32,7 +32,7 @@ class Parts:
         await asyncio.Event().wait()
 
 
-async def test_one_that_fails_skips_no_other_and_the_first_error_names_the_others() -> None:
+async def test_a_failing_close_skips_no_other_and_all_errors_are_reported() -> None:
     parts = Parts()
     with pytest.raises(OSError, match="the first") as raised:
         await close_each(parts.at_once, parts.failing, parts.later, parts.failing_too, parts.at_once)
@@ -40,14 +40,14 @@ async def test_one_that_fails_skips_no_other_and_the_first_error_names_the_other
     assert raised.value.__notes__ == ["closing failed too: ValueError('the last')"]
 
 
-async def test_one_that_hangs_is_cancelled_and_the_others_are_called() -> None:
+async def test_a_hanging_close_is_cancelled_and_the_other_closes_are_called() -> None:
     parts = Parts()
     with pytest.raises(TimeoutError):
         await close_each(parts.hanging, parts.at_once, within_s=0.01)
     assert parts.closed == ["hanging", "at once"]
 
 
-async def test_where_it_is_cancelled_the_others_are_called() -> None:
+async def test_a_cancelled_close_still_calls_the_other_closes() -> None:
     parts = Parts()
     closing = asyncio.create_task(close_each(parts.hanging, parts.later))
     while not parts.closed:

@@ -32,7 +32,7 @@ BEYOND = [
 
 
 @each_case("listen", BEYOND)
-def test_nothing_listens_beyond_loopback_without_a_key(listen: str) -> None:
+def test_a_listen_address_beyond_loopback_requires_a_key(listen: str) -> None:
     with pytest.raises(ValueError, match="a key is needed"):
         ClusterConfig(listen, advertise="127.0.0.1")
 
@@ -45,7 +45,7 @@ def test_nothing_listens_beyond_loopback_without_a_key(listen: str) -> None:
         "tcp://127.0.0.1:７０００", "tcp://127.0.0.1:7000/", "tcp://[]:7000", "ipc:///tmp/x",
     ],
 )  # fmt: skip
-def test_where_nobody_can_listen(listen: str) -> None:
+def test_invalid_listen_addresses_are_refused(listen: str) -> None:
     with pytest.raises(ValueError, match=r"HOST:PORT"):
         ClusterConfig(listen, key="cluster.key")
 
@@ -68,7 +68,7 @@ def test_where_nobody_can_listen(listen: str) -> None:
         ({"join": "etcd://a:1", "etcd_cert": "f"}, "over TLS alone"),
     ],
 )
-def test_seeds_and_access_that_are_refused(settings: dict[str, Any], said: str) -> None:
+def test_invalid_seeds_and_credentials_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         ClusterConfig("tcp://127.0.0.1:0", **{"key": "k", **settings})
 
@@ -82,7 +82,7 @@ def test_seeds_and_access_that_are_refused(settings: dict[str, Any], said: str) 
         "ETCD://10.0.0.1:2379",
     ],
 )  # fmt: skip
-def test_nobody_is_joined_by_that(join: str) -> None:
+def test_invalid_join_addresses_are_refused(join: str) -> None:
     """Found before anything is started: ZeroMQ would refuse some of them in the middle of the node's work."""
     with pytest.raises(ValueError, match="HOST:PORT"):
         ClusterConfig("tcp://127.0.0.1:0", join)

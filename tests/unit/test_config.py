@@ -23,19 +23,21 @@ from tests.cases import each_case
         ("0.5KiB", 512),
     ],
 )  # fmt: skip
-def test_sizes(text: int | str, nbytes: int) -> None:
+def test_sizes_are_parsed_with_their_units(text: int | str, nbytes: int) -> None:
     assert parse_size(text) == nbytes
 
 
 @each_case(
     "text", ["", "MiB", "1 mib", "1XB", "1.MiB", "-1", "-1MiB", "1e9", "1 GiB 2", "0x10", "nan", -1, 1.5, True, None]
 )
-def test_what_is_no_size_is_refused(text: object) -> None:
+def test_invalid_sizes_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="size"):
         parse_size(text)  # type: ignore[arg-type]
 
 
-def test_a_relative_spill_directory_stays_where_it_was_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_directories_are_resolved_when_the_configuration_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config = NodeConfig(memory="2MiB", spill_dir="spill", data_dir="data")
     monkeypatch.chdir("/")
@@ -71,7 +73,7 @@ def groups(tmp_path: Path) -> Groups:
     return Groups(tmp_path)
 
 
-def test_limits_of_version_2_are_those_of_the_group_and_of_all_it_is_in(groups: Groups) -> None:
+def test_cgroup_version_2_limits_include_those_of_all_parent_groups(groups: Groups) -> None:
     groups.belongs("0::/kube/pod/container")
     groups.limit("kube/pod/container/memory.max", "max")
     groups.limit("kube/pod/memory.max", "3000")
@@ -80,7 +82,7 @@ def test_limits_of_version_2_are_those_of_the_group_and_of_all_it_is_in(groups: 
     assert groups.limits == [2000, 3000]
 
 
-def test_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variables_and_their_defaults_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DATAPLANE_ADDRESS", "DATAPLANE_SPILL_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     nothing = environment()

@@ -22,7 +22,7 @@ EVERY = subclasses(DataplaneError)
 every = each_case("kind", EVERY)
 
 
-def test_the_tree_is_split_by_what_the_caller_does_next() -> None:
+def test_the_error_hierarchy_is_split_by_the_reaction_of_the_caller() -> None:
     tree = {root.__name__: sorted(leaf.__name__ for leaf in EVERY if leaf.__bases__[0] is root) for root in EVERY}
     assert {root: leaves for root, leaves in tree.items() if leaves} == {
         "DataplaneError": ["LeaseExpired", "Lost", "Misuse", "OutcomeUnknown", "Rejected", "Retryable"],
@@ -34,7 +34,7 @@ def test_the_tree_is_split_by_what_the_caller_does_next() -> None:
 
 
 @every
-def test_each_survives_pickle_copy_and_message(kind: type[DataplaneError]) -> None:
+def test_each_error_survives_pickling_copying_and_encoding(kind: type[DataplaneError]) -> None:
     error = kind("no luck")
     message = msgspec.msgpack.decode(msgspec.msgpack.encode(describe(error)))
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error), revive(*message)):
@@ -55,7 +55,7 @@ def test_an_error_of_a_later_version_is_read_as_far_as_it_is_known() -> None:
     assert str(unknown) == "gone"
 
 
-def test_an_error_of_another_module_is_told_as_the_nearest_that_the_other_side_knows() -> None:
+def test_an_internal_error_is_decoded_as_its_nearest_public_base() -> None:
     again = revive(*describe(Unavailable("the coordinator is away")))
     assert type(again) is errors.Retryable
     assert str(again) == "the coordinator is away"

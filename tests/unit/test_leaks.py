@@ -45,7 +45,7 @@ def run(pytester: pytest.Pytester, **modules: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess("-v", "-p", "no:cacheprovider")
 
 
-def test_what_a_test_leaves_behind_fails_it_unless_it_is_exempt_for_a_reason(pytester: pytest.Pytester) -> None:
+def test_a_leaking_test_fails_unless_it_is_exempt_with_a_reason(pytester: pytest.Pytester) -> None:
     leaks = {kind: made(body) for kind, body in LEAKS.items()}
     exempt = made(LEAKS["descriptors"], "@pytest.mark.leaks(reason='on purpose')")
     unreasoned = made(LEAKS["descriptors"], "@pytest.mark.leaks")
@@ -65,7 +65,7 @@ children = pathlib.Path(f'/proc/{stood.pid}/task/{stood.pid}/children')
 """
 
 
-def test_what_a_process_starts_that_was_there_before_is_its_own(pytester: pytest.Pytester) -> None:
+def test_children_of_a_process_started_before_the_test_are_no_leak(pytester: pytest.Pytester) -> None:
     """As a node does, that runs an etcd when it finds that one is missing."""
     body = "stood.stdin.write(b'x\\n'); stood.stdin.flush()"
     waits = f"{body}\n    while not (kept := children.read_text()):\n        pass"

@@ -40,7 +40,7 @@ def run(tmp_path: Path, workers: str = "-n1", /, **modules: str) -> tuple[int, s
     return done.returncode, done.stdout, told.read_text().splitlines() if told.exists() else []
 
 
-def test_what_fails_once_passes_and_is_named(tmp_path: Path) -> None:
+def test_a_test_that_fails_once_passes_and_is_listed_as_unstable(tmp_path: Path) -> None:
     code, printed, unstable = run(tmp_path, once=ONCE)
     assert code == 0, printed
     assert sorted(line.split(" (")[0] for line in unstable) == [
@@ -50,6 +50,6 @@ def test_what_fails_once_passes_and_is_named(tmp_path: Path) -> None:
     assert printed.endswith("\n".join(unstable) + "\n")
 
 
-def test_what_fails_twice_is_a_failure(tmp_path: Path) -> None:
+def test_a_test_that_fails_twice_is_a_failure(tmp_path: Path) -> None:
     code, _, unstable = run(tmp_path, "-n0", twice="def test_fails(): assert 0")
     assert (code, unstable) == (pytest.ExitCode.TESTS_FAILED, [])

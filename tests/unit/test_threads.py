@@ -20,7 +20,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield made
 
 
-def test_a_pool_that_is_busy_is_not_waited_for(pool: ThreadPoolExecutor) -> None:
+def test_shared_work_does_not_wait_for_a_busy_pool(pool: ThreadPoolExecutor) -> None:
     """Also where it is busy with the same: who plans waits for nobody who plans."""
     inside = [pool.submit(together, pool, str, range(50)) for _ in range(20)]
     assert [each.result(60) for each in inside] == [list(map(str, range(50)))] * 20
@@ -31,7 +31,7 @@ def test_a_pool_that_is_busy_is_not_waited_for(pool: ThreadPoolExecutor) -> None
     go.set()
 
 
-def test_what_has_not_begun_is_cancelled_where_that_is_asked_for() -> None:
+def test_shutdown_cancels_work_that_has_not_begun() -> None:
     pool, begun, go = Pool(1, "t"), threading.Event(), threading.Event()
     first = pool.submit(lambda: (begun.set(), go.wait(60))[1])
     waiting = [pool.submit(int) for _ in range(3)]
@@ -44,7 +44,7 @@ def test_what_has_not_begun_is_cancelled_where_that_is_asked_for() -> None:
 
 
 @each_case("who", ["caller", "helper"])
-def test_what_is_raised_comes_when_all_have_stopped(who: str) -> None:
+def test_an_exception_is_raised_after_all_workers_have_stopped(who: str) -> None:
     caller, both, done = threading.get_ident(), threading.Barrier(2, timeout=60), []
 
     def work(item: int) -> None:
@@ -89,13 +89,13 @@ def test_work_that_gets_no_thread_is_refused_and_never_done(threads: Pool, monke
     assert done == ["by the caller", "later"]
 
 
-def test_a_thread_that_hangs_does_not_keep_a_process_from_ending() -> None:
+def test_a_hanging_pool_thread_does_not_prevent_process_exit() -> None:
     code = "import time; from dataplane.threads import Pool; Pool(1, 'x').submit(time.sleep, 600); print('over')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "over\n"
 
 
-def test_no_thread_keeps_what_it_worked_on(threads: Pool) -> None:
+def test_a_pool_thread_holds_no_reference_to_finished_work(threads: Pool) -> None:
     class Held:
         pass
 

@@ -35,7 +35,7 @@ def hang() -> Iterator[Callable[[Workers], Future[bool]]]:
     over.set()
 
 
-def test_late_work_gives_its_lane_to_a_spare_thread_and_takes_none_back(
+def test_late_work_is_replaced_by_a_spare_thread_until_it_ends(
     workers: Workers, hang: Callable[[Workers], Future[bool]]
 ) -> None:
     hung = [hang(workers) for _ in range(2)]
@@ -54,7 +54,7 @@ def test_late_work_gives_its_lane_to_a_spare_thread_and_takes_none_back(
     assert workers.late == 0
 
 
-def test_where_all_threads_are_late_what_waits_is_refused_until_one_comes_back(
+def test_waiting_work_is_refused_while_all_threads_are_late(
     workers: Workers, hang: Callable[[Workers], Future[bool]]
 ) -> None:
     hung = [hang(workers) for _ in range(2)]
@@ -78,7 +78,7 @@ def test_where_all_threads_are_late_what_waits_is_refused_until_one_comes_back(
             assert time.monotonic() < deadline
 
 
-def test_closing_waits_for_what_has_begun_and_cancels_what_has_not() -> None:
+def test_closing_waits_for_running_work_and_cancels_pending_work() -> None:
     workers = Workers(1, 1, "test")
     begun, go = threading.Event(), threading.Event()
     running = workers.submit(lambda: (begun.set(), go.wait(60))[1])
@@ -94,7 +94,7 @@ def test_closing_waits_for_what_has_begun_and_cancels_what_has_not() -> None:
         workers.submit(int)
 
 
-def test_closing_does_not_wait_for_what_hangs(hang: Callable[[Workers], Future[bool]]) -> None:
+def test_closing_does_not_wait_for_hanging_work(hang: Callable[[Workers], Future[bool]]) -> None:
     workers = Workers(1, 1, "test")
     hang(workers)
     workers.close(0.05)
@@ -104,7 +104,7 @@ def test_closing_does_not_wait_for_what_hangs(hang: Callable[[Workers], Future[b
     assert workers.ended
 
 
-def test_many_pieces_from_many_threads(workers: Workers) -> None:
+def test_work_submitted_by_many_threads_is_completed(workers: Workers) -> None:
     done: list[list[int]] = []
 
     def give() -> None:

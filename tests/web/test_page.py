@@ -36,7 +36,7 @@ def live(page: Any) -> Any:
     return page
 
 
-def test_it_shows_what_a_node_does_as_it_happens(tmp_path: Path, tab: Tab) -> None:
+def test_the_page_shows_node_activity_live(tmp_path: Path, tab: Tab) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane, served(lambda: Feed(node.address)) as url:
         page = live(tab(url))
         page.get_by_text("No stream is open.").wait_for()
@@ -71,14 +71,14 @@ def test_the_death_of_a_host_shows(tmp_path: Path, tab: Tab) -> None:
             page.locator("#live[data-state=lost]").wait_for()
 
 
-def test_it_says_so_when_its_server_has_gone(tab: Tab) -> None:
+def test_the_page_reports_the_loss_of_its_server(tab: Tab) -> None:
     with served(generated()) as url:
         page = live(tab(url))
     page.locator("#live[data-state=lost]").wait_for()
     page.get_by_text("The page has lost its server").first.wait_for()
 
 
-def test_what_is_wrong_stands_out_with_a_word(tab: Tab) -> None:
+def test_faults_are_marked_with_a_tag(tab: Tab) -> None:
     with served(generated("task", "disk")) as url:
         page = live(tab(url))
         page.locator("#alerts .tag", has_text="disk error").wait_for()
@@ -104,7 +104,7 @@ def test_a_steps_timeline_is_of_the_stream_that_is_chosen(tab: Tab) -> None:
         page.wait_for_function(drawn)
 
 
-def test_partitions_are_a_map_and_a_table(tab: Tab) -> None:
+def test_partitions_are_shown_as_a_map_and_as_a_table(tab: Tab) -> None:
     with served(generated()) as url:
         page = live(tab(url))
         page.locator("#partitions").scroll_into_view_if_needed()
@@ -113,7 +113,7 @@ def test_partitions_are_a_map_and_a_table(tab: Tab) -> None:
         assert page.locator("#partition-rows tr").count() == 12
 
 
-def test_it_is_used_by_keyboard(tab: Tab) -> None:
+def test_the_page_can_be_used_by_keyboard(tab: Tab) -> None:
     with served(generated(streams=20)) as url:
         page = live(tab(url))
         page.locator(".stream").first.wait_for()
@@ -145,7 +145,7 @@ def test_it_is_used_by_keyboard(tab: Tab) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_it_is_accessible(scheme: str, width: int, tab: Tab) -> None:
+def test_the_page_passes_accessibility_checks(scheme: str, width: int, tab: Tab) -> None:
     axe = pytest.importorskip("axe_core_python.sync_playwright", reason="needs axe-core-python: make test-web")
     with served(generated("task", "disk", "left")) as url:
         page = live(tab(url, color_scheme=scheme, viewport={"width": width, "height": 900}, reduced_motion="reduce"))
@@ -172,7 +172,7 @@ def test_alerts_are_announced_once(tab: Tab) -> None:
         assert page.locator("#announce").inner_text() == ""
 
 
-def test_names_of_strangers_are_text(tmp_path: Path, tab: Tab) -> None:
+def test_untrusted_names_are_shown_as_plain_text(tmp_path: Path, tab: Tab) -> None:
     name = "<img src=x onerror=alert(1)>"
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane, served(lambda: Feed(node.address)) as url:
         plane.stream(name, tasks=["<script>alert(2)</script>"]).append({"id": [1]}, group=['"><b>'])

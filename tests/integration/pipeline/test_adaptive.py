@@ -27,7 +27,7 @@ def step(plane: dp.Plane, adaptive: Adaptive, a: list[int], b: list[int]) -> Non
     plane.free(ref)
 
 
-def test_a_plan_follows_the_work(node: StandingNode) -> None:
+def test_a_plan_adapts_to_changed_work(node: StandingNode) -> None:
     cluster = Cluster.uniform(3)
     first = Rows.of(HEAVY, a=HEAVY, b=LIGHT)
     begun = fifo(PIPELINE, first, cluster, {"one": [0, 1], "two": [2]}, in_turn(first, 4))

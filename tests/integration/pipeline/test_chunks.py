@@ -39,7 +39,7 @@ def expected(plan: Plan) -> list[float]:
 
 
 @pytest.mark.parametrize("name", list(PLANS))
-def test_a_schedule_computes_what_the_model_is(node: StandingNode, name: str) -> None:
+def test_every_schedule_computes_the_gradients_of_the_model(node: StandingNode, name: str) -> None:
     plan = PLANS[name]
     with (
         dp.connect(node.address) as plane,

@@ -51,7 +51,7 @@ def nothing_is_left(plane: dp.Plane) -> None:
     eventually(lambda: plane.stats().shards == 0, "what the steps made was freed")
 
 
-def test_two_stages_over_two_workers(plane: dp.Plane) -> None:
+def test_two_stages_run_over_two_workers(plane: dp.Plane) -> None:
     pipeline = stages.pipeline()
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
         ref = plane.put({"x": X})
@@ -92,7 +92,7 @@ def test_a_step_of_another_number_of_rows_than_the_plan_is_refused(plane: dp.Pla
         plane.free(ref)
 
 
-def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane: dp.Plane) -> None:
+def test_a_raising_stage_function_fails_its_step_only(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.refuse)
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
         refs = [plane.put({"x": X}), plane.put({"x": X + 10})]
@@ -105,7 +105,7 @@ def test_a_function_that_raises_gives_the_step_up_and_the_next_one_is_done(plane
         nothing_is_left(plane)
 
 
-def test_what_a_worker_stores_after_its_step_was_given_up_is_freed(plane: dp.Plane, mark: Path) -> None:
+def test_outputs_stored_after_their_step_failed_are_freed(plane: dp.Plane, mark: Path) -> None:
     late = Stage("late", stages.Late(str(mark)), ("x",), ("late",))
     pipeline = Pipeline([Stage("refuse", stages.refuse, ("x",), ("y",)), late])
     with Executor(plane, pipeline, planned(pipeline, micro=1), method=METHOD) as executor:
@@ -119,7 +119,7 @@ def test_what_a_worker_stores_after_its_step_was_given_up_is_freed(plane: dp.Pla
     nothing_is_left(plane)
 
 
-def test_a_step_whose_result_cannot_be_made_leaves_nothing(plane: dp.Plane) -> None:
+def test_a_step_without_a_valid_result_leaves_nothing(plane: dp.Plane) -> None:
     pipeline = Pipeline([Stage("mixed", stages.mixed, ("x",), ("y",))])
     with Executor(plane, pipeline, planned(pipeline, workers=1), method=METHOD) as executor:
         ref = plane.put({"x": X})
@@ -150,7 +150,7 @@ def test_outputs_of_a_step_that_was_given_up_are_freed_on_other_hosts(tmp_path: 
             assert stats.freed_bytes == stats.put_bytes
 
 
-def test_a_worker_that_dies_is_replaced_and_the_step_goes_on(plane: dp.Plane, mark: Path) -> None:
+def test_a_dead_worker_is_replaced_and_its_step_continues(plane: dp.Plane, mark: Path) -> None:
     pipeline = stages.pipeline(stages.DieOnce(str(mark)))
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
         ref = plane.put({"x": X})
@@ -161,7 +161,7 @@ def test_a_worker_that_dies_is_replaced_and_the_step_goes_on(plane: dp.Plane, ma
         assert executor.step(ref).replaced == 0
 
 
-def test_a_worker_that_keeps_state_begins_again_where_the_last_step_ended(plane: dp.Plane, mark: Path) -> None:
+def test_a_replaced_stateful_worker_restarts_from_the_last_step(plane: dp.Plane, mark: Path) -> None:
     """What it had added in the step that it died in is not added twice, and what it added before is not lost."""
     first = Stage("double", stages.double, ("x",), ("y",))
     summing = stages.Summing(str(mark))
@@ -174,7 +174,7 @@ def test_a_worker_that_keeps_state_begins_again_where_the_last_step_ended(plane:
         assert [max(values(plane, result.ref, "total")) for result in results] == [step, 2 * step, 3 * step]
 
 
-def test_all_stages_begin_again_where_the_last_finished_step_ended(
+def test_all_stages_restart_from_the_last_finished_step(
     plane: dp.Plane, mark: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also one that was at the end of the step that was given up."""
@@ -201,7 +201,7 @@ def test_all_stages_begin_again_where_the_last_finished_step_ended(
     nothing_is_left(plane)
 
 
-def test_workers_that_die_again_and_again_are_given_up(plane: dp.Plane) -> None:
+def test_workers_that_die_repeatedly_are_no_longer_replaced(plane: dp.Plane) -> None:
     pipeline = stages.pipeline(stages.die_always)
     with (
         Executor(plane, pipeline, planned(pipeline), method=METHOD, restarts=2) as executor,

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.timeout(300)
-def test_the_example_says_the_same_with_and_without_history(tmp_path: Path) -> None:
+def test_the_example_generates_the_same_responses_with_history(tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"
     small = ["--epochs", "2", "--prompts", "2", "--samples", "2", "--shown", "20", "--json", str(figures)]
     command = [sys.executable, "-m", "examples.history_rollout", *small]

@@ -49,7 +49,7 @@ def responded(model: Any, drafter: Drafter | None, seed: int | None, tokens: int
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1, 2])
-def test_tokens_are_those_without_drafts(model: Any, seed: int | None) -> None:
+def test_generated_tokens_equal_those_without_drafts(model: Any, seed: int | None) -> None:
     alone, passes = responded(model, None, seed)
     assert len(alone) == passes
     history = [Response(np.array(alone, np.int32))]
@@ -60,7 +60,7 @@ def test_tokens_are_those_without_drafts(model: Any, seed: int | None) -> None:
         assert responded(model, Drafter(other), seed)[0] == alone
 
 
-def test_the_drafter_learns_all_that_came(model: Any) -> None:
+def test_the_drafter_learns_all_generated_tokens(model: Any) -> None:
     alone, _ = responded(model, None, 5)
     drafter = Drafter([Response(np.array(alone, np.int32))], learnt=Learnt())
     responded(model, drafter, 5)
@@ -75,7 +75,7 @@ def test_an_end_in_a_draft_ends_the_response(model: Any) -> None:
         assert responded(model, Drafter(history), 7, tokens=200)[0] == alone
 
 
-def test_the_longest_length_is_kept(model: Any) -> None:
+def test_drafts_do_not_exceed_the_maximum_length(model: Any) -> None:
     for tokens in (1, 2, 5, 17):
         alone, _ = responded(model, None, 9, tokens=tokens)
         history = [Response(np.array(responded(model, None, 9, tokens=60)[0], np.int32))]

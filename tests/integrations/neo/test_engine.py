@@ -61,7 +61,7 @@ VALUES = {
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_is_put_comes_back(engine: Any, name: str) -> None:
+def test_values_of_every_kind_round_trip(engine: Any, name: str) -> None:
     ref = engine.put(VALUES[name], key_hint="field")
     assert ref.backend == "dataplane"
     assert same(engine.get(ref), VALUES[name])
@@ -82,7 +82,7 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_views_are_those_of_verls_own_engine(engine: Any, view: str) -> None:
+def test_views_agree_with_the_in_memory_engine_of_verl(engine: Any, view: str) -> None:
     own = InMemoryStorageEngine()
     ours, theirs = VIEWS[view](engine.put(TOKENS)), VIEWS[view](own.put(TOKENS))
     assert same(engine.get(ours), own.get(theirs))
@@ -93,7 +93,7 @@ def test_views_are_those_of_verls_own_engine(engine: Any, view: str) -> None:
         assert same(engine.get_rows(ours, rows), own.get(theirs)[rows])
 
 
-def test_rows_that_a_view_picks_are_alone_read(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rows_selected_by_a_view_are_read(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
     load = neo.load
     monkeypatch.setattr(
@@ -130,7 +130,7 @@ def left(plane: Any) -> int:
     return int(plane.stats().shards)
 
 
-def test_what_is_dropped_is_freed(engine: Any, plane: Any) -> None:
+def test_a_value_is_freed_with_its_last_handle(engine: Any, plane: Any) -> None:
     ref = engine.put(TOKENS)
     other = pickle.loads(pickle.dumps(ref))
     assert other.dataptr is ref.dataptr, "a process has one handle of a value"
@@ -141,7 +141,7 @@ def test_what_is_dropped_is_freed(engine: Any, plane: Any) -> None:
     assert left(plane) == 0
 
 
-def test_what_is_released_is_freed_once_for_each_count(engine: Any, plane: Any) -> None:
+def test_a_value_is_freed_after_as_many_releases_as_references(engine: Any, plane: Any) -> None:
     ref = engine.put(TOKENS)
     engine.add_ref_counts([ref])
     engine.release(ref)
@@ -183,7 +183,7 @@ WORKER = """
 """
 
 
-def test_a_worker_borrows_and_passes_on(engine: Any, plane: Any) -> None:
+def test_a_worker_reads_borrowed_values_and_returns_its_results(engine: Any, plane: Any) -> None:
     import base64
 
     data = DataProto.from_dict(tensors={"tokens": TOKENS}, storage=engine)
@@ -199,7 +199,7 @@ def test_a_worker_borrows_and_passes_on(engine: Any, plane: Any) -> None:
     assert left(plane) == 0
 
 
-def test_what_can_not_be_held_is_named(engine: Any, plane: Any) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_with_its_field_name(engine: Any, plane: Any) -> None:
     with pytest.raises(dp.SchemaMismatch, match="reward_model"):
         engine.put(objects({"a": threading.Lock()}), key_hint="reward_model")
     with pytest.raises(dp.SchemaMismatch, match="reward_model"):
@@ -207,7 +207,7 @@ def test_what_can_not_be_held_is_named(engine: Any, plane: Any) -> None:
     assert left(plane) == 0, "all or none"
 
 
-def test_a_reference_of_another_engine(engine: Any) -> None:
+def test_a_reference_of_another_engine_is_misuse(engine: Any) -> None:
     ref = engine.put(TOKENS)
     ref.dataptr = "something else"
     with pytest.raises(dp.Misuse, match="none of the plane's"):

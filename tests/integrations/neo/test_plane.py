@@ -35,7 +35,7 @@ def afterwards() -> Iterator[None]:
     neo.GLOBAL_ENGINE_DICT.pop(BACKEND, None)
 
 
-def test_verl_finds_it(plane: Any) -> None:
+def test_verl_resolves_the_data_plane_by_name(plane: Any) -> None:
     assert "dataplane" in data_plane._DATA_PLANE_CLASSES
     assert data_plane.resolve_data_proto_cls(CONFIG) is DataProto
     made = data_plane.build_data_plane(CONFIG)
@@ -47,7 +47,7 @@ def test_verl_finds_it(plane: Any) -> None:
     assert data_plane.build_data_plane(OmegaConf.create({"trainer": {"data_plane": "neoproto"}})).name == "neoproto"
 
 
-def test_without_a_node_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_plane_requires_a_node_address(monkeypatch: pytest.MonkeyPatch) -> None:
     process.close()
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
     with pytest.raises(dp.Misuse, match="DATAPLANE_ADDRESS"):
@@ -74,7 +74,7 @@ def job() -> Iterator[None]:
     ray.shutdown()
 
 
-def test_ranks_read_their_share_and_what_they_return_is_freed(job: None) -> None:
+def test_ranks_read_their_share_and_their_results_are_freed(job: None) -> None:
     made = data_plane.build_data_plane(CONFIG)
     with dp.connect("ray") as plane:
         tokens = torch.arange(1 << 16).reshape(1024, 64)

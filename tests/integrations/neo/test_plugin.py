@@ -27,7 +27,7 @@ PROGRAM = """
 
 
 @pytest.mark.timeout(120)
-def test_verl_loads_it_and_knows_the_name() -> None:
+def test_verl_loads_the_plugin_and_resolves_its_data_plane() -> None:
     environment = {**os.environ, "VERL_USE_EXTERNAL_PLUGINS": "auto"}
     command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(PROGRAM)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -40,7 +40,7 @@ def test_a_verl_without_data_planes_is_left_alone(tmp_path: Path, monkeypatch: p
     assert not plugin.register_neo()
 
 
-def test_a_verl_whose_data_planes_are_others_is_told_of(
+def test_an_incompatible_data_plane_registry_of_verl_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     from verl.trainer.ppo import data_plane

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not THEIRS.is_dir(), reason="this copy of verl h
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("reads", ["one by one", "rows"])
-def test_theirs_with_ours_inside(plane: Any, reads: str, tmp_path: Path) -> None:
+def test_the_tests_of_neo_proto_pass_with_the_storage_engine(plane: Any, reads: str, tmp_path: Path) -> None:
     plugin = "substitute"
     command = [sys.executable, "-m", "pytest", "-q", "-p", plugin, f"--rootdir={THEIRS}", "-c", os.devnull, str(THEIRS)]
     places = [str(ROOT), str(Path(__file__).parent), str(THEIRS.parents[2])]

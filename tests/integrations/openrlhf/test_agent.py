@@ -73,7 +73,7 @@ def test_samples_of_a_prompt_share_one_handle(plane: dp.Plane, processor: Proces
         assert {**one, "mm_train_inputs": 0} == {**other, "mm_train_inputs": 0}
 
 
-def test_other_pictures_under_the_same_text_are_others(
+def test_different_images_with_the_same_text_are_distinct(
     plane: dp.Plane, processor: Processor, pictures: list[str]
 ) -> None:
     found = answers(LazyExecutor(), processor, *[(PROMPT, [path]) for path in pictures])
@@ -82,22 +82,20 @@ def test_other_pictures_under_the_same_text_are_others(
     assert not torch.equal(values[0], values[1])
 
 
-def test_pictures_that_are_objects_go_too(plane: dp.Plane, processor: Processor, pictures: list[str]) -> None:
+def test_images_given_as_objects_are_supported(plane: dp.Plane, processor: Processor, pictures: list[str]) -> None:
     image = Image.open(pictures[0])
     found = answers(LazyExecutor(), processor, *[(PROMPT, [image])] * 3, (PROMPT, [Path(pictures[0]).read_bytes()]))
     assert processor.calls == 2
     assert same(found[0]["mm_train_inputs"].read(), found[3]["mm_train_inputs"].read())
 
 
-def test_text_alone_is_left_alone(plane: dp.Plane, processor: Processor) -> None:
+def test_prompts_without_images_store_nothing(plane: dp.Plane, processor: Processor) -> None:
     found = answers(LazyExecutor(), processor, ("w1 w2", None), ("w1 w2", [None]))
     assert [each["mm_train_inputs"] for each in found] == [None, None]
     assert plane.stats().put_bytes == 0
 
 
-def test_nothing_is_remembered_once_a_prompt_is_done(
-    plane: dp.Plane, processor: Processor, pictures: list[str]
-) -> None:
+def test_a_finished_prompt_is_not_cached(plane: dp.Plane, processor: Processor, pictures: list[str]) -> None:
     executor = LazyExecutor()
     answers(executor, processor, (PROMPT, [pictures[0]]))
     Image.new("RGB", (56, 56)).save(pictures[0])  # the same path, another picture
@@ -107,9 +105,7 @@ def test_nothing_is_remembered_once_a_prompt_is_done(
     assert not executor._prompts._shared
 
 
-def test_a_handle_that_is_sent_is_the_receivers_to_free(
-    plane: dp.Plane, processor: Processor, pictures: list[str]
-) -> None:
+def test_a_sent_lazy_row_is_freed_by_its_receiver(plane: dp.Plane, processor: Processor, pictures: list[str]) -> None:
     found = answers(LazyExecutor(), processor, *[(PROMPT, [pictures[0]])] * 2)
     message = pickle.dumps(found)
     del found
@@ -157,7 +153,7 @@ class _LazyGames(LazyInputs, MultiTurnAgentExecutor):
         super().__init__(_Game)
 
 
-def test_games_of_several_turns_have_the_pictures_that_each_was_shown(
+def test_multi_turn_episodes_have_the_images_of_their_turns(
     plane: dp.Plane, processor: Processor, pictures: list[str]
 ) -> None:
     _Game.paths, asked = pictures, [(PROMPT, [pictures[0]])] * 4

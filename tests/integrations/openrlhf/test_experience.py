@@ -40,7 +40,7 @@ def back(there: Any, **how: Any) -> Any:
     ],
     ids=["nothing", "no rows", "no columns", "3-d and 0-d", "strides", "info", "inputs", "dtypes", "a rollout's"],
 )
-def test_all_of_several_comes_back_as_it_was(plane: dp.Plane, fields: dict[str, Any]) -> None:
+def test_several_experiences_round_trip_with_all_fields(plane: dp.Plane, fields: dict[str, Any]) -> None:
     """Every field, of different widths, and odd ones."""
     given = [Experience(**fields), experience(), experience(2, 30, seed=1), experience(1, 2, seed=2)]
     assert same(back(put(given)), given)
@@ -72,7 +72,7 @@ def test_only_the_fields_that_are_asked_for_are_read(plane: dp.Plane) -> None:
     assert plane.stats().pinned_bytes < big.nbytes
 
 
-def test_inputs_may_stay_where_they_are(plane: dp.Plane) -> None:
+def test_model_inputs_can_be_read_lazily(plane: dp.Plane) -> None:
     given = experience()
     read = get(put(given), lazy=True)
     assert all(isinstance(each, LazyRow) for each in read.mm_train_inputs)
@@ -81,13 +81,13 @@ def test_inputs_may_stay_where_they_are(plane: dp.Plane) -> None:
     assert same(merged, merge_mm_train_inputs(given.mm_train_inputs, "cpu"))
 
 
-def test_handles_among_inputs_come_back_as_handles(plane: dp.Plane) -> None:
+def test_lazy_rows_among_inputs_remain_lazy(plane: dp.Plane) -> None:
     first = get(put(experience()), lazy=True)
     again = back(put(first), lazy=True)
     assert again.mm_train_inputs == first.mm_train_inputs
 
 
-def test_what_is_freed_is_gone_and_what_was_read_stays(plane: dp.Plane) -> None:
+def test_a_freed_experience_is_lost_and_values_already_read_remain(plane: dp.Plane) -> None:
     there = put(experience())
     read = get(there)
     free(there)
@@ -109,13 +109,15 @@ def test_what_is_freed_is_gone_and_what_was_read_stays(plane: dp.Plane) -> None:
         ({"prompts": ["a", len]}, "prompts"),
     ],
 )
-def test_what_no_column_holds_is_refused_by_name(plane: dp.Plane, fields: dict[str, Any], named: str) -> None:
+def test_a_field_that_no_column_can_hold_is_refused_by_name(
+    plane: dp.Plane, fields: dict[str, Any], named: str
+) -> None:
     with pytest.raises(dp.SchemaMismatch, match=named):
         put(experience(**fields))
     assert plane.stats().put_bytes == 0
 
 
 @pytest.mark.parametrize("value", [None, {"sequences": torch.rand(2)}, [torch.rand(2)]])
-def test_other_things_are_refused(plane: dp.Plane, value: Any) -> None:
+def test_values_that_are_no_experience_are_misuse(plane: dp.Plane, value: Any) -> None:
     with pytest.raises(dp.Misuse, match="an openrlhf Experience"):
         put(value)

@@ -88,7 +88,7 @@ def gathered(group: Any, method: str, arguments: dict[str, Any]) -> list[Any]:
     return [each for part in ray.get(group.async_run_method_batch(method, **arguments)) for each in part]
 
 
-def test_a_worker_without_a_node_is_told_the_line_to_write(job: None) -> None:
+def test_a_worker_without_a_node_gets_an_error_with_the_remedy(job: None) -> None:
     def work() -> str:
         try:
             process.plane()
@@ -115,7 +115,7 @@ def test_only_references_pass_through_the_controller(hooked: Any) -> None:
     assert meter.moved["put"] > 5 * 4 * pixels
 
 
-def test_what_a_phase_does_not_look_at_is_not_read(hooked: Any) -> None:
+def test_values_that_a_phase_does_not_use_are_not_read(hooked: Any) -> None:
     given = [experience(2, mm_train_inputs=[inputs(seed, 2048)] * 2) for seed in range(2)]
     pixels = given[0].mm_train_inputs[0]["pixel_values"].nbytes
     gathered(hooked, "append", {"experience": given})
@@ -140,7 +140,7 @@ def test_everything_is_freed_once_the_step_is_over(hooked: Any) -> None:
 
 
 @pytest.mark.long
-def test_the_hook_goes_where_a_group_goes(hooked: Any) -> None:
+def test_the_hook_is_installed_in_actors_that_receive_a_group(hooked: Any) -> None:
     controller = Controller.remote()
     _, arguments = phases()["critic"]
     uninstall()
@@ -154,7 +154,7 @@ def test_the_hook_goes_where_a_group_goes(hooked: Any) -> None:
     ray.kill(controller)
 
 
-def test_it_leaves_openrlhf_as_it_was(job: None) -> None:
+def test_uninstalling_the_hook_restores_openrlhf(job: None) -> None:
     uninstall()
     before = dict(vars(RayActorGroup))
     install()
@@ -171,12 +171,12 @@ def test_it_leaves_openrlhf_as_it_was(job: None) -> None:
     [{"a": [1, 2], "b": [1]}, {"a": []}, {"a": [1]}, {"a": 3}],
     ids=["lengths", "nothing", "fewer than workers", "no list"],
 )
-def test_what_openrlhf_refuses_it_still_refuses(hooked: Any, arguments: dict[str, Any]) -> None:
+def test_arguments_refused_by_openrlhf_are_still_refused(hooked: Any, arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"length|iterable|Insufficient"):
         hooked.async_run_method_batch("forward", **arguments)
 
 
-def test_what_no_column_holds_travels_as_before(hooked: Any) -> None:
+def test_values_that_no_column_can_hold_are_sent_by_value(hooked: Any) -> None:
     picture = Image.new("RGB", (4, 4), (1, 2, 3))
     given = [experience(2, images=[picture, None], info={"odd": {1, 2}, "kl": torch.rand(2)}) for _ in range(2)]
     gathered(hooked, "append", {"experience": given})
@@ -211,7 +211,7 @@ def test_pixels_of_a_rollout_worker_reach_the_models_and_are_freed(hooked: Any, 
         process.plane().get(kept)
 
 
-def test_a_worker_that_is_killed_holds_nothing_up(hooked: Any) -> None:
+def test_a_killed_worker_blocks_nothing_and_its_memory_is_freed(hooked: Any) -> None:
     lone = RayActorGroup(1, 1, Echo, num_gpus_per_actor=0.2)
     ray.get(lone.async_init_model_from_pretrained())
     given = [experience(2, seed=i) for i in range(2)]
@@ -230,7 +230,7 @@ def test_a_worker_that_is_killed_holds_nothing_up(hooked: Any) -> None:
     eventually(empty, "what the dead one held is free")
 
 
-def test_a_node_that_dies_is_an_error_and_never_a_hang_and_nothing_runs_after_the_job(group: Any) -> None:
+def test_a_dead_node_is_an_error_and_all_processes_end_with_the_job(group: Any) -> None:
     install()
     given = [experience(2, seed=i) for i in range(2)]
     sent = {"sequences": [each.sequences for each in given]}

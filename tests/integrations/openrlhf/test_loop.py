@@ -92,7 +92,7 @@ def text(where: Path, way: str) -> list[dict[str, Any]]:
     return seen(where / way)
 
 
-def test_text_with_critic_and_reward_model(tmp_path: Path) -> None:
+def test_a_text_run_by_reference_trains_on_the_same_rows_as_by_value(tmp_path: Path) -> None:
     """What a run by value trains on is kept in a file; where it is not the same, as with another version of what is
     installed, that is run."""
     mine, theirs = text(tmp_path, "reference"), KEPT
@@ -102,12 +102,12 @@ def test_text_with_critic_and_reward_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_what_is_kept_is_what_a_run_by_value_trains_on(tmp_path: Path) -> None:
+def test_the_reference_rows_agree_with_a_run_by_value(tmp_path: Path) -> None:
     check_that_they_trained_on_the_same(text(tmp_path, "value"), KEPT, runs=1)
 
 
 @pytest.mark.long
-def test_pictures_asynchronously_and_on_from_a_checkpoint(tmp_path: Path) -> None:
+def test_an_asynchronous_image_run_resumes_and_trains_on_the_same_rows(tmp_path: Path) -> None:
     options = [*prepare(tmp_path, pictures=True), *PICTURES]
     options += ["--train.agent_func_path", "agent.py", "--eval.steps", 1, "--eval.split", "train"]
     options += ["--eval.dataset", tmp_path / "prompts.jsonl"]

@@ -18,7 +18,9 @@ pytestmark = SYSTEMS
 ROOT = Path(__file__).parents[3]
 
 
-def test_it_takes_the_options_of_openrlhf(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_accepts_the_options_of_openrlhf(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["train", "--help"])
     assert not hook.installed()
     try:
@@ -31,7 +33,7 @@ def test_it_takes_the_options_of_openrlhf(monkeypatch: pytest.MonkeyPatch, capsy
         hook.uninstall()
 
 
-def test_importing_the_door_imports_nothing_of_openrlhf() -> None:
+def test_importing_the_integration_does_not_import_openrlhf() -> None:
     code = "import sys, dataplane.integrations.openrlhf; print(sorted({'openrlhf', 'ray', 'torch'} & set(sys.modules)))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == "[]"

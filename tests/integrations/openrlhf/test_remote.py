@@ -26,7 +26,7 @@ def put_bytes(plane: dp.Plane, work: Callable[[], Any]) -> int:
     return plane.stats().put_bytes - before
 
 
-def test_what_several_phases_get_is_put_once(plane: dp.Plane) -> None:
+def test_values_passed_to_several_phases_are_put_once(plane: dp.Plane) -> None:
     sent, given = SentRows(plane), [experience(4, 9 + i, seed=i) for i in range(4)]
     sequences, pixels = [each.sequences for each in given], [each.mm_train_inputs for each in given]
     first = RemoteList.of("sequences", sequences, sent)
@@ -49,7 +49,7 @@ def test_what_several_phases_get_is_put_once(plane: dp.Plane) -> None:
     ],
     ids=["in place", "through a view", "other memory", "transposed", "resized"],
 )
-def test_a_tensor_that_was_written_to_is_put_anew(plane: dp.Plane, write: Callable[[Any], Any]) -> None:
+def test_a_modified_tensor_is_put_again(plane: dp.Plane, write: Callable[[Any], Any]) -> None:
     sent, tensor = SentRows(plane), torch.arange(9.0).view(3, 3)
     before, kept = RemoteList.of("x", [tensor], sent), tensor.clone()
     write(tensor)
@@ -58,7 +58,7 @@ def test_a_tensor_that_was_written_to_is_put_anew(plane: dp.Plane, write: Callab
     assert same(after[0], tensor.contiguous())
 
 
-def test_a_pixel_that_was_written_to_is_put_anew(plane: dp.Plane) -> None:
+def test_modified_pixels_are_put_again(plane: dp.Plane) -> None:
     sent, given = SentRows(plane), inputs()
     RemoteList.of("mm_train_inputs_list", [[given]], sent)
     given["pixel_values"][0] = 0
@@ -74,7 +74,7 @@ def test_tensors_of_inference_mode_are_put_each_time(plane: dp.Plane) -> None:
         assert RemoteList.of("x", [tensor], sent)[0].tolist() == tensor.tolist()
 
 
-def test_what_was_put_is_freed_once_its_tensors_are_gone(plane: dp.Plane) -> None:
+def test_stored_values_are_freed_with_their_tensors(plane: dp.Plane) -> None:
     sent, given = SentRows(plane), [experience(seed=i) for i in range(3)]
     there = RemoteList.of("experience", given, sent)
     more = RemoteList.of("mm_train_inputs_list", [each.mm_train_inputs for each in given], sent)
@@ -90,7 +90,7 @@ def test_what_was_put_is_freed_once_its_tensors_are_gone(plane: dp.Plane) -> Non
     assert plane.stats().memory_used == 0
 
 
-def test_what_was_put_of_handles_is_freed_with_them(plane: dp.Plane) -> None:
+def test_values_stored_for_lazy_rows_are_freed_with_them(plane: dp.Plane) -> None:
     handles = [each for each in put_rows([inputs(seed) for seed in range(3)], plane=plane) if each is not None]
     before, rows = plane.stats().memory_used, [each.ref for each in handles]
     there = RemoteList.of("mm_train_inputs_list", [handles[:2], handles[2:]], SentRows(plane))
@@ -103,7 +103,7 @@ def test_what_was_put_of_handles_is_freed_with_them(plane: dp.Plane) -> None:
     assert len(plane.get(rows[2])) == 1
 
 
-def test_one_tensor_twice_in_a_list_is_put_once(plane: dp.Plane) -> None:
+def test_a_tensor_repeated_in_a_list_is_put_once(plane: dp.Plane) -> None:
     tensor = torch.rand(100, 1000)
     there = RemoteList.of("x", [tensor, tensor[:2], tensor], SentRows(plane))
     assert same(list(there), [tensor, tensor[:2], tensor])
@@ -113,17 +113,17 @@ def test_one_tensor_twice_in_a_list_is_put_once(plane: dp.Plane) -> None:
 @pytest.mark.parametrize(
     "odd", [torch.rand(2, requires_grad=True), torch.rand(2).to_sparse(), torch.empty(0, 3), {1}, 1]
 )
-def test_what_no_column_holds_stays_in_the_list(plane: dp.Plane, odd: Any) -> None:
+def test_values_that_no_column_can_hold_remain_in_the_list(plane: dp.Plane, odd: Any) -> None:
     there = RemoteList.of("x", [odd, torch.rand(2)], SentRows(plane))
     assert there[0] is odd or same(there[0], odd)
 
 
-def test_experiences_in_lists_go_too(plane: dp.Plane) -> None:
+def test_experiences_in_nested_lists_round_trip(plane: dp.Plane) -> None:
     given = [[experience(2, mm_train_inputs=[])], [], [experience(1, mm_train_inputs=[]), None]]
     assert same(list(RemoteList.of("x", given, SentRows(plane))), given)
 
 
-def test_an_experience_that_stays_in_the_list_is_itself_beside_those_that_do_not(plane: dp.Plane) -> None:
+def test_an_experience_that_is_not_stored_remains_in_the_list_unchanged(plane: dp.Plane) -> None:
     given = [experience(3, 7, seed=i) for i in range(3)]
     given[1].sequences = given[1].sequences.to(torch.float32).requires_grad_()
     there = RemoteList.of("experience", given, SentRows(plane))
@@ -132,7 +132,7 @@ def test_an_experience_that_stays_in_the_list_is_itself_beside_those_that_do_not
     assert same([there[0].sequences, there[2].sequences], [given[0].sequences, given[2].sequences])
 
 
-def test_slices_are_of_the_same_items(plane: dp.Plane) -> None:
+def test_slices_of_a_remote_list_have_the_same_items(plane: dp.Plane) -> None:
     given = [experience(1 + i % 3, 5 + i, seed=i) for i in range(7)]
     there = RemoteList.of("experience", given, SentRows(plane))
     for start, stop in ((0, 7), (2, 5), (6, 9), (3, 3), (-2, None)):
@@ -147,7 +147,7 @@ def test_slices_are_of_the_same_items(plane: dp.Plane) -> None:
         there[::2]
 
 
-def test_true_is_not_one(plane: dp.Plane) -> None:
+def test_booleans_and_numbers_remain_distinct(plane: dp.Plane) -> None:
     given = [True, 1, 1.0, 0, False, "1", None, [True], [1], -0.0, 0.0]
     assert same(list(RemoteList.of("x", given, SentRows(plane))), given)
     assert str(list(RemoteList.of("x", given, SentRows(plane)))) == str(given)

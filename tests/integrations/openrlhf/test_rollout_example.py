@@ -16,7 +16,9 @@ def put_mib(lines: list[str]) -> float:
 
 
 @pytest.mark.long
-def test_by_reference_as_by_value(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_has_the_same_loss_by_reference_as_by_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
     monkeypatch.setenv("PYTHONPATH", "")  # which it changes
     main(["--prompts", "2", "--answers", "2", "--side", "112", "--steps", "1"])

@@ -43,13 +43,13 @@ def test_messages_that_overtake_each_other_are_put_in_order() -> None:
     assert [link.receive(wait=False) for _ in range(5)] == [b"\0", b"\1", b"\2", b"\3", None]
 
 
-def test_without_ray_it_is_told() -> None:
+def test_pipeline_actors_without_ray_are_misuse() -> None:
     with pytest.raises(dp.Misuse, match=r"ray\.init"):
         Actors(Functions(PIPELINE))
 
 
 @pytest.mark.usefixtures("driver")
-def test_actors_do_a_plan_and_one_that_is_killed_is_replaced() -> None:
+def test_actors_execute_a_plan_and_a_killed_one_is_replaced() -> None:
     rows = Rows.of([1] * 8)
     plan = fifo(PIPELINE, rows, Cluster.uniform(2), {"double": [0], "add": [1]}, in_turn(rows, 4))
     door.up(dp.NodeConfig(memory="32MiB", spill=0, prewarm=0))

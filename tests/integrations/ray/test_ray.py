@@ -114,7 +114,7 @@ def test_each_ray_node_has_a_node_and_all_know_each_other(two: Any) -> None:
     assert f"tcp://{ray.nodes()[0]['NodeManagerAddress']}:0" in cluster
 
 
-def test_a_plain_shell_finds_them(two: Any) -> None:
+def test_the_status_command_lists_nodes_of_a_ray_job(two: Any) -> None:
     addresses = [on(place, look)[0] for place in places()]
     shell = [sys.executable, "-m", "dataplane.cli", "status"]
     said = subprocess.run(shell, capture_output=True, text=True, timeout=60).stderr
@@ -133,7 +133,7 @@ def test_references_pass_through_ray(two: Any) -> None:
         assert on(there, read, ray.put(ref)) == [4, 5]
 
 
-def test_in_an_actor_and_with_asyncio(two: Any) -> None:
+def test_an_asynchronous_actor_reads_references(two: Any) -> None:
     class Reader:
         async def __init__(self) -> None:
             self.plane = None
@@ -146,7 +146,7 @@ def test_in_an_actor_and_with_asyncio(two: Any) -> None:
     assert ray.get(reader.read.remote(put([7])), timeout=60) == [7]
 
 
-def test_figures_are_metrics_of_ray(two: Any) -> None:
+def test_node_statistics_are_exported_as_ray_metrics(two: Any) -> None:
     import re
     import urllib.request
 
@@ -164,7 +164,7 @@ def test_figures_are_metrics_of_ray(two: Any) -> None:
         eventually(exported, "Ray exports the node's figures", timeout_s=90)
 
 
-def test_a_node_whose_process_is_killed_is_there_again(two: Any) -> None:
+def test_a_killed_node_process_is_restarted(two: Any) -> None:
     here, there = places()
     all_know_each_other(2)
     old, pid, _ = on(there, look)
@@ -181,7 +181,7 @@ def test_a_node_whose_process_is_killed_is_there_again(two: Any) -> None:
 
 
 @pytest.mark.parametrize("whose", ["_DataplaneHost", *long("_DataplaneManager")])
-def test_an_actor_that_is_killed_is_there_again(two: Any, whose: str) -> None:
+def test_a_killed_node_actor_or_manager_is_restarted(two: Any, whose: str) -> None:
     """That of a Ray node takes its node with it, the manager takes all."""
     before = {on(place, look)[1] for place in places()}
     ours = psutil.Process().children(recursive=True)  # other jobs on this machine have such actors too
@@ -201,7 +201,7 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-def test_ray_nodes_come_and_go(two: Any) -> None:
+def test_nodes_follow_added_and_removed_ray_nodes(two: Any) -> None:
     _, there = places()
     third = two.add_node(**NODE)
     all_know_each_other(3)
@@ -228,7 +228,7 @@ def etcd_directory(pids: list[int]) -> Path:
 
 
 @pytest.mark.long
-def test_down_and_up_again_with_other_settings(two: Any, tmp_path: Path) -> None:
+def test_nodes_are_stopped_and_started_with_other_settings(two: Any, tmp_path: Path) -> None:
     """Settings that a host can not meet are refused by `up` and by who connects. Transports and a key are taken as by
     nodes that are started by hand."""
     from dataplane.client.cluster_node_process import new_key
@@ -267,7 +267,7 @@ class Trainer:
 
 
 @pytest.mark.long
-def test_up_in_an_actor_they_end_with_it(job: Any) -> None:
+def test_nodes_started_by_an_actor_end_with_it(job: Any) -> None:
     trainer = ray.remote(num_cpus=0)(Trainer).remote()
     pids = {ray.get(trainer.up.remote(), timeout=90)}
     pids |= {on(place, look)[1] for place in places()}
@@ -303,7 +303,7 @@ DRIVER = """
 
 
 @pytest.mark.parametrize("how", [*long("shutdown", "exit"), "killed"])
-def test_a_job_has_nodes_of_its_own_and_leaves_nothing(two: Any, how: str) -> None:
+def test_a_job_has_separate_nodes_and_leaves_nothing(two: Any, how: str) -> None:
     """Nor does one need to call `up` in the driver: the first `connect` does. Another job keeps its nodes."""
     mine = {on(place, look)[1] for place in places()}
     command = [sys.executable, "-c", textwrap.dedent(DRIVER), two.address, how]
@@ -321,7 +321,7 @@ def test_a_job_has_nodes_of_its_own_and_leaves_nothing(two: Any, how: str) -> No
     assert {on(place, look)[1] for place in places()} == mine, "the end of one is not that of the other"
 
 
-def test_the_data_of_a_job_whose_etcd_ran_on_another_host(job: Any, tmp_path: Path) -> None:
+def test_a_data_directory_whose_etcd_ran_on_an_absent_host_is_refused(job: Any, tmp_path: Path) -> None:
     from dataplane.client.cluster_node_process import new_key
 
     (tmp_path / "key").write_bytes(new_key())
@@ -332,7 +332,7 @@ def test_the_data_of_a_job_whose_etcd_ran_on_another_host(job: Any, tmp_path: Pa
         door.up(dp.NodeConfig(**SMALL, data_dir=str(tmp_path / "data")), key=tmp_path / "key")
 
 
-def test_without_ray(cluster: Any) -> None:
+def test_ray_calls_without_ray_are_misuse(cluster: Any) -> None:
     ray.shutdown()
     for use in (lambda: dp.connect("ray"), door.up, door.down):
         with pytest.raises(dp.Misuse, match=r"ray\.init"):
@@ -361,7 +361,7 @@ DURABLE = """
 
 
 @pytest.mark.long
-def test_what_is_durable_is_there_in_the_next_job(tmp_path: Path) -> None:
+def test_durable_streams_are_recovered_by_the_next_job(tmp_path: Path) -> None:
     from dataplane.client.cluster_node_process import new_key
 
     (tmp_path / "key").write_bytes(new_key())

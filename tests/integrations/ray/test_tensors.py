@@ -138,7 +138,7 @@ def nothing_is_left(plane: Any) -> None:
     eventually(lambda: plane.stats().shards == 0, "what was returned is freed", ANSWER_S)
 
 
-def test_what_is_returned_arrives(maker: Any, reader: Any) -> None:
+def test_returned_tensors_of_every_kind_arrive(maker: Any, reader: Any) -> None:
     with dp.connect("ray") as plane:
         ref = maker.many.remote()
         first = answer(reader.sum.remote(ref))
@@ -166,7 +166,7 @@ def test_what_is_returned_arrives(maker: Any, reader: Any) -> None:
         assert answer(reader.still.remote()) == first[1], "a reader keeps what it holds"
 
 
-def test_a_reader_passes_on_what_it_was_passed(maker: Any, two: list[str]) -> None:
+def test_an_actor_returns_tensors_that_it_received(maker: Any, two: list[str]) -> None:
     other = actor(Maker, two[0])
     with dp.connect("ray") as plane:
         ref = other.pass_on.remote(maker.many.remote())
@@ -176,7 +176,7 @@ def test_a_reader_passes_on_what_it_was_passed(maker: Any, two: list[str]) -> No
     ray.kill(other)
 
 
-def test_what_was_put_by_ray_put(maker: Any, reader: Any) -> None:
+def test_tensors_put_by_ray_put_arrive(maker: Any, reader: Any) -> None:
     with dp.connect("ray") as plane:
         ref = ray.put([torch.arange(5)], _tensor_transport="DATAPLANE")
         assert answer(reader.look.remote(ref))[0].tolist() == [0, 1, 2, 3, 4]
@@ -184,7 +184,7 @@ def test_what_was_put_by_ray_put(maker: Any, reader: Any) -> None:
         nothing_is_left(plane)
 
 
-def test_into_buffers_of_the_receivers_own(maker: Any) -> None:
+def test_tensors_are_received_into_given_buffers(maker: Any) -> None:
     from ray.experimental import set_target_for_ref
 
     ref = maker.large.remote(1000)
@@ -194,7 +194,7 @@ def test_into_buffers_of_the_receivers_own(maker: Any) -> None:
     assert not buffer.any()
 
 
-def test_a_maker_that_is_killed_leaves_nothing(maker: Any, two: list[str]) -> None:
+def test_tensors_of_a_killed_producer_are_freed_and_lost(maker: Any, two: list[str]) -> None:
     killed = actor(Maker, two[0])
     with dp.connect("ray") as plane:
         ref = killed.many.remote()
@@ -207,7 +207,7 @@ def test_a_maker_that_is_killed_leaves_nothing(maker: Any, two: list[str]) -> No
         assert answer(maker.many.remote())["number"] == 7, "others are as they were"
 
 
-def test_what_is_refused_says_so_and_ends_no_actor(maker: Any, reader: Any) -> None:
+def test_refused_tensors_raise_typed_errors_and_end_no_actor(maker: Any, reader: Any) -> None:
     with pytest.raises(dp.SchemaMismatch, match="to_dense"):
         answer(reader.look.remote(maker.sparse.remote()))
     with pytest.raises(dp.LimitExceeded, match="memory budget"):
@@ -215,7 +215,7 @@ def test_what_is_refused_says_so_and_ends_no_actor(maker: Any, reader: Any) -> N
     assert answer(reader.look.remote(maker.nothing.remote())) == "no tensors"
 
 
-def test_it_is_registered_once_and_kept(two: list[str]) -> None:
+def test_the_tensor_transport_is_registered_once(two: list[str]) -> None:
     ray_tensors.register()
     from ray.experimental.rdt.util import get_tensor_transport_manager
 
@@ -232,7 +232,7 @@ def test_it_is_registered_once_and_kept(two: list[str]) -> None:
         transport.send_multiple_tensors([], first, None)
 
 
-def test_without_nodes_it_says_what_to_do(two: list[str]) -> None:
+def test_tensors_without_running_nodes_raise_peer_unavailable_with_a_remedy(two: list[str]) -> None:
     door.down()
     made = actor(Maker, two[0], connected=False)
     with pytest.raises(dp.PeerUnavailable, match=r"ray\.up\(\)"):

@@ -54,7 +54,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory, columns: dict[str, Any])
     return path
 
 
-def test_pandas_reads_it(recording: Path, columns: dict[str, Any]) -> None:
+def test_pandas_reads_a_recording(recording: Path, columns: dict[str, Any]) -> None:
     import pandas as pd
 
     frame = pd.read_parquet(recording / "rows")
@@ -73,7 +73,7 @@ def test_pandas_reads_it(recording: Path, columns: dict[str, Any]) -> None:
     assert len(media) == 1
 
 
-def test_datasets_reads_it(
+def test_datasets_reads_a_recording(
     recording: Path, columns: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -62,7 +62,7 @@ def trajectory(i: int) -> dict[str, Any]:
     return {"ids": torch.arange(i % 7 + 1), "score": torch.tensor(float(i)), "turns": [{"role": "user", "n": i}]}
 
 
-def test_rows_are_those_that_single_puts_would_have_made(ours: Any, pid: str, puts: list[int]) -> None:
+def test_coalesced_puts_store_the_same_rows_as_single_puts(ours: Any, pid: str, puts: list[int]) -> None:
     calls = [ours.async_kv_put(f"k{i}", pid, trajectory(i), {"i": i}) for i in range(200)]
     metas = gathered(calls)
     assert [meta.keys for meta in metas] == [[f"k{i}"] for i in range(200)]
@@ -83,7 +83,7 @@ def test_rows_are_those_that_single_puts_would_have_made(ours: Any, pid: str, pu
 
 
 @pytest.mark.parametrize("nbytes", [1, 64 << 10])
-def test_one_that_can_not_be_made_fails_alone(ours: Any, pid: str, nbytes: int) -> None:
+def test_an_invalid_put_among_coalesced_ones_fails_alone(ours: Any, pid: str, nbytes: int) -> None:
     def fields(i: int) -> dict[str, Any]:
         said = b"x" * nbytes
         return {**trajectory(i), "messages": [object(), said] if i == 3 else [{"content": said}]}
@@ -102,7 +102,7 @@ def with_images(prompt: int, number: int) -> TensorDict:
     return fields
 
 
-def test_rows_that_come_one_after_another_are_laid_out_at_once_and_are_the_same(
+def test_consecutive_single_puts_use_the_fast_layout_and_store_the_same_rows(
     ours: Any, pid: str, singly: list[str]
 ) -> None:
     """Small ones all; of those with images all but the first of a prompt, which is there then."""
@@ -130,7 +130,7 @@ def test_rows_that_come_one_after_another_are_laid_out_at_once_and_are_the_same(
     assert ours.kv_batch_get(keys, f"{pid}-images")["number"].tolist() == [number for _, number in pairs]
 
 
-def test_small_rows_do_not_wait_for_large_ones_that_wait_for_room(
+def test_small_puts_do_not_wait_for_large_puts_that_wait_for_memory(
     ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, whole = threading.Event(), row_access.put
@@ -187,7 +187,7 @@ def test_rows_are_cleared_while_any_number_of_puts_waits(ours: Any, pid: str, ca
     assert asyncio.run(cleared()) == {pid: {}}
 
 
-def test_puts_of_one_key_are_made_in_the_order_in_which_they_were_asked_for(ours: Any, pid: str) -> None:
+def test_puts_of_one_key_are_performed_in_order(ours: Any, pid: str) -> None:
     calls = []
     for turn in range(20):
         calls.append(ours.async_kv_put("k", pid, tag={"turn": turn}))
@@ -198,7 +198,7 @@ def test_puts_of_one_key_are_made_in_the_order_in_which_they_were_asked_for(ours
     assert ours.kv_batch_get("k", pid)["x"].tolist() == [19]
 
 
-def test_puts_go_on_after_the_threads_of_the_process_were_ended(
+def test_puts_continue_after_the_thread_pool_was_shut_down(
     ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when another thread closes and begins anew between the choice of the threads and their use."""
@@ -210,7 +210,7 @@ def test_puts_go_on_after_the_threads_of_the_process_were_ended(
     assert ours.kv_batch_get("k", pid)["x"].tolist() == [1]
 
 
-def test_a_forked_child_has_puts_of_its_own(ours: Any, pid: str) -> None:
+def test_a_forked_child_can_put_rows(ours: Any, pid: str) -> None:
     gathered([ours.async_kv_put("a", pid, trajectory(1))])
     child = os.fork()
     if not child:

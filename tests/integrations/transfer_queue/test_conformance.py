@@ -45,7 +45,7 @@ def got(data: TensorDict, name: str) -> list[Any]:
 # by key
 
 
-def test_what_is_put_by_key_is_got_by_key(tq: Any, pid: str) -> None:
+def test_rows_put_by_key_are_read_by_key(tq: Any, pid: str) -> None:
     tq.kv_batch_put(KEYS, pid, fields=batch())
     data = tq.kv_batch_get(KEYS, pid)
     assert data.batch_size == (4,)
@@ -88,7 +88,7 @@ def test_tags_are_put_and_listed_without_fields(tq: Any, pid: str) -> None:
         tq.kv_batch_get("uid", pid)
 
 
-def test_what_is_cleared_is_gone(tq: Any, pid: str) -> None:
+def test_cleared_rows_are_removed(tq: Any, pid: str) -> None:
     tq.kv_batch_put(KEYS, pid, fields=batch(), tags=[{}] * 4)
     tq.kv_clear(["b", "c", "never there"], pid)
     assert sorted(tq.kv_list(pid)[pid]) == ["a", "d"]
@@ -124,12 +124,12 @@ def test_a_field_that_no_row_has_is_left_out(tq: Any, pid: str) -> None:
         pytest.param(lambda tq, pid: tq.kv_batch_get_by_meta(tq.KVBatchMeta(["a"], [{}])), id="no partition"),
     ],
 )
-def test_what_can_not_be_meant_is_a_value_error(tq: Any, pid: str, wrong: Any) -> None:
+def test_invalid_arguments_are_value_errors(tq: Any, pid: str, wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"."):
         wrong(tq, pid)
 
 
-def test_a_put_gives_a_meta_to_get_by(tq: Any, pid: str) -> None:
+def test_the_metadata_returned_by_a_put_reads_its_rows(tq: Any, pid: str) -> None:
     meta = tq.kv_batch_put(KEYS, pid, fields=batch())
     assert got(tq.kv_batch_get_by_meta(meta), "score") == [0.0, 1.0, 2.0, 3.0]
     part = meta.select_keys(["c", "b"])
@@ -138,7 +138,7 @@ def test_a_put_gives_a_meta_to_get_by(tq: Any, pid: str) -> None:
         tq.kv_batch_get_by_meta(part, "nothing")
 
 
-def test_the_twins_do_the_same(tq: Any, pid: str) -> None:
+def test_the_asynchronous_key_value_calls_behave_like_the_synchronous_ones(tq: Any, pid: str) -> None:
     async def work() -> Any:
         await tq.async_kv_batch_put(KEYS, pid, fields=batch())
         await asyncio.gather(*(tq.async_kv_put(key, pid, tag={"seen": True}) for key in KEYS))
@@ -155,7 +155,7 @@ def test_the_twins_do_the_same(tq: Any, pid: str) -> None:
     assert got(left, "score") == [2.0, 3.0]
 
 
-def test_a_parser_changes_what_is_put(tq: Any, pid: str) -> None:
+def test_a_data_parser_transforms_the_fields_of_a_put(tq: Any, pid: str) -> None:
     def parse(fields: dict[str, Any]) -> dict[str, Any]:
         fields["answer"] = [text.upper() for text in fields["answer"]]
         return fields
@@ -166,7 +166,7 @@ def test_a_parser_changes_what_is_put(tq: Any, pid: str) -> None:
 
 @pytest.mark.parametrize("call", ["kv_put", "async_kv_put"])
 @pytest.mark.parametrize("whole", [False, True], ids=["a dict", "a TensorDict"])
-def test_a_parser_changes_what_is_put_by_one_key(tq: Any, pid: str, call: str, *, whole: bool) -> None:
+def test_a_data_parser_transforms_the_fields_of_a_single_row(tq: Any, pid: str, call: str, *, whole: bool) -> None:
     """It gets columns of one row."""
 
     def parse(fields: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def test_rows_put_without_keys_are_fetched_once_a_task(tq: Any, pid: str) -> Non
     assert [sample.custom_meta["w"] for sample in other.samples] == [0, 1, 2, 3]
 
 
-def test_a_task_that_wants_too_much_is_told_so(tq: Any, pid: str) -> None:
+def test_a_request_for_more_rows_than_ready_is_an_error(tq: Any, pid: str) -> None:
     client = tq.get_client()
     client.put(batch(), partition_id=pid)
     with pytest.raises(RuntimeError, match=r"."):
@@ -247,7 +247,7 @@ def test_force_fetch_gives_all_rows_ready_or_not(tq: Any, pid: str) -> None:
     assert not meta.is_ready
 
 
-def test_what_has_been_produced_and_consumed_is_told(tq: Any, pid: str) -> None:
+def test_production_and_consumption_status_are_reported(tq: Any, pid: str) -> None:
     client = tq.get_client()
     assert tq.kv_list(pid) == {}
     assert client.get_production_status(["ids"], pid) == (None, None)
@@ -281,7 +281,7 @@ def test_samples_and_partitions_are_cleared(tq: Any, pid: str) -> None:
     assert client.get_consumption_status("train", pid) == (None, None)
 
 
-def test_keys_and_metas_lead_to_each_other(tq: Any, pid: str) -> None:
+def test_keys_and_metadata_are_converted_into_each_other(tq: Any, pid: str) -> None:
     client = tq.get_client()
     tq.kv_batch_put(KEYS, pid, fields=batch())
     meta = client.kv_retrieve_meta(["c", "a"], pid)
@@ -297,18 +297,18 @@ def test_keys_and_metas_lead_to_each_other(tq: Any, pid: str) -> None:
 
 
 @pytest.mark.parametrize("keys", [[], 3, ["a", 1], None], ids=repr)
-def test_what_are_no_keys(tq: Any, pid: str, keys: Any) -> None:
+def test_invalid_keys_are_refused(tq: Any, pid: str, keys: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         tq.get_client().kv_retrieve_meta(keys, pid)
 
 
 @pytest.mark.parametrize("indexes", [[], "a", ["a"]], ids=repr)
-def test_what_are_no_indexes(tq: Any, pid: str, indexes: Any) -> None:
+def test_invalid_indexes_are_refused(tq: Any, pid: str, indexes: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         tq.get_client().kv_retrieve_keys(indexes, pid)
 
 
-def test_a_put_without_a_place_is_a_value_error(tq: Any) -> None:
+def test_a_put_without_partition_or_metadata_is_a_value_error(tq: Any) -> None:
     assert tq.get_client().get_data(tq.BatchMeta.empty()).batch_size == (0,)
     with pytest.raises(ValueError, match="partition_id"):
         tq.get_client().put(batch())
@@ -316,7 +316,7 @@ def test_a_put_without_a_place_is_a_value_error(tq: Any) -> None:
         tq.get_client().put(batch(), metadata=tq.BatchMeta.empty())
 
 
-def test_the_clients_twins_do_the_same(tq: Any, pid: str) -> None:
+def test_the_asynchronous_client_calls_behave_like_the_synchronous_ones(tq: Any, pid: str) -> None:
     async def work() -> Any:
         client = tq.get_client()
         put = await client.async_put(batch(), partition_id=pid)

@@ -27,7 +27,7 @@ def dense(rows: int = 4, width: int = 3) -> TensorDict:
     return TensorDict({"x": torch.arange(rows * width, dtype=torch.float32).view(rows, width)}, batch_size=[rows])
 
 
-def test_what_was_put_dense_comes_back_dense(ours: Any, pid: str) -> None:
+def test_dense_fields_are_read_dense(ours: Any, pid: str) -> None:
     put = dense()
     ours.kv_batch_put(KEYS, pid, fields=put)
     found = ours.kv_batch_get(KEYS[::-1], pid)["x"]
@@ -48,7 +48,7 @@ def test_clearing_all_rows_but_one_frees_their_memory(ours: Any, pid: str) -> No
     assert ours.kv_batch_get("k0", pid)["x"].shape == (1, 1 << 12)
 
 
-def test_a_task_that_waits_keeps_nobody_waiting(ours: Any, pid: str) -> None:
+def test_a_waiting_task_does_not_block_other_calls(ours: Any, pid: str) -> None:
     client = ours.get_client()
     client.put(dense(), partition_id=pid)
     started, found = threading.Event(), []
@@ -69,7 +69,7 @@ def test_a_task_that_waits_keeps_nobody_waiting(ours: Any, pid: str) -> None:
     assert found[0].size == 6
 
 
-def test_too_few_rows_are_told_at_the_deadline(ours: Any, pid: str) -> None:
+def test_too_few_rows_raise_not_ready_at_the_deadline(ours: Any, pid: str) -> None:
     client = ours.get_client()
     client.put(dense(), partition_id=pid)
     with pytest.raises(ours.NoSampleInTime, match=r"wants 5 rows .* could have 4") as caught:
@@ -78,19 +78,19 @@ def test_too_few_rows_are_told_at_the_deadline(ours: Any, pid: str) -> None:
     assert isinstance(caught.value, RuntimeError)
 
 
-def test_an_unknown_key_is_no_shorter_batch(ours: Any, pid: str) -> None:
+def test_an_unknown_key_is_an_error_and_not_a_shorter_batch(ours: Any, pid: str) -> None:
     ours.kv_batch_put(KEYS, pid, fields=dense())
     with pytest.raises(ours.NotThere, match=r"1 of 2 keys are not in partition .* the first is 'never'"):
         ours.kv_batch_get(["k0", "never"], pid)
 
 
-def test_no_known_field_is_no_empty_batch(ours: Any, pid: str) -> None:
+def test_a_read_of_unknown_fields_is_an_error_and_not_an_empty_batch(ours: Any, pid: str) -> None:
     ours.kv_batch_put(KEYS, pid, fields=dense())
     with pytest.raises(ours.NotThere, match=r"none of the fields never"):
         ours.kv_batch_get(KEYS, pid, "never")
 
 
-def test_rows_cleared_after_the_look_up_are_told(ours: Any, pid: str) -> None:
+def test_a_read_of_rows_cleared_after_the_lookup_is_an_error(ours: Any, pid: str) -> None:
     client = ours.get_client()
     meta = client.put(dense(), partition_id=pid)
     client.clear_samples(meta[1:2])
@@ -101,7 +101,7 @@ def test_rows_cleared_after_the_look_up_are_told(ours: Any, pid: str) -> None:
         client.put(TensorDict({"y": torch.ones(4)}, batch_size=[4]), metadata=meta)
 
 
-def test_rows_without_a_users_key_have_none_to_tell(ours: Any, pid: str) -> None:
+def test_a_key_lookup_of_rows_without_keys_is_an_error(ours: Any, pid: str) -> None:
     client = ours.get_client()
     meta = client.put(dense(), partition_id=pid)
     assert ours.kv_list(pid) == {pid: {}}
@@ -119,7 +119,7 @@ def test_an_emptied_partition_can_be_cleared(ours: Any, pid: str) -> None:
     assert pid not in client.get_partition_list()
 
 
-def test_an_index_is_never_given_again(ours: Any, pid: str) -> None:
+def test_row_indexes_are_never_reused(ours: Any, pid: str) -> None:
     client = ours.get_client()
     first = client.put(dense(), partition_id=pid)
     client.clear_samples(first)
@@ -145,7 +145,7 @@ def test_rows_may_differ_in_dtype_and_kind(ours: Any, pid: str) -> None:
     "value",
     [pytest.param(len, id="function"), pytest.param(object(), id="object"), pytest.param(threading.Lock(), id="lock")],
 )
-def test_what_can_not_be_carried_is_told(ours: Any, pid: str, value: Any) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_with_its_row(ours: Any, pid: str, value: Any) -> None:
     with pytest.raises(dp.SchemaMismatch, match=r"column 'x', row 0: cannot hold"):
         ours.kv_put("a", pid, fields={"x": value})
     with pytest.raises(dp.SchemaMismatch, match=r"column 'x', row 1: cannot hold"):
@@ -169,13 +169,13 @@ def test_a_class_that_the_reader_lacks_is_named(ours: Any, pid: str, monkeypatch
     assert ours.kv_batch_get(["c", "a", "b"], pid)["x"][2]["level"] is made.Level.HIGH
 
 
-def test_a_tag_that_can_not_be_carried_is_told(ours: Any, pid: str) -> None:
+def test_a_tag_that_cannot_be_stored_is_misuse(ours: Any, pid: str) -> None:
     with pytest.raises(dp.Misuse, match="tag"):
         ours.kv_put("a", pid, tag={"x": object()})
     assert ours.kv_list(pid) == {}
 
 
-def test_more_than_fits_waits_and_is_told_who_holds_the_memory(ours: Any, pid: str) -> None:
+def test_a_put_larger_than_the_memory_budget_is_refused(ours: Any, pid: str) -> None:
     with pytest.raises(dp.LimitExceeded, match="memory budget"):
         rows = torch.arange(4, dtype=torch.uint8)[:, None].repeat(1, 64 << 20)  # equal ones are stored once
         ours.kv_batch_put(KEYS, pid, fields=TensorDict({"x": rows}, [4]))
@@ -196,7 +196,7 @@ def fetch(ours: Any, pid: str, rows: int, sampler: Any, **config: Any) -> Any:
     return sampling.fetch(session().partition(pid), ["x"], rows, "train", sampler, config, 0.0)
 
 
-def test_groups_are_never_mixed_where_a_row_is_missing(ours: Any, pid: str) -> None:
+def test_groups_are_not_mixed_when_a_row_is_missing(ours: Any, pid: str) -> None:
     """TransferQueue's sampler takes any consecutive indexes: with row 1 not ready, it gives 2, 3, 4 of two prompts."""
     client = ours.get_client()
     meta = client.get_meta(["x"], 6, pid, mode="insert")
@@ -207,7 +207,7 @@ def test_groups_are_never_mixed_where_a_row_is_missing(ours: Any, pid: str) -> N
     assert fetch(ours, pid, 3, sampler) is None
 
 
-def test_groups_are_never_mixed_where_a_prompt_has_fewer_rows(ours: Any, pid: str) -> None:
+def test_groups_are_not_mixed_when_a_prompt_has_fewer_rows(ours: Any, pid: str) -> None:
     client, sampler = ours.get_client(), GRPOGroupNSampler(3)
     client.put(dense(2), partition_id=pid)  # one rollout of this prompt failed
     whole = client.put(dense(6), partition_id=pid)
@@ -216,7 +216,7 @@ def test_groups_are_never_mixed_where_a_prompt_has_fewer_rows(ours: Any, pid: st
     assert fetch(ours, pid, 3, sampler) is None
 
 
-def test_groups_are_told_by_a_tag(ours: Any, pid: str) -> None:
+def test_groups_are_identified_by_a_tag(ours: Any, pid: str) -> None:
     """Rows that come one by one, as rollouts end, in whatever order."""
     for key, uid in [("a", 1), ("b", 2), ("c", 1), ("d", 3), ("e", 2), ("f", 1)]:
         ours.kv_put(key, pid, fields={"x": torch.zeros(1)}, tag={"uid": uid})
@@ -252,7 +252,7 @@ def test_ranks_that_name_the_same_batch_get_the_same_rows(ours: Any, pid: str) -
     assert batch(0, 0) == put.global_indexes[:2]
 
 
-def test_a_sampler_of_the_users_own(ours: Any, pid: str) -> None:
+def test_a_custom_sampler_selects_and_consumes_rows(ours: Any, pid: str) -> None:
     class Last(ours.BaseSampler):
         """The last rows; one of them may come again."""
 

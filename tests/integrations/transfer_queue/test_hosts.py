@@ -81,7 +81,7 @@ def batch() -> Any:
     return TensorDict({"x": torch.arange(6).view(3, 2)}, batch_size=[3])
 
 
-def test_a_partition_is_at_another_host_and_survives_it(hosts: list[ClusterNode]) -> None:
+def test_a_partition_led_by_another_host_survives_its_death(hosts: list[ClusterNode]) -> None:
     tq.init()
     name = far_partition(hosts)
     tq.kv_batch_put(KEYS, name, fields=batch(), tags=[{"i": i} for i in range(3)])

@@ -41,19 +41,19 @@ def program(nursery: Nursery) -> Callable[..., Process]:
     return lambda code, **environment: nursery.process(HEAD + textwrap.dedent(code), **{**nothing, **environment})
 
 
-def test_a_wrong_partition(ours: Any, pid: str) -> None:
+def test_a_wrong_partition_is_reported_with_a_suggestion(ours: Any, pid: str) -> None:
     ours.kv_put("a", f"{pid}_train", tag={})
     with pytest.raises(ours.NotThere, match=f"no partition '{pid}_trian'.* did you mean '{pid}_train'"):
         ours.kv_batch_get("a", f"{pid}_trian")
 
 
-def test_a_field_that_is_missing(ours: Any, pid: str) -> None:
+def test_a_missing_field_is_reported_with_existing_fields(ours: Any, pid: str) -> None:
     ours.kv_put("a", pid, {"input_ids": torch.ones(3)})
     with pytest.raises(ours.NotThere, match="none of the fields input_id: put it first; its fields are input_ids"):
         ours.kv_batch_get("a", pid, "input_id")
 
 
-def test_no_node(program: Callable[..., Process]) -> None:
+def test_calls_before_init_raise_not_started_with_a_remedy(program: Callable[..., Process]) -> None:
     code = """
         found = []
         for call in (tq.get_client, lambda: tq.kv_list(), lambda: tq.save_checkpoint("x")):
@@ -72,7 +72,7 @@ def test_no_node(program: Callable[..., Process]) -> None:
         assert kinds == [True, True]
 
 
-def test_a_node_that_was_killed(program: Callable[..., Process]) -> None:
+def test_calls_to_a_killed_node_fail_until_the_next_init(program: Callable[..., Process]) -> None:
     """Nobody waits for it, and the next `init()` has another."""
     code = """
         tq.init(SMALL)
@@ -106,7 +106,7 @@ def test_a_node_that_was_killed(program: Callable[..., Process]) -> None:
         ({"backend": {"Dataplane": {"dense": True}}}, {"backend": {"Dataplane": {"dense": False}}}, "dense"),
     ],
 )
-def test_init_twice_that_says_otherwise(
+def test_a_second_init_with_other_settings_is_misuse(
     program: Callable[..., Process], node: str, first: Any, then: Any, match: str
 ) -> None:
     """Who says the same, or nothing, is told what holds."""
@@ -142,12 +142,14 @@ def test_init_twice_that_says_otherwise(
         ({"zzz": 1}, "there are enable, metrics, controller, backend"),
     ],
 )
-def test_a_setting_that_is_misspelt(ours: Any, conf: Any, match: str) -> None:
+def test_a_misspelt_setting_is_a_value_error(ours: Any, conf: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match.replace("?", r"\?")):
         ours.init(conf)
 
 
-def test_two_jobs_on_a_host(program: Callable[..., Process], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_jobs_on_one_host_share_keys_only_under_one_name(
+    program: Callable[..., Process], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """They never share keys unless they say so."""
     config = dp.NodeConfig(memory="16MiB", spill=0, prewarm=0)
     first = """
@@ -187,13 +189,13 @@ def test_two_jobs_on_a_host(program: Callable[..., Process], tmp_path_factory: p
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a:b", 7, "x" * 129])
-def test_what_is_no_name_of_a_job(ours: Any, name: Any) -> None:
+def test_an_invalid_job_name_is_a_value_error(ours: Any, name: Any) -> None:
     with pytest.raises(ValueError, match="a job's name is a text"):
         ours.init(job=name)
 
 
 @pytest.mark.long
-def test_ray_restarted(program: Callable[..., Process]) -> None:
+def test_calls_after_a_ray_restart_require_another_init(program: Callable[..., Process]) -> None:
     code = """
         import ray
         start = lambda: ray.init("local", num_cpus=1, include_dashboard=False, object_store_memory=128 << 20,
@@ -217,7 +219,7 @@ def test_ray_restarted(program: Callable[..., Process]) -> None:
         assert process.hear() == [{"p": {"b": {}}}, 1]
 
 
-def test_the_disk_is_full(program: Callable[..., Process]) -> None:
+def test_a_full_disk_budget_is_backpressure_with_a_remedy(program: Callable[..., Process]) -> None:
     """Or what a node may use of it."""
     code = """
         tq.init({"backend": {"Dataplane": {"node": {"memory": "4MiB", "spill": "1MiB", "prewarm": 0}}}})
@@ -235,7 +237,7 @@ def test_the_disk_is_full(program: Callable[..., Process]) -> None:
     assert "more `memory` or `spill`" in said
 
 
-def test_a_put_that_fails_leaves_no_rows_where_they_are_grouped(program: Callable[..., Process]) -> None:
+def test_a_failed_put_with_a_group_sampler_leaves_no_rows(program: Callable[..., Process]) -> None:
     """They are made before the values are stored, and stayed, without any."""
     code = """
         tq.init({"controller": {"sampler": "GRPOGroupNSampler"}, **SMALL})
@@ -248,7 +250,7 @@ def test_a_put_that_fails_leaves_no_rows_where_they_are_grouped(program: Callabl
 
 
 @needs_root
-def test_another_user(program: Callable[..., Process], node: str) -> None:
+def test_a_node_of_another_user_is_refused_with_a_remedy(program: Callable[..., Process], node: str) -> None:
     code = """
         import dataplane.client.sync, dataplane.client.connection, transfer_queue
         os.setgid(65534); os.setuid(65534)
@@ -260,7 +262,7 @@ def test_another_user(program: Callable[..., Process], node: str) -> None:
     assert "start a node as this user" in said
 
 
-def test_more_memory_than_there_is(program: Callable[..., Process]) -> None:
+def test_a_memory_setting_beyond_the_host_is_refused(program: Callable[..., Process]) -> None:
     code = """
         tell(error_of(lambda: tq.init({"backend": {"Dataplane": {"node": {"memory": "900TiB", "spill": 0}}}})))
     """

@@ -36,7 +36,7 @@ def batch(rows: int) -> TensorDict:
 # global indexes
 
 
-def test_a_list_can_be_indexed_by_them(nursery: Nursery, node: str) -> None:
+def test_row_indexes_are_small_integers_in_each_job(nursery: Nursery, node: str) -> None:
     """They start at 0 in each job, and two partitions have different ones."""
     code = """
         told = []
@@ -56,7 +56,7 @@ def test_a_list_can_be_indexed_by_them(nursery: Nursery, node: str) -> None:
             assert max(more) < 1024
 
 
-def test_they_mean_the_same_rows_in_every_process(ours: Any, nursery: Nursery, node: str, pid: str) -> None:
+def test_row_indexes_denote_the_same_rows_in_every_process(ours: Any, nursery: Nursery, node: str, pid: str) -> None:
     client = ours.get_client()
     one = client.put(batch(300), partition_id=f"{pid}-one")
     other = client.put(batch(300), partition_id=f"{pid}-other")
@@ -74,7 +74,7 @@ tell([tq.get_client().get_data(meta)["x"].flatten().tolist(),
     assert indexes == other.global_indexes
 
 
-def test_an_index_of_another_partition_is_no_row(ours: Any, pid: str) -> None:
+def test_an_index_of_another_partition_denotes_no_row(ours: Any, pid: str) -> None:
     client = ours.get_client()
     one = client.put(batch(2), partition_id=f"{pid}-one")
     client.put(batch(2), partition_id=f"{pid}-other")
@@ -85,7 +85,7 @@ def test_an_index_of_another_partition_is_no_row(ours: Any, pid: str) -> None:
     assert client.get_meta(["x"], partition_id=f"{pid}-other", mode="force_fetch").size == 2
 
 
-def test_the_configuration_that_recipes_read_is_what_init_takes(ours: Any) -> None:
+def test_init_accepts_the_packaged_configuration_of_transfer_queue(ours: Any) -> None:
     conf = OmegaConf.load(resources.files("transfer_queue") / "config.yaml")
     agreed = ours.init(conf)
     assert agreed.controller.sampler == conf.controller.sampler
@@ -95,7 +95,7 @@ def test_the_configuration_that_recipes_read_is_what_init_takes(ours: Any) -> No
 # figures
 
 
-def test_the_jobs_figures_are_served(nursery: Nursery, node: str) -> None:
+def test_job_metrics_are_served_to_all_processes_until_close(nursery: Nursery, node: str) -> None:
     """To any process that asks where; until the one that serves them leaves."""
     code = """
 tq.init({"metrics": {"enabled": True}}, job="served")
@@ -125,7 +125,7 @@ tell(tq.get_metrics_endpoint())
     assert float(figures["dataplane_memory_budget"]) > 0
 
 
-def test_the_figures_served_are_those_of_the_job_that_was_joined_last(nursery: Nursery, node: str) -> None:
+def test_served_metrics_are_those_of_the_last_joined_job(nursery: Nursery, node: str) -> None:
     code = """
 for job in ("joined first", "joined last"):
     tq.init({"metrics": {"enabled": True}}, job=job)
@@ -141,10 +141,10 @@ tell(tq.get_metrics_endpoint()); sys.stdin.readline()
     assert "of the job joined first" not in page
 
 
-def test_without_metrics_there_is_no_endpoint(ours: Any) -> None:
+def test_a_job_without_metrics_has_no_metrics_endpoint(ours: Any) -> None:
     assert ours.get_metrics_endpoint() is None
 
 
-def test_a_port_that_is_taken_is_told(ours: Any, taken: int) -> None:
+def test_an_occupied_metrics_port_is_misuse(ours: Any, taken: int) -> None:
     with pytest.raises(Misuse, match=r"metrics\.port"):
         ours.init({"metrics": {"enabled": True, "port": taken}})

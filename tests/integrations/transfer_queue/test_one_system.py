@@ -37,7 +37,7 @@ def driver(nursery: Nursery, cluster: str) -> Callable[[str], Process]:
     return lambda code: nursery.process(RAY + textwrap.dedent(code), RAY=cluster, **nothing)
 
 
-def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callable[[str], Process]) -> None:
+def test_workers_that_import_transfer_queue_use_the_plane_of_the_job(driver: Callable[[str], Process]) -> None:
     """Of a job that knows nothing of verl, whose workers are in `verl/test_fit.py`; and find, as recipes do, the
     controller and its configuration."""
     code = """
@@ -74,7 +74,7 @@ def test_workers_that_import_transfer_queue_reach_the_jobs_plane(driver: Callabl
 
 
 @pytest.mark.long
-def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Process]) -> None:
+def test_workers_of_a_ray_started_before_install_are_refused(driver: Callable[[str], Process]) -> None:
     """They have TransferQueue itself: they start no second system, and hear what to do."""
     code = """
         ray = start_ray()
@@ -108,7 +108,7 @@ def test_workers_of_a_ray_that_ran_before_are_told(driver: Callable[[str], Proce
 
 
 @pytest.mark.long
-def test_workers_are_of_the_job_that_the_driver_named_on_the_node_that_it_uses(
+def test_workers_join_the_job_and_the_node_of_their_driver(
     driver: Callable[[str], Process],
 ) -> None:
     """Though Ray ran before, so that the environment of workers says neither."""
@@ -134,7 +134,7 @@ def test_workers_are_of_the_job_that_the_driver_named_on_the_node_that_it_uses(
     assert first == second == [{"train": {"a": {}}}, address]
 
 
-def test_the_controller_does_not_ask_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_controller_reads_its_job_without_calling_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call of its `list_partitions` waited a minute for its own answer."""
     from dataplane.integrations.transfer_queue import job_registry
     from dataplane.integrations.transfer_queue.job import Job
@@ -175,7 +175,7 @@ if __name__ == "__main__":
         assert process.hear() == list(range(24))
 
 
-def test_a_process_forked_from_a_driver_that_has_not_connected_is_told(driver: Callable[[str], Process]) -> None:
+def test_a_process_forked_before_the_driver_connected_is_refused(driver: Callable[[str], Process]) -> None:
     code = """
         ray = start_ray()
         if not os.fork():
@@ -190,7 +190,7 @@ def test_a_process_forked_from_a_driver_that_has_not_connected_is_told(driver: C
         assert "connect the parent before it forks" in process.hear()
 
 
-def test_hooks_of_the_users_own_are_called_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_setup_hooks_of_the_user_are_called_too(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataplane.integrations.transfer_queue import module_patch
 
     called: list[str] = []
@@ -208,7 +208,7 @@ def test_hooks_of_the_users_own_are_called_too(monkeypatch: pytest.MonkeyPatch) 
     assert module_patch.environment_of_workers({"env_vars": {"A": "1"}}) == {"env_vars": {"A": "1"}}
 
 
-def test_the_environment_is_as_it_was_after_uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uninstall_restores_the_runtime_environment_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     from dataplane.integrations.transfer_queue import module_patch
 
     monkeypatch.setenv("RAY_RUNTIME_ENV_HOOK", "users.hook")

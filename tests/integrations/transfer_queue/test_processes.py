@@ -41,7 +41,9 @@ def address(node: str) -> Iterator[str]:
             plane.table(name).drop()
 
 
-def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any, start: Callable[..., Process]) -> None:
+def test_each_row_is_delivered_to_one_of_several_consumers(
+    address: str, ours: Any, start: Callable[..., Process]
+) -> None:
     """Four processes sample at once; what one takes, no other gets."""
     consume = """
         client = tq.get_client()
@@ -69,7 +71,7 @@ def test_each_row_goes_to_one_of_many_consumers(address: str, ours: Any, start: 
     assert sorted(found) == put.global_indexes
 
 
-def test_settings_hold_for_processes_that_are_told_nothing(address: str, start: Callable[..., Process]) -> None:
+def test_settings_of_the_first_process_apply_to_later_processes(address: str, start: Callable[..., Process]) -> None:
     first = """
         tq.init({"controller": {"sampler": tq.GRPOGroupNSampler(n_samples_per_prompt=2), "polling_mode": True},
                  "backend": {"Dataplane": {"dense": False}}})
@@ -90,7 +92,7 @@ def test_settings_hold_for_processes_that_are_told_nothing(address: str, start: 
             assert other.hear() == [2, 0, True, "GRPOGroupNSampler"]
 
 
-def test_who_was_first_clears_the_job_with_close(address: str, start: Callable[..., Process]) -> None:
+def test_a_close_in_the_first_process_clears_the_job(address: str, start: Callable[..., Process]) -> None:
     first = """
         tq.init()
         tq.kv_put("a", "p", tag={"x": 1})
@@ -110,7 +112,7 @@ def test_who_was_first_clears_the_job_with_close(address: str, start: Callable[.
         assert one.hear() == {}
 
 
-def test_without_a_node_one_is_started_for_the_children_too(start: Callable[..., Process]) -> None:
+def test_init_without_a_node_starts_one_that_children_share(start: Callable[..., Process]) -> None:
     program = """
         tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
         tq.kv_put("a", "p", fields={"x": torch.arange(3)})
@@ -131,7 +133,7 @@ def test_without_a_node_one_is_started_for_the_children_too(start: Callable[...,
 # streaming
 
 
-def test_a_data_loader_goes_through_a_partition(ours: Any, pid: str) -> None:
+def test_a_data_loader_iterates_over_a_partition(ours: Any, pid: str) -> None:
     ours.get_client().put(
         TensorDict({"x": torch.arange(10), "y": torch.zeros(10, 2)}, batch_size=[10]), partition_id=pid
     )
@@ -167,7 +169,7 @@ def test_workers_of_a_loader_share_the_batches(address: str, start: Callable[...
 # checkpoints
 
 
-def test_a_checkpoint_has_all_that_was_there(ours: Any, pid: str, tmp_path: Path) -> None:
+def test_a_checkpoint_restores_rows_tags_and_consumption_status(ours: Any, pid: str, tmp_path: Path) -> None:
     client = ours.get_client()
     nested = torch.nested.as_nested_tensor([torch.arange(i + 1) for i in range(4)], layout=torch.jagged)
     from tensordict import NonTensorStack
@@ -233,7 +235,7 @@ def test_a_checkpoint_has_rows_that_were_replaced_while_it_was_written(
     assert ours.kv_batch_get("k", pid)["x"].tolist() == [2]
 
 
-def test_a_checkpoint_has_the_fields_that_came_while_it_was_written(
+def test_a_checkpoint_contains_fields_added_during_the_save(
     ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As the first trajectory does just after the fields of the partition were asked for."""
@@ -271,7 +273,7 @@ def test_a_checkpoint_takes_the_place_of_an_older_one(ours: Any, pid: str, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here"]
 
 
-def test_a_checkpoint_has_partitions_whose_rows_were_cleared(ours: Any, pid: str, tmp_path: Path) -> None:
+def test_a_checkpoint_contains_partitions_whose_rows_were_cleared(ours: Any, pid: str, tmp_path: Path) -> None:
     """As verl's of validation is when it saves."""
     ours.kv_put("a", pid, fields={"x": torch.arange(3)}, tag={"v": 1})
     ours.kv_clear("a", pid)
@@ -284,7 +286,7 @@ def test_a_checkpoint_has_partitions_whose_rows_were_cleared(ours: Any, pid: str
     assert ours.kv_list(pid) == {pid: {"b": {"v": 2}}}
 
 
-def test_a_checkpoint_without_storage_has_it_all_the_same(
+def test_a_checkpoint_contains_values_even_without_include_storage(
     ours: Any, pid: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As with TransferQueue's own storage, whose values are in memory too."""
@@ -313,12 +315,12 @@ def test_a_checkpoint_is_saved_on_a_node_with_less_memory_than_a_page(
         assert process.hear() == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
 
 
-def test_a_checkpoint_that_is_not_there(ours: Any, pid: str, tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_a_file_not_found_error(ours: Any, pid: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ours.load_checkpoint(tmp_path / "never")
 
 
-def test_a_checkpoint_that_was_changed_is_found(ours: Any, pid: str, tmp_path: Path) -> None:
+def test_an_altered_checkpoint_is_corrupt_and_changes_nothing(ours: Any, pid: str, tmp_path: Path) -> None:
     """Or cut, or made of two; and what is there stays as it is."""
     here, older = tmp_path / "here" / "dataplane.rows", tmp_path / "older" / "dataplane.rows"
     for file, shift in ((older, 100), (here, 0)):

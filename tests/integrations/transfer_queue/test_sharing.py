@@ -36,7 +36,7 @@ def partition(queue: Any, pid: str) -> Iterator[str]:
 class TestSharedImages(SharedImages): ...
 
 
-def test_partitions_share_and_are_cleared_apart(ours: Any, pid: str) -> None:
+def test_partitions_share_images_and_are_cleared_independently(ours: Any, pid: str) -> None:
     ours.kv_batch_put(keys=["a"], fields=trajectories([1]), partition_id=pid)
     before = used()
     ours.kv_batch_put(keys=["a"], fields=trajectories([1]), partition_id=f"{pid}_val")
@@ -46,7 +46,7 @@ def test_partitions_share_and_are_cleared_apart(ours: Any, pid: str) -> None:
     ours.get_client().clear_partition(f"{pid}_val")
 
 
-def test_rows_that_are_inserted_share(ours: Any, pid: str) -> None:
+def test_rows_put_without_keys_share_images(ours: Any, pid: str) -> None:
     before, client = used(), ours.get_client()
     metas = [client.put(trajectories([3]), partition_id=pid) for _ in range(8)]
     assert used() - before <= IMAGE + 8 * PAGES

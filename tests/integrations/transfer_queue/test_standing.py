@@ -33,7 +33,7 @@ def known_to_verl() -> list[object]:
     return [transferqueue_utils.tq, transferqueue_utils.BatchMeta, transferqueue_utils.KVBatchMeta]
 
 
-def test_who_imported_transferqueue_before_has_ours_and_then_its_own_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_modules_that_imported_transfer_queue_before_are_patched_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the module's name, and by the names of its calls. Metadata is TransferQueue's in both: `tqbridge` takes what
     it does not know for data."""
     users, others = ModuleType("users_trainer"), ModuleType("another_module")
@@ -58,7 +58,7 @@ def test_who_imported_transferqueue_before_has_ours_and_then_its_own_again(monke
     assert VARIABLE not in os.environ
 
 
-def test_who_imported_it_meanwhile_has_its_own_afterwards(nursery: Nursery) -> None:
+def test_modules_that_imported_the_replacement_are_restored_after_uninstall(nursery: Nursery) -> None:
     """Also where nobody had imported TransferQueue before. In a process of its own: a module is imported once."""
     program = """
         from dataplane.integrations import transfer_queue as ours
@@ -74,7 +74,7 @@ def test_who_imported_it_meanwhile_has_its_own_afterwards(nursery: Nursery) -> N
         assert process.hear() == "all is well"
 
 
-def test_rows_of_equal_lengths_come_nested_all_the_same(node: str) -> None:
+def test_rows_of_equal_lengths_are_nested_while_installed(node: str) -> None:
     """verl takes offsets of what it gets, also where the lengths happen to be equal. And from the job's `init` on
     images are pickled as their files: `verl/test_pickles.py`."""
     from PIL.PngImagePlugin import PngImageFile
@@ -92,7 +92,7 @@ def test_rows_of_equal_lengths_come_nested_all_the_same(node: str) -> None:
         ours.close()
 
 
-def test_a_process_that_is_asked_to_may_import_either_first(nursery: Nursery) -> None:
+def test_a_worker_process_may_import_either_module_first(nursery: Nursery) -> None:
     """As Ray's workers do, in which the first import of TransferQueue stands in."""
     head = """
 from dataplane.integrations.transfer_queue import module_patch

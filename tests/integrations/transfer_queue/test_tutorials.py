@@ -63,7 +63,7 @@ def given(said: str) -> list[list[int]]:
     return [[int(each) for each in found.split(",")] for found in GIVEN.findall(said)]
 
 
-def test_the_code_of_the_page_prints_what_it_says(nursery: Nursery) -> None:
+def test_the_code_of_the_documentation_page_prints_its_listed_output(nursery: Nursery) -> None:
     page = (Path(__file__).parents[3] / "docs/transfer_queue.md").read_text()
     code = "\n".join(re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL))
     run = f"""
@@ -78,7 +78,7 @@ tell(said.getvalue().splitlines())
         process.wait()
 
 
-def test_core_components_and_the_key_value_interface(run: Callable[..., list[str]]) -> None:
+def test_the_tutorials_on_core_components_and_key_value_interface_run(run: Callable[..., list[str]]) -> None:
     core, by_key = run("01_core_components", "02_kv_interface")
     assert "Global indexes: [0, 1, 2, 3]" in core
     assert "key='1_1' | tag={'global_steps': 1, 'status': 'finish', 'model_version': 1}" in by_key
@@ -89,14 +89,14 @@ def test_core_components_and_the_key_value_interface(run: Callable[..., list[str
 
 
 @pytest.mark.long
-def test_metadata(run: Callable[..., list[str]]) -> None:
+def test_the_tutorial_on_metadata_runs(run: Callable[..., list[str]]) -> None:
     (said,) = run("03_metadata_concepts")
     assert "Global indexes in new BatchMeta: [0, 2, 4, 6]" in said
     assert "Chunk 1: 4 samples, indexes=[4, 5, 6, 7]" in said
 
 
 @pytest.mark.long
-def test_samplers_of_ones_own(run: Callable[..., list[str]]) -> None:
+def test_the_tutorial_on_custom_samplers_runs(run: Callable[..., list[str]]) -> None:
     (said,) = run("05_custom_sampler")
     replaced, once, by_priority = given(said)[:3], given(said)[3:6], given(said)[6:]
     assert [len(each) for each in replaced] == [2, 1, 2]
@@ -105,13 +105,13 @@ def test_samplers_of_ones_own(run: Callable[..., list[str]]) -> None:
 
 
 @pytest.mark.long
-def test_the_controller_in_one_ray_job_after_another(run: Callable[..., list[str]]) -> None:
+def test_the_tutorial_on_the_controller_runs(run: Callable[..., list[str]]) -> None:
     (said,) = run("04_understanding_controller")
     assert given(said) == [[0, 1, 2], [3, 4, 5], [0, 1]]
 
 
 @pytest.mark.long
-def test_the_streaming_loader(run: Callable[..., list[str]]) -> None:
+def test_the_tutorial_on_the_streaming_loader_runs(run: Callable[..., list[str]]) -> None:
     """Two producers, and two ranks with two members each, whose loaders have two workers."""
     (said,) = run("06_streaming_dataloader")
     seen: dict[str, list[str]] = {}

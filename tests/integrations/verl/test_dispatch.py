@@ -59,7 +59,7 @@ def prompts(rows: int = 8, **how: Any) -> DataProto:
     )
 
 
-def test_a_mesh_takes_and_gives_references_as_it_does_protos(group: Any, tensor: int) -> None:
+def test_a_worker_mesh_takes_and_returns_references(group: Any, tensor: int) -> None:
     expected = group.forward(prompts())
     assert type(expected) is DataProto
     got = group.forward(put(prompts()))
@@ -75,7 +75,7 @@ def test_ranks_that_are_not_collected_store_nothing(group: Any) -> None:
     assert process.plane().stats().shards - before == 2  # of two data-parallel ranks, and not of all workers
 
 
-def test_pixels_are_read_where_they_are_used(group: Any) -> None:
+def test_pixels_are_read_only_by_the_workers_that_use_them(group: Any) -> None:
     data = prompts()
     remote = put(data)
     before = process.plane().stats().put_bytes
@@ -86,7 +86,7 @@ def test_pixels_are_read_where_they_are_used(group: Any) -> None:
     assert got.batch["sums"].tolist() == pytest.approx(expected, abs=1e-2)
 
 
-def test_what_one_group_gives_another_takes_beside_what_was_there(group: Any) -> None:
+def test_the_result_of_one_call_is_united_and_passed_to_the_next(group: Any) -> None:
     remote = put(prompts()).repeat(4)
     remote.union(group.forward(remote))
     again = group.every_rank(remote)
@@ -94,7 +94,7 @@ def test_what_one_group_gives_another_takes_beside_what_was_there(group: Any) ->
     assert remote.non_tensor_batch["seen"].tolist() == remote.non_tensor_batch["uid"].tolist()
 
 
-def test_a_call_that_does_not_block_gives_a_future_that_is_taken_or_read(group: Any) -> None:
+def test_a_nonblocking_call_returns_a_future_of_a_reference(group: Any) -> None:
     future = group.later(put(prompts()))
     assert isinstance(future, DataProtoFuture)
     got = future.get()
@@ -102,19 +102,19 @@ def test_a_call_that_does_not_block_gives_a_future_that_is_taken_or_read(group: 
     assert torch.equal(got.get().batch["later"], prompts().batch["input_ids"] * 2)
 
 
-def test_a_method_under_verls_own_register_is_given_the_reference(group: Any) -> None:
+def test_a_method_registered_with_plain_verl_receives_the_reference(group: Any) -> None:
     got = group.by_hand(put(prompts()))
     assert got.meta_info == {"of": "RemoteProto"}
     assert got.get().batch["first"].tolist() == list(range(0, 32, 4))
 
 
-def test_metrics_and_whole_batches(group: Any, tensor: int) -> None:
+def test_metrics_and_whole_batches_are_passed_through(group: Any, tensor: int) -> None:
     remote = put(prompts())
     assert sum(group.metric(remote)) == sum(range(32))
     assert group.whole(remote) == [(8, "DataProto")] * 2 * tensor
 
 
-def test_padding_is_verls(group: Any) -> None:
+def test_padding_follows_the_settings_of_verl(group: Any) -> None:
     got = group.every_rank(put(prompts(7, auto_padding=True)))
     assert torch.equal(got.get().batch["input_ids"], prompts(7).batch["input_ids"])
     with pytest.raises(Misuse, match="pad"):
@@ -129,7 +129,7 @@ def test_rows_that_were_freed_are_an_error_of_the_call(group: Any) -> None:
     assert isinstance(caught.value.cause, DataplaneError)
 
 
-def test_workers_that_die_leave_what_they_put(group: Any) -> None:
+def test_results_of_workers_that_died_remain_readable(group: Any) -> None:
     """The bytes are the node's; a result outlives the worker that made it. Last: it ends the workers."""
     got = group.forward(put(prompts()))
     for worker in group.workers:

@@ -115,7 +115,7 @@ def check_metrics(found: list[dict[str, float]], expected: list[dict[str, float]
 
 
 @pytest.mark.parametrize(("store", "kind", "ranks"), SYNCHRONOUS)
-def test_a_synchronous_run_sees_what_one_with_simple_storage_sees(
+def test_a_synchronous_run_sees_the_same_rows_as_with_simple_storage(
     runs: Runs, store: str, kind: str, ranks: int
 ) -> None:
     """All of it: with two ranks of a trainer as with the one of the reference."""
@@ -145,7 +145,7 @@ def test_a_synchronous_run_sees_what_one_with_simple_storage_sees(
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", REFERENCES)
-def test_the_digest_that_is_kept_is_of_what_a_run_with_simple_storage_sees(runs: Runs, kind: str) -> None:
+def test_the_reference_digest_agrees_with_a_run_with_simple_storage(runs: Runs, kind: str) -> None:
     job = runs("SimpleStorage", kind)
     found = {"digest": Seen(job.record).digest(), "metrics": metrics(job)}
     told = json.dumps(found)  # what to keep
@@ -164,7 +164,7 @@ def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
 
 
 @pytest.mark.parametrize(("store", "kind", "mode", "ranks"), RESUMED)
-def test_a_resumed_run_trains_what_its_checkpoint_had_in_flight(
+def test_a_resumed_run_trains_the_unfinished_rows_of_its_checkpoint(
     runs: Runs, store: str, kind: str, mode: str, ranks: int
 ) -> None:
     """One step, a checkpoint, and two steps more by another trainer, in a Ray of its own."""

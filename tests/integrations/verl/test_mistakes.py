@@ -52,7 +52,9 @@ def told_by(nursery: Nursery, code: str, **environment: str) -> Any:
         return told
 
 
-def test_a_job_that_can_not_start_says_what_to_do_and_then_starts(failed: list[dp.DataplaneError], queue: Any) -> None:
+def test_a_job_with_invalid_settings_is_refused_and_starts_once_corrected(
+    failed: list[dp.DataplaneError], queue: Any
+) -> None:
     """A misspelt setting, and more memory than a host has."""
     misspelt, too_large = failed
     assert isinstance(misspelt, dp.Misuse)
@@ -65,7 +67,7 @@ def test_a_job_that_can_not_start_says_what_to_do_and_then_starts(failed: list[d
     queue.kv_clear("a", "train")
 
 
-def test_a_wrong_partition(queue: Any) -> None:
+def test_a_wrong_partition_or_key_is_reported_with_suggestions(queue: Any) -> None:
     queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
     with pytest.raises(ValueError, match=r"no partition 'trian': nothing was put there.* did you mean train"):
         queue.kv_batch_get("a", "trian")
@@ -74,14 +76,14 @@ def test_a_wrong_partition(queue: Any) -> None:
     queue.kv_clear("a", "train")
 
 
-def test_a_field_that_is_missing(queue: Any) -> None:
+def test_a_missing_field_is_reported_with_suggestions(queue: Any) -> None:
     queue.kv_put("a", "train", {"input_ids": torch.ones(3)}, {})
     with pytest.raises(ValueError, match="have input_id: put it first; did you mean input_ids"):
         queue.kv_batch_get("a", "train", "input_id")
     queue.kv_clear("a", "train")
 
 
-def test_no_node(nursery: Nursery) -> None:
+def test_a_job_without_a_reachable_node_is_refused_with_a_remedy(nursery: Nursery) -> None:
     """No Ray; and an address where no node listens, as the job starts."""
     code = """
         told = [error_of(lambda: plugin.start(conf()))]
@@ -96,7 +98,7 @@ def test_no_node(nursery: Nursery) -> None:
     assert "nowhere.sock" in said
 
 
-def test_a_node_that_was_killed(queue: Any) -> None:
+def test_rows_of_a_killed_node_are_reported_lost_and_the_job_continues(queue: Any) -> None:
     """Its rows are lost, and named; what is put next is in the node that follows, and nobody has to connect again."""
     queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
     node = psutil.Process(stats().pid)
@@ -129,7 +131,7 @@ def test_a_node_that_was_killed(queue: Any) -> None:
         ({"controller": {"sampler": "GRPOGroupNSampler"}}, "controller.sampler = SequentialSampler"),
     ],
 )
-def test_init_twice_that_says_otherwise(queue: Any, given: Any, match: str) -> None:
+def test_a_second_init_with_other_settings_is_misuse(queue: Any, given: Any, match: str) -> None:
     with pytest.raises(dp.Misuse, match=f"{match}.*call transfer_queue.close"):
         queue.init(OmegaConf.create(given))
     queue.init()
@@ -147,13 +149,13 @@ def test_init_twice_that_says_otherwise(queue: Any, given: Any, match: str) -> N
         ),
     ],
 )
-def test_a_backend_that_is_misspelt(queue: Any, given: Any, match: str) -> None:
+def test_a_misspelt_backend_is_misuse(queue: Any, given: Any, match: str) -> None:
     """Before anything is made: the next `init` can be right."""
     with pytest.raises(dp.Misuse, match=match):
         queue.init(OmegaConf.create(given))
 
 
-def test_two_jobs_on_a_host(queue: Any, nursery: Nursery) -> None:
+def test_a_second_job_on_one_ray_is_misuse(queue: Any, nursery: Nursery) -> None:
     """On one Ray: the second is told, and the first goes on."""
     queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
     second = """
@@ -172,7 +174,7 @@ def test_two_jobs_on_a_host(queue: Any, nursery: Nursery) -> None:
 
 
 @pytest.mark.long
-def test_ray_restarted(nursery: Nursery) -> None:
+def test_calls_after_a_ray_restart_are_refused_until_reinitialized(nursery: Nursery) -> None:
     code = """
         start()
         tq.init(conf())
@@ -192,7 +194,7 @@ def test_ray_restarted(nursery: Nursery) -> None:
     assert seen == {}
 
 
-def test_the_disk_is_full(queue: Any) -> None:
+def test_a_full_disk_budget_is_backpressure_with_a_remedy(queue: Any) -> None:
     """Or what a node may use of it."""
     with pytest.raises(dp.Backpressure, match="the disk budget is full") as raised:
         for number in range(12):
@@ -203,7 +205,7 @@ def test_the_disk_is_full(queue: Any) -> None:
 
 
 @needs_root
-def test_another_user(nursery: Nursery) -> None:
+def test_a_node_of_another_user_is_refused_with_a_remedy(nursery: Nursery) -> None:
     """As the job starts."""
     code = """
         import dataplane.client.sync, dataplane.client.connection

@@ -59,7 +59,7 @@ def said(image: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize(("name", "mode"), MODES)
-def test_an_image_that_was_only_opened_is_pickled_as_its_file_and_comes_back_decoded(name: str, mode: str) -> None:
+def test_a_lazily_opened_image_is_pickled_as_its_file(name: str, mode: str) -> None:
     data = file(name, mode, dpi=(72, 72)) if name in ("PNG", "JPEG") else file(name, mode)
     expected = pickle.loads(by_pil(Image.open(io.BytesIO(data))))
     image = Image.open(io.BytesIO(data))
@@ -113,7 +113,7 @@ def test_an_image_of_several_frames_is_pickled_by_pil() -> None:
     assert cloudpickle.dumps(Image.open(held)) == by_pil(Image.open(held))
 
 
-def test_a_file_that_ends_early_fails_as_it_is_unpickled_or_is_decoded_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_image_fails_on_unpickling_or_is_decoded_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has told PIL there to take what there is, has not told those who unpickle."""
     data = file("PNG")[: SIDE * SIDE]
     with pytest.raises(OSError, match="truncated"):
@@ -124,7 +124,7 @@ def test_a_file_that_ends_early_fails_as_it_is_unpickled_or_is_decoded_before(mo
     assert pickle.loads(found).size == (SIDE, SIDE)
 
 
-def test_what_somebody_else_said_of_a_class_stays() -> None:
+def test_a_foreign_pickle_reducer_of_an_image_class_is_preserved() -> None:
     from PIL.PngImagePlugin import PngImageFile
 
     def others(image: Any) -> Any:
@@ -141,7 +141,7 @@ def test_what_somebody_else_said_of_a_class_stays() -> None:
         del copyreg.dispatch_table[PngImageFile]
 
 
-def test_the_backend_says_so_as_a_job_starts() -> None:
+def test_the_backend_installs_the_image_pickles_when_a_job_starts() -> None:
     from omegaconf import OmegaConf
     from PIL.PngImagePlugin import PngImageFile
 

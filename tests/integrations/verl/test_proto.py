@@ -38,7 +38,7 @@ def sent(remote: RemoteProto) -> RemoteProto:
     return arrived
 
 
-def test_every_kind_of_column_comes_back_as_it_was(plane: dp.Plane) -> None:
+def test_every_kind_of_column_round_trips(plane: dp.Plane) -> None:
     remote = put(proto())
     assert len(remote) == 8
     assert_same(remote.get(), proto())
@@ -69,7 +69,7 @@ ARRAYS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_of_any_kind_comes_back_as_it_was(plane: dp.Plane, name: str) -> None:
+def test_an_array_of_any_kind_round_trips(plane: dp.Plane, name: str) -> None:
     array = ARRAYS[name]
     remote = put(DataProto.from_dict(tensors={"t": torch.ones(len(array))}, non_tensors={"x": array}))
     assert look(sent(remote).get().non_tensor_batch["x"]) == look(array)
@@ -138,7 +138,7 @@ OPERATIONS: dict[str, Callable[[DataProto], DataProto]] = {
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_gives_what_verl_does_and_moves_no_bytes(plane: dp.Plane, name: str) -> None:
+def test_operations_agree_with_verl_and_move_no_bytes(plane: dp.Plane, name: str) -> None:
     expected = OPERATIONS[name](proto())
     remote = put(proto())
     before = plane.stats().put_bytes
@@ -150,7 +150,7 @@ def test_an_operation_gives_what_verl_does_and_moves_no_bytes(plane: dp.Plane, n
     assert_same(sent(got).get(), expected)
 
 
-def test_a_union_of_remote_protos_compares_only_what_is_not_the_same_stored_column(plane: dp.Plane) -> None:
+def test_a_union_does_not_read_columns_stored_identically(plane: dp.Plane) -> None:
     remote = put(proto())
     more = remote.select(["mask"], ["multi_modal_inputs"]).union(
         put(proto().select(["input_ids"], []).rename("input_ids", "a"))
@@ -161,7 +161,7 @@ def test_a_union_of_remote_protos_compares_only_what_is_not_the_same_stored_colu
 
 
 @pytest.mark.parametrize("kind", ["datetime64[ns]", "timedelta64[s]"])
-def test_a_union_with_equal_times_of_which_some_are_missing_is_of_equals(plane: dp.Plane, kind: str) -> None:
+def test_a_union_treats_equal_missing_times_as_equal(plane: dp.Plane, kind: str) -> None:
     times = DataProto.from_dict(non_tensors={"at": np.array(["NaT", 1], kind)})
     assert look(put(times).union(times).get().non_tensor_batch["at"]) == look(times.non_tensor_batch["at"])
 
@@ -183,9 +183,7 @@ def test_a_union_with_equal_times_of_which_some_are_missing_is_of_equals(plane: 
         ("no column of dicts", lambda d: d.get(["uid"], lazy=["uid"])),
     ],
 )
-def test_what_verl_asserts_is_an_error_that_says_so(
-    plane: dp.Plane, what: str, operation: Callable[[Any], Any]
-) -> None:
+def test_assertions_of_verl_are_typed_errors(plane: dp.Plane, what: str, operation: Callable[[Any], Any]) -> None:
     with pytest.raises((Misuse, SchemaMismatch), match=what):
         operation(put(proto()))
 
@@ -207,7 +205,7 @@ def test_a_union_that_fails_stores_nothing(plane: dp.Plane, other: DataProto) ->
     assert remote.meta_info == meta_info
 
 
-def test_it_stays_small_whatever_it_is_of(plane: dp.Plane) -> None:
+def test_a_pickled_remote_proto_is_small_for_any_number_of_rows(plane: dp.Plane) -> None:
     remote = put(proto()).repeat(1024)
     assert len(remote) == 8192
     assert len(pickle.dumps(remote)) < 2048
@@ -225,7 +223,7 @@ def test_responses_of_a_prompt_are_stored_once(plane: dp.Plane) -> None:
     assert len({row["pixel_values"].data_ptr() for row in read}) == 4
 
 
-def test_handles_go_in_and_out_and_nothing_is_stored_for_them(plane: dp.Plane) -> None:
+def test_lazy_rows_are_put_and_read_without_storing_them_again(plane: dp.Plane) -> None:
     rows: list[Any] = [image(1), None, {}, image(2)]
     handles = put_rows(rows)
     before = plane.stats().put_bytes
@@ -237,7 +235,7 @@ def test_handles_go_in_and_out_and_nothing_is_stored_for_them(plane: dp.Plane) -
     assert same(dict(lazy[6].items()), rows[3])
 
 
-def test_one_row_is_an_item_of_verls(plane: dp.Plane) -> None:
+def test_one_row_of_a_remote_proto_is_a_verl_item(plane: dp.Plane) -> None:
     item, expected = put(proto())[-2], proto()[6]
     assert item.non_tensor_batch["uid"] == expected.non_tensor_batch["uid"]
     assert torch.equal(item.batch["input_ids"], expected.batch["input_ids"])
@@ -272,7 +270,7 @@ def test_names_are_known_without_reading(plane: dp.Plane) -> None:
         remote.get(["mask"])
 
 
-def test_what_a_worker_does_with_a_batch_is_done_to_what_was_read(plane: dp.Plane) -> None:
+def test_device_moves_and_iteration_read_the_rows(plane: dp.Plane) -> None:
     remote = put(proto())
     assert_same(remote.to("cpu"), proto())
     there = remote.to("meta")
@@ -283,7 +281,7 @@ def test_what_a_worker_does_with_a_batch_is_done_to_what_was_read(plane: dp.Plan
     assert set(put(proto().select(["mask"], ["uid"])).to_tensordict().keys()) >= {"mask", "uid"}
 
 
-def test_a_proto_of_meta_info_alone(plane: dp.Plane) -> None:
+def test_a_remote_proto_may_have_only_meta_info(plane: dp.Plane) -> None:
     results = [put(DataProto(meta_info={"metrics": {"loss": rank}, "same": 1})) for rank in range(2)]
     joined = DataProto.concat(results)
     assert len(joined) == 0
@@ -301,7 +299,7 @@ def test_a_copy_shares_rows_and_not_meta_info(plane: dp.Plane) -> None:
     assert "mask" in (remote.batch or ())
 
 
-def test_a_scope_goes_along(plane: dp.Plane) -> None:
+def test_a_scope_is_inherited_by_derived_protos(plane: dp.Plane) -> None:
     remote = sent(put(proto(), scope="step-1"))[:4]
     remote.batch["advantages"] = torch.ones(4)  # type: ignore[index]
     plane.free(scope="step-1")
@@ -310,7 +308,7 @@ def test_a_scope_goes_along(plane: dp.Plane) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_what_is_concatenated_with_a_stored_proto_is_put_in_its_scope(plane: dp.Plane, *, first: bool) -> None:
+def test_a_proto_concatenated_with_a_stored_one_is_put_in_its_scope(plane: dp.Plane, *, first: bool) -> None:
     stored = put(proto(), scope="step-2")
     joined = DataProto.concat([stored, proto()] if first else [proto(), stored])
     assert joined.scope == "step-2"
@@ -320,6 +318,6 @@ def test_what_is_concatenated_with_a_stored_proto_is_put_in_its_scope(plane: dp.
             half.get(["mask"])
 
 
-def test_what_would_need_a_pickle_is_refused_with_its_column(plane: dp.Plane) -> None:
+def test_a_column_that_would_need_a_pickle_is_refused_by_name(plane: dp.Plane) -> None:
     with pytest.raises(SchemaMismatch, match="images"):
         put(DataProto.from_dict(non_tensors={"images": objects([object()])}))

@@ -33,18 +33,18 @@ def rows() -> list[dict[str, Any] | None]:
     return [image(0), None, image(1, 32), {}, image(2)]
 
 
-def test_verl_extracts_what_it_extracts_of_dicts() -> None:
+def test_verl_extracts_the_same_from_lazy_rows_as_from_dicts() -> None:
     expected = extract_multi_modal_inputs(rows())
     assert same(extract_multi_modal_inputs(put_rows(rows())), expected)
     assert same(extract_multi_modal_inputs(put_rows(rows()), [0, 2]), extract_multi_modal_inputs(rows(), [0, 2]))
 
 
-def test_a_key_that_changes_how_verl_extracts_is_seen() -> None:
+def test_a_key_that_changes_extraction_is_visible_in_lazy_rows() -> None:
     bound = [{**image(0), "image_bound": torch.tensor([[0, 4]])}, image(1)]
     assert same(extract_multi_modal_inputs(put_rows(bound)), extract_multi_modal_inputs(bound))
 
 
-def test_they_go_through_a_dataproto() -> None:
+def test_lazy_rows_pass_through_a_data_proto() -> None:
     handles = put_rows([image(row) for row in range(4)])
     proto = DataProto.from_dict({"index": torch.arange(4)}, {"multi_modal_inputs": handles})
     moved = pickle.loads(pickle.dumps(DataProto.concat(proto.repeat(2).chunk(4))[[6, 0, 2]]))
@@ -55,13 +55,13 @@ def test_they_go_through_a_dataproto() -> None:
         assert same([dict(row.items()) for row in column], [image(3), image(0), image(1)])
 
 
-def test_a_column_of_them_is_small_to_pickle() -> None:
+def test_a_pickled_column_of_lazy_rows_is_small() -> None:
     handles = put_rows([image(row, 256) for row in range(32)])
     proto = DataProto.from_dict({"index": torch.arange(32)}, {"multi_modal_inputs": objects(handles)})
     assert len(pickle.dumps(proto.non_tensor_batch)) < 32 * 300
 
 
-def test_openrlhf_merges_what_it_merges_of_dicts() -> None:
+def test_openrlhf_merges_lazy_rows_like_dicts() -> None:
     merge = pytest.importorskip("openrlhf.utils.vlm_utils").merge_mm_train_inputs
     given = [[image(0), None], [image(1)]]
     handles = [put_rows(part) for part in given]
@@ -69,7 +69,7 @@ def test_openrlhf_merges_what_it_merges_of_dicts() -> None:
     assert same(merge(pickle.loads(pickle.dumps(handles)), "cpu"), merge(given, "cpu"))
 
 
-def test_transfer_queue_does_not_empty_them() -> None:
+def test_transfer_queue_serialization_preserves_lazy_rows() -> None:
     serial = pytest.importorskip("transfer_queue.utils.serial_utils")
     handles = put_rows([image(0), image(1)])
     arrived = serial.MsgpackDecoder().decode(serial.MsgpackEncoder().encode({"rows": handles}))["rows"]
@@ -77,6 +77,6 @@ def test_transfer_queue_does_not_empty_them() -> None:
     assert same([dict(row.items()) for row in arrived], [image(0), image(1)])
 
 
-def test_numpy_keeps_them_whole_as_verls_agent_loop_makes_its_column() -> None:
+def test_an_object_array_holds_lazy_rows_unchanged() -> None:
     handles = put_rows([image(0), None, {}])
     assert np.array(handles, dtype=object).shape == (3,)

@@ -67,7 +67,7 @@ def rows(count: int, **entries: Any) -> TensorDict:
 # What goes in comes out, as TransferQueue gives it
 
 
-def test_a_value_that_can_not_be_carried(partition: str) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_with_its_field_and_row(partition: str) -> None:
     """Says which field and row; nothing is stored, and no field is ready."""
     entries = rows(2, ok=torch.ones(2, 2), bad=NonTensorStack({"x": 1}, {"x": len}))
     with pytest.raises(dp.SchemaMismatch, match=r"column 'bad'.*row 1.*builtin_function") as raised:
@@ -115,7 +115,7 @@ def test_only_the_fields_that_are_asked_for_are_read(queue: Any, partition: str)
     assert [(ref.columns, len(ref), ref.nbytes) for ref in read] == [(("small",), 2, 16)]
 
 
-def test_by_metadata_in_stages(other: Any, partition: str) -> None:
+def test_rows_pass_between_stages_by_metadata(other: Any, partition: str) -> None:
     """get_meta, get_data and put of another field with that metadata, as consumers of a stage do."""
     client = tq.get_client()
     whole = client.put(rows(8, x=torch.arange(16).view(8, 2)), partition_id=partition)
@@ -143,7 +143,7 @@ def test_clearing_most_rows_frees_their_bytes(partition: str) -> None:
     assert tq.kv_batch_get(keys=[keys[100]], partition_id=partition)["x"].values().sum() == 16_384
 
 
-def test_rows_with_other_fields_than_the_others_are_freed_whole(partition: str) -> None:
+def test_rows_with_different_fields_are_freed_completely(partition: str) -> None:
     """The controller's metadata of several rows names only what all of them have."""
     tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.ones(2, 4096)))
     tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, y=torch.ones(1, 8192)))
@@ -159,7 +159,7 @@ def test_clearing_by_metadata_of_one_field_frees_the_rows(partition: str) -> Non
 
 
 @pytest.mark.parametrize("keys", [["a"], ["a", "b"], ["b", "c"], ["a", "b", "c", "d"]], ids="".join)
-def test_what_a_put_replaces_is_freed(partition: str, keys: list[str]) -> None:
+def test_values_replaced_by_a_put_are_freed(partition: str, keys: list[str]) -> None:
     """Also where some of the rows did not have the field."""
     tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.zeros(2, 65_536)))
     for value in (1.0, 2.0):
@@ -171,7 +171,7 @@ def test_what_a_put_replaces_is_freed(partition: str, keys: list[str]) -> None:
     assert [float(row[0]) for row in got.unbind()] == [2.0 if key in keys else 0.0 for key in several]
 
 
-def test_a_reader_with_metadata_of_before_reads_what_replaced_it(partition: str) -> None:
+def test_a_reader_with_old_metadata_reads_the_replaced_values(partition: str) -> None:
     client = tq.get_client()
     tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.zeros(2, 3)))
     meta = client.kv_retrieve_meta(["a", "b"], partition)
@@ -182,7 +182,7 @@ def test_a_reader_with_metadata_of_before_reads_what_replaced_it(partition: str)
         client.get_data(meta)
 
 
-def test_what_is_read_stays_readable_after_the_clear(other: Any, partition: str) -> None:
+def test_values_read_before_a_clear_remain_readable(other: Any, partition: str) -> None:
     """A trainer's tensors lie in the store's memory, and go back when it lets go of them."""
     tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, x=torch.ones(1, 1 << 20)))
     ray.get(other.hold.remote("kv_batch_get", ["a"], partition), timeout=60)
@@ -204,7 +204,7 @@ def test_rows_of_a_writer_that_is_killed_are_read(partition: str) -> None:
     assert tq.kv_batch_get(keys=["a"], partition_id=partition)["x"].values().sum() == 1 << 18
 
 
-def test_a_store_that_is_full_raises_backpressure_and_goes_on(partition: str) -> None:
+def test_a_full_store_raises_backpressure_and_recovers(partition: str) -> None:
     """After the time that was set, not never; nothing of the put is there; room that comes back is used."""
     big, other = rows(1, x=torch.ones(1, 10 << 20)), rows(1, x=torch.zeros(1, 10 << 20))
     tq.kv_batch_put(keys=["a"], partition_id=partition, fields=big)
@@ -219,7 +219,7 @@ def test_a_store_that_is_full_raises_backpressure_and_goes_on(partition: str) ->
     assert tq.kv_batch_get(keys=["b"], partition_id=partition)["x"].values().shape == (10 << 20,)
 
 
-def test_what_a_second_put_with_the_same_metadata_replaces_is_freed(partition: str) -> None:
+def test_values_replaced_by_a_put_with_the_same_metadata_are_freed(partition: str) -> None:
     client = tq.get_client()
     meta = client.put(rows(1, x=torch.ones(1, 1 << 18)), partition_id=partition)
     held = used()
@@ -229,7 +229,7 @@ def test_what_a_second_put_with_the_same_metadata_replaces_is_freed(partition: s
     assert client.get_data(meta)["x"][0, 0] == 3
 
 
-def test_what_the_controller_does_not_take_is_freed_and_said(partition: str) -> None:
+def test_values_refused_by_the_controller_are_freed_and_reported(partition: str) -> None:
     tq.kv_batch_put(keys=["a"], partition_id=partition, fields=rows(1, x=torch.ones(1, 2)))
     held = used()
     with pytest.raises(dp.Rejected, match="one dtype"):
@@ -251,9 +251,7 @@ def test_a_put_that_is_cancelled_leaves_nothing(partition: str) -> None:
     eventually(lambda: used() == 0, "what no row has is not there")
 
 
-def test_a_put_that_is_cancelled_too_late_frees_what_it_replaced(
-    partition: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_put_cancelled_too_late_frees_the_values_it_replaced(partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tell, begun, goes_on = Controller.tell, threading.Event(), threading.Event()
 
     def held_up(self: Controller, *arguments: Any) -> None:
@@ -277,7 +275,7 @@ def test_a_put_that_is_cancelled_too_late_frees_what_it_replaced(
     assert tq.kv_batch_get(keys=["a"], partition_id=partition)["x"][0, 0] == 2
 
 
-def test_what_overlapping_puts_of_a_row_replace_is_freed(partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_replaced_by_overlapping_puts_are_freed(partition: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them knew the others' cells when it began."""
     tell, goes_on = Controller.tell, threading.Event()
     submit, submitted = commits.Committer.submit, threading.Semaphore(0)
@@ -311,7 +309,7 @@ def test_what_overlapping_puts_of_a_row_replace_is_freed(partition: str, monkeyp
     eventually(lambda: used() <= before, "one value of each field is left")
 
 
-def test_no_byte_goes_through_transferqueue(partition: str) -> None:
+def test_no_value_bytes_pass_through_the_controller(partition: str) -> None:
     """What its controller holds of a row and field is a cell."""
     tq.kv_batch_put(keys=["a", "b"], partition_id=partition, fields=rows(2, x=torch.ones(2, 1 << 18)))
     put = stats().put_bytes
@@ -321,7 +319,7 @@ def test_no_byte_goes_through_transferqueue(partition: str) -> None:
     assert put >= 2 << 20
 
 
-def test_threads_that_come_and_go_leave_no_sockets(queue: Any) -> None:
+def test_short_lived_threads_leave_no_controller_sockets(queue: Any) -> None:
     controller = queue.get_client().storage_manager._controller
     controller.partitions()
     before = len(controller._idle)
@@ -332,7 +330,7 @@ def test_threads_that_come_and_go_leave_no_sockets(queue: Any) -> None:
     assert len(controller._idle) == before
 
 
-def test_nothing_stands_in_for_transferqueue_while_it_runs(queue: Any) -> None:
+def test_transfer_queue_cannot_be_replaced_while_it_runs(queue: Any) -> None:
     """What it gave verl would not be known any more."""
     from dataplane.integrations import transfer_queue as ours
     from dataplane.integrations.transfer_queue import module_patch
@@ -349,7 +347,7 @@ def test_nothing_stands_in_for_transferqueue_while_it_runs(queue: Any) -> None:
 class TestSharedImages(SharedImages): ...
 
 
-def test_fields_whose_rows_are_the_same_object_are_stored_once_and_freed_one_by_one(queue: Any, partition: str) -> None:
+def test_fields_with_identical_objects_are_stored_once_and_freed_separately(queue: Any, partition: str) -> None:
     said = [{"role": "user", "content": bytes(range(256)) * 4096}]
     fields = {"prompt": NonTensorStack(NonTensorData(said)), "raw_prompt": NonTensorStack(NonTensorData(said))}
     for key in ("a", "b"):
@@ -362,7 +360,7 @@ def test_fields_whose_rows_are_the_same_object_are_stored_once_and_freed_one_by_
     assert [got.get("prompt").tolist(), got.get("raw_prompt").tolist()] == [["short"], [said]]
 
 
-def test_large_rows_that_come_at_once_share_values_and_fail_by_themselves(
+def test_large_concurrent_rows_share_values_and_fail_alone(
     queue: Any, partition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of several prompts; what they share is stored once, and freed with the last of each."""
@@ -389,7 +387,7 @@ def test_large_rows_that_come_at_once_share_values_and_fail_by_themselves(
     check(queue, partition, ["0", "3", "6"], [0] * 3)
 
 
-def test_another_process_stores_its_own_and_reads_what_is_shared(queue: Any, other: Any, partition: str) -> None:
+def test_another_process_stores_a_separate_copy_and_reads_shared_values(queue: Any, other: Any, partition: str) -> None:
     for key in ("a", "b"):
         queue.kv_batch_put([key], partition, trajectories([1]))
     ray.get(other.call.remote("kv_batch_put", keys=["c"], fields=trajectories([1]), partition_id=partition), timeout=60)
@@ -400,7 +398,7 @@ def test_another_process_stores_its_own_and_reads_what_is_shared(queue: Any, oth
     check(queue, partition, ["c"], [1])
 
 
-def test_where_a_node_can_not_know_of_more_owners_rows_are_stored(
+def test_rows_are_stored_again_when_the_owner_limit_is_reached(
     queue: Any, partition: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(cell: bytes) -> bytes:
@@ -413,7 +411,7 @@ def test_where_a_node_can_not_know_of_more_owners_rows_are_stored(
     assert used() >= 3 * IMAGE
 
 
-def test_a_checkpoint_is_loaded_as_it_was_shared(queue: Any, partition: str, tmp_path: Path) -> None:
+def test_a_loaded_checkpoint_shares_values_as_before(queue: Any, partition: str, tmp_path: Path) -> None:
     """Whether the values are still there or not: dicts that were put one by one, tensors too, objects put together."""
     keys = [str(number) for number in range(24)]
     prompts = [number // 8 for number in range(24)]

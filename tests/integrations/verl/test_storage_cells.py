@@ -45,7 +45,7 @@ def test_one_put_is_one_reference_in_any_order_of_rows() -> None:
 
 
 @pytest.mark.parametrize("reading", [False, True])
-def test_rows_that_were_put_singly_and_links_to_shared_ones(reading: bool) -> None:
+def test_cells_of_single_puts_and_links_form_one_reference(reading: bool) -> None:
     """Of each row most fields are in a shard of its own, one is in another's, by a link, and one differs in shape."""
     firsts = [
         put(1, NODE if i % 3 else ELSEWHERE, x=TOKENS, y=Field("ragged", "int64", (None, i % 4))) for i in range(9)
@@ -68,7 +68,7 @@ def test_rows_that_were_put_singly_and_links_to_shared_ones(reading: bool) -> No
     assert BatchRef.decode(found.ref.encode()) == found.ref
 
 
-def test_what_is_no_cell_is_corrupt() -> None:
+def test_an_invalid_cell_is_corrupt() -> None:
     (cell,) = cells(put(1, x=TOKENS), {"x": TENSOR})["x"]
     beyond = (1).to_bytes(8, "little") + cell[8:]
     for false in (b"", b"x", cell[:20], cell[:-1], beyond, cell[:8] + b"\xff" * 60, cell + b"x"):
@@ -89,7 +89,7 @@ READERS = [
 ]
 
 
-def test_a_process_that_reads_cells_for_hours_keeps_none() -> None:
+def test_reading_many_cells_retains_no_memory() -> None:
     """As verl's controller does, which clears each row of a job; a cache of 65,536 cells was 35 MiB."""
     refs = [put(1, x=TOKENS, y=Field("dense", "float32", (300,))) for _ in range(4000)]
     fields = [cells(ref, {"x": TENSOR, "y": TENSOR}) for ref in refs]

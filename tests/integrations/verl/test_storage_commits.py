@@ -59,7 +59,7 @@ def test_puts_of_one_row_stay_in_their_order(monkeypatch: pytest.MonkeyPatch, si
     assert not committer._last, "what is done is forgotten"
 
 
-def test_shapes_that_differ_are_told_row_by_row() -> None:
+def test_a_merged_schema_lists_different_shapes_row_by_row() -> None:
     one, other = (
         put(0, x=torch.arange(3), s=torch.tensor(1.0), t="a"),
         put(1, x=torch.arange(5), s=torch.tensor(2.0), t="b"),
@@ -70,7 +70,7 @@ def test_shapes_that_differ_are_told_row_by_row() -> None:
     assert schema["t"]["is_non_tensor"]
 
 
-def test_what_waits_for_room_keeps_nothing_small_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_puts_that_wait_for_memory_do_not_delay_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many large puts wait, and although one that was small gave up."""
     room = threading.Event()
 
@@ -113,7 +113,7 @@ class Odd:
     nbytes = None
 
 
-def test_a_put_of_which_no_size_is_known_keeps_no_later_one_of_its_row_waiting() -> None:
+def test_a_put_of_unknown_size_does_not_block_later_puts_of_its_row() -> None:
     committer = commits.Committer(cast(Any, None), timeout=30)
     with pytest.raises(TypeError):
         committer.submit(put(0, x=Odd()))
@@ -158,7 +158,7 @@ def committed(telling: Telling, puts: list[commits.PendingPut]) -> list[BaseExce
             pool.shutdown()
 
 
-def test_the_controller_is_told_the_same_again_where_its_answer_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_controller_update_without_an_answer_is_repeated_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have recorded the cells: freed or replaced, its rows would have no values."""
     telling = Telling(monkeypatch, OutcomeUnknown("silent"), None)
     assert committed(telling, [put(row, x=torch.ones(2)) for row in range(2)]) == [None, None]
@@ -183,7 +183,7 @@ def test_cells_that_the_controller_refused_are_freed(monkeypatch: pytest.MonkeyP
     assert telling.freed == [b"cell 0 of 1", b"cell 0 of 2"]
 
 
-def test_what_was_asked_and_not_answered_may_have_been_done(nursery: Nursery) -> None:
+def test_an_unanswered_controller_change_has_an_unknown_outcome(nursery: Nursery) -> None:
     code = """
         from types import SimpleNamespace
         import zmq
@@ -226,7 +226,7 @@ def test_a_process_ends_though_the_controller_does_not_answer(nursery: Nursery) 
         running.wait()
 
 
-def test_a_connection_that_was_lost_while_nobody_asked_is_made_anew(nursery: Nursery) -> None:
+def test_a_connection_lost_while_idle_is_reestablished(nursery: Nursery) -> None:
     """As of a controller that was started again: nothing is sent by the old one."""
     code = """
         from concurrent.futures import ThreadPoolExecutor

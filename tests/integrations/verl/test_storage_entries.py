@@ -27,13 +27,13 @@ def _fields() -> dict[str, Any]:
     }
 
 
-def test_a_schema_is_what_transfer_queue_says() -> None:
+def test_a_field_schema_equals_that_of_transfer_queue() -> None:
     for names in (*([name] for name in _fields()), list(_fields())):
         data = TensorDict({name: _fields()[name] for name in names}, batch_size=[2])
         assert schema_of(data) == extract_field_schema(data), names
 
 
-def test_this_transfer_queue_says_what_is_said_here() -> None:
+def test_schema_shortcuts_agree_with_the_installed_transfer_queue() -> None:
     """Else all that is said is said by it, and what is above compares it with itself."""
     assert _says_the_same()
     assert hooks._adds_the_same()

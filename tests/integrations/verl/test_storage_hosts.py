@@ -74,7 +74,7 @@ def test_rows_of_two_hosts_are_read_on_both(other: Any) -> None:
     eventually(lambda: ray.get(other.call.remote("own"), timeout=60) == 0, "and there")
 
 
-def test_a_checkpoint_of_rows_on_two_hosts(other: Any, tmp_path: Path) -> None:
+def test_rows_on_two_hosts_round_trip_through_a_checkpoint(other: Any, tmp_path: Path) -> None:
     """Each host writes what it has, and reads a part of it again; wherever the values are then, both find them."""
 
     def here_and_there() -> list[tuple[int, ...]]:

@@ -31,7 +31,7 @@ with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plan
 """
 
 
-def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
+def test_verl_loads_the_storage_backend_and_logs_it(nursery: Nursery) -> None:
     code = """
         import logging
         logging.basicConfig(level=logging.INFO)
@@ -47,7 +47,7 @@ def test_verl_loads_it_and_it_says_so(nursery: Nursery) -> None:
     assert "registered the TransferQueue backend Dataplane: transfer_queue.backend.storage_backend=Dataplane" in logged
 
 
-def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None:
+def test_the_reason_for_a_missing_backend_is_logged(nursery: Nursery, tmp_path: Path) -> None:
     """Which verl itself would tell at DEBUG alone."""
     broken = tmp_path / "transfer_queue"
     broken.mkdir()
@@ -58,7 +58,7 @@ def test_why_it_was_not_loaded_is_said(nursery: Nursery, tmp_path: Path) -> None
     assert "no such luck" in logged
 
 
-def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
+def test_the_backend_is_not_registered_when_dataplane_replaces_transfer_queue(nursery: Nursery) -> None:
     code = """
         import logging
         logging.basicConfig(level=logging.INFO)
@@ -67,11 +67,11 @@ def test_it_is_not_needed_where_dataplane_stands_in(nursery: Nursery) -> None:
     """
     told, logged = python(nursery, code, DATAPLANE_TRANSFER_QUEUE="nested")
     assert told == "dataplane.integrations.transfer_queue.kv"
-    assert "backend Dataplane is not needed: dataplane stands in" in logged
+    assert "backend Dataplane is not registered: dataplane replaces" in logged
     assert "is not there" not in logged
 
 
-def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
+def test_a_node_address_in_the_environment_is_used_instead_of_ray_nodes(nursery: Nursery) -> None:
     """Where $DATAPLANE_ADDRESS says of one, the backend starts none; its node in the configuration may be missing."""
     code = """
         from omegaconf import OmegaConf
@@ -86,7 +86,7 @@ def test_a_node_of_ones_own_is_used_without_ray_s(nursery: Nursery) -> None:
     assert told == [{"address": address}, {}]
 
 
-def test_settings() -> None:
+def test_storage_settings_are_parsed() -> None:
     given = {"memory": "1GiB", "spill": 0, "transports": "nixl,tcp", "timeout": 5, "dense": True, "prewarm": None}
     settings = StorageSettings.of(given)
     assert settings.transports == ("nixl", "tcp")
@@ -112,6 +112,6 @@ def test_settings() -> None:
     ],
     ids=str,
 )
-def test_a_setting_that_is_none_is_refused(given: dict[str, object], why: str) -> None:
+def test_invalid_storage_settings_are_refused(given: dict[str, object], why: str) -> None:
     with pytest.raises(dp.Misuse, match=why):
         StorageSettings.of(given).config()

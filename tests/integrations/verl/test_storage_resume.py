@@ -106,7 +106,7 @@ def saved(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return where, told
 
 
-def test_another_job_reads_what_was_saved(nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_by_another_job(nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path) -> None:
     """Values, kinds, tags, keys, what was consumed; and goes on from there, leaving nothing."""
     where, before = saved
     copied = shutil.copytree(where, tmp_path / "checkpoint")
@@ -169,7 +169,9 @@ def changed(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(480)
-def test_a_checkpoint_that_is_not_what_was_written(nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path) -> None:
+def test_an_altered_checkpoint_is_refused_before_anything_changes(
+    nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path
+) -> None:
     """Cut, changed, without a file, of another storage: refused before anything that is there is touched. Then: a save
     that does not fit leaves the former checkpoint; a save without storage has what the controller has."""
     where, _ = saved

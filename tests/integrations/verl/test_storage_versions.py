@@ -94,7 +94,9 @@ def installed(config: pytest.Config, package: str, version: str) -> Path:
 @pytest.mark.parametrize(
     "package", long("TransferQueue==0.1.8", "TransferQueue==0.1.9", "TransferQueue==0.1.10", "verl==0.9.0")
 )
-def test_a_job_with(package: str, nursery: Nursery, pytestconfig: pytest.Config, tmp_path: Path) -> None:
+def test_a_job_runs_with_each_supported_version(
+    package: str, nursery: Nursery, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
     """Those that the other tests run with are not among them."""
     name, version = package.split("==")
     where = os.pathsep.join([str(installed(pytestconfig, name, version)), str(ROOT)])
@@ -126,7 +128,7 @@ MISMATCH = """
 
 
 @pytest.mark.parametrize("fallback", ["false", *long("true")])
-def test_another_face_is_met_as_the_job_starts(job: None, fallback: str, nursery: Nursery) -> None:
+def test_an_incompatible_version_is_detected_when_the_job_starts(job: None, fallback: str, nursery: Nursery) -> None:
     """Refused with both versions and what to do, or TransferQueue's own storage with one warning, as configured."""
     environment = {"PYTHONPATH": str(ROOT), "FALLBACK": fallback, **ray_of_this_process()}
     with nursery.process(textwrap.dedent(MISMATCH), **environment) as running:
@@ -134,7 +136,7 @@ def test_another_face_is_met_as_the_job_starts(job: None, fallback: str, nursery
         running.wait()
         logged = running.logged()
     eventually(lambda: not controlled(), "its controller has ended, and is not taken for the next one's")
-    assert logged.count("backend Dataplane does not work here") == 1
+    assert logged.count("backend Dataplane is not available") == 1
     if fallback == "true":
         assert (kind, told) == ("none", "SimpleStorage")
         assert logged.count("TransferQueue stores in its own SimpleStorage") == 1

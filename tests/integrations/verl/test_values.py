@@ -135,14 +135,14 @@ def check(case: Case, door: str, real: dict[str, Any], ours: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("door", ["backend", "calls"])
-def test_what_comes_back_is_what_transferqueue_gives(
+def test_values_read_equal_those_of_transfer_queue(
     request: pytest.FixtureRequest, theirs: Run, door: str, name: str
 ) -> None:
     check(CASES[name], door, theirs.seen[name], request.getfixturevalue(door).seen[name])
 
 
 @pytest.mark.parametrize("door", ["backend", "calls"])
-def test_images_keep_the_bytes_of_their_files(request: pytest.FixtureRequest, door: str) -> None:
+def test_image_file_bytes_are_preserved(request: pytest.FixtureRequest, door: str) -> None:
     assert request.getfixturevalue(door).files == FILES
 
 
@@ -156,7 +156,7 @@ def dense(calls: Run) -> Seen:
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_only_rows_that_were_put_dense_come_back_dense(theirs: Run, dense: Seen, name: str) -> None:
+def test_only_rows_put_dense_are_read_dense(theirs: Run, dense: Seen, name: str) -> None:
     """... where they are of one shape, and whatever other rows of the field are."""
     case = UPDATES[name]
     latest: dict[int, Any] = {}

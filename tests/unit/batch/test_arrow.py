@@ -112,7 +112,7 @@ def test_arrows_types_become_columns(array: Any, kind: str, rows: list[Any]) -> 
         assert column(chunked).to_list() == rows + rows[1:]
 
 
-def test_false_shapes_are_refused() -> None:
+def test_arrow_tensors_with_inconsistent_shapes_are_refused() -> None:
     storage = pa.array(
         [{"data": [1, 2, 3], "shape": [2, 2]}],
         pa.struct([("data", pa.list_(pa.int16())), ("shape", pa.list_(pa.int32(), 2))]),

@@ -101,7 +101,7 @@ FALSE: dict[str, Callable[[], Any]] = {
 
 
 @each_case("what", FALSE)
-def test_what_is_not_as_its_type_says_is_refused(what: str) -> None:
+def test_invalid_arrow_arrays_are_refused(what: str) -> None:
     """By the check, and by whoever puts it: alone, in chunks, in a table and in a slice."""
     try:
         array = FALSE[what]()
@@ -153,7 +153,7 @@ def written(name: str) -> bytes:
 
 
 @each_case("name", KINDS)
-def test_each_kind_is_read_as_it_was_written(name: str) -> None:
+def test_every_kind_of_column_round_trips_through_an_arrow_table(name: str) -> None:
     before = stored({name: KINDS[name]})
     after = stored(dict(arrow_in.columns_of(arrow_validate.decode_table(written(name)), checked=True)))
     assert after.schema == before.schema

@@ -40,7 +40,7 @@ assert not {"torch", "tensordict"} & set(sys.modules), "arrow"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
-def test_packed_is_the_items_and_where_each_row_begins() -> None:
+def test_packed_columns_consist_of_values_and_row_offsets() -> None:
     rows = [np.arange(6, dtype=np.float32).reshape(3, 2), np.zeros((0, 2), np.float32), np.ones((1, 2), np.float32)]
     column = local_batch({"x": rows, "y": ["a", "b", "c"]})["x"]
     values, offsets = column.packed()

@@ -26,7 +26,7 @@ _KIND = 6  # the extension
     ],
     ids=repr,
 )  # fmt: skip
-def test_parts_that_make_no_value_are_corrupt(parts: list[Any]) -> None:
+def test_encoded_parts_that_form_no_value_are_corrupt(parts: list[Any]) -> None:
     forged = msgspec.msgpack.encode(msgspec.msgpack.Ext(_KIND, msgspec.msgpack.encode(parts)))
     with pytest.raises(Corrupt):
         decode_row("x", forged)

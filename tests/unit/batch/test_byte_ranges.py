@@ -18,7 +18,7 @@ def bytes_of(ranges: ByteRanges) -> set[int]:
 
 
 @given(RANGES, RANGES)
-def test_what_is_there_is_left_out(wanted: ByteRanges, there: ByteRanges) -> None:
+def test_present_ranges_are_subtracted_from_wanted_ranges(wanted: ByteRanges, there: ByteRanges) -> None:
     wanted, there = merged(wanted, 0), merged(there, 0)
     left = without(wanted, there)
     assert bytes_of(left) == bytes_of(wanted) - bytes_of(there)
@@ -26,7 +26,7 @@ def test_what_is_there_is_left_out(wanted: ByteRanges, there: ByteRanges) -> Non
 
 
 @given(RANGES, st.integers(0, 8))
-def test_ranges_near_each_other_are_one(ranges: ByteRanges, gap: int) -> None:
+def test_ranges_within_the_gap_are_merged(ranges: ByteRanges, gap: int) -> None:
     found = merged(ranges, gap)
     assert bytes_of(ranges) <= bytes_of(found)
     assert all(after[0] - before[1] > gap for before, after in pairwise(found))

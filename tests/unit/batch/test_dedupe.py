@@ -53,7 +53,7 @@ def test_equal_rows_are_stored_once(values: Any, stored: int) -> None:
 
 
 @each_case("values", [np.array([[1, 2], [1, 2], [3, 4]]), np.array([5, 5, 6, 7]), torch.tensor([[1.0], [1.0], [2.0]])])
-def test_a_column_of_which_rows_are_stored_once_is_put_again_as_it_is(values: Any) -> None:
+def test_a_deduplicated_column_can_be_put_again(values: Any) -> None:
     once = column(values, dedupe=True)
     for chosen in (once, once[::-1], once[1:]):
         for again in (column(chosen), column(chosen, dedupe=True)):
@@ -77,7 +77,7 @@ def _noise(count: int = 1) -> np.ndarray[Any, Any]:
 
 
 @each_case("at", [1_000, _LARGE // 2 - 1, _LARGE // 2 + 1_000, _LARGE - 1_000])
-def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[int]) -> None:
+def test_large_rows_that_differ_in_any_byte_are_not_deduplicated(at: int, hashed: list[int]) -> None:
     hashed.clear()  # of the case before
     rows = np.repeat(_noise(), 6, axis=0)
     rows[1::2, at] ^= 1
@@ -86,7 +86,7 @@ def test_large_rows_that_differ_elsewhere_are_different(at: int, hashed: list[in
     assert same(column(rows, dedupe=True).numpy(), rows)
 
 
-def test_rows_that_share_parts_have_digests_of_what_they_mean() -> None:
+def test_digests_of_rows_with_shared_parts_depend_on_their_values() -> None:
     """A stream knows an append that comes again by these: other images under the same keys are no such append."""
     first, again, other = ([(row, part * 5000) for row in range(3)] for part in (b"a", b"a", b"b"))
     columns = [values_of("x", rows) for rows in (first, again, other)]

@@ -19,7 +19,7 @@ def test_any_name_gives_a_dtype_of_numbers_or_is_refused(name: str) -> None:
 
 
 @each_case("name", [name for name in BITS if name != "float4_e2m1fn_x2" and hasattr(torch, name)])
-def test_bits_mean_what_torch_says(name: str) -> None:
+def test_decoded_bits_agree_with_torch(name: str) -> None:
     count = {1: 256, 2: 1 << 16, 4: 1 << 16}[storage(name).itemsize]
     codes = np.arange(count, dtype=np.int64) * (1 if count == 256 or storage(name).itemsize == 2 else 65537)
     codes = codes.astype(storage(name))

@@ -49,7 +49,7 @@ def _rows(values: Any) -> list[Any]:
 
 @given(st.data())
 @pytest.mark.parametrize("kind", _PIECES)
-def test_any_selection_reads_as_the_rows_it_means(kind: str, data: st.DataObject) -> None:
+def test_any_selection_of_pieces_reads_the_selected_rows(kind: str, data: st.DataObject) -> None:
     pieces: list[StoredPiece] = []
     expected: list[Any] = []
     fields: list[Field] = []
@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def test_one_run_is_read_in_place_and_the_rest_is_gathered() -> None:
+def test_contiguous_rows_are_read_in_place_and_others_are_gathered() -> None:
     one = piece("x", np.arange(12.0).reshape(6, 2))
     stored = one.memory.read(*one.layout.buffers[0])
     whole = Column("x", one.layout.field, [one])

@@ -40,7 +40,7 @@ def same_image(a: Any, b: Any) -> bool:
     st.integers(0, 99),
     st.dictionaries(st.text("abc", max_size=3), st.integers() | st.binary(max_size=5) | st.tuples(st.floats(0, 1))),
 )
-def test_an_image_of_any_mode_comes_back(mode: str, size: tuple[int, int], seed: int, info: dict[str, Any]) -> None:
+def test_an_image_of_any_mode_round_trips(mode: str, size: tuple[int, int], seed: int, info: dict[str, Any]) -> None:
     image = noise(mode, size, seed)
     image.info = info
     found = back(image)
@@ -53,7 +53,7 @@ def test_an_image_of_any_mode_comes_back(mode: str, size: tuple[int, int], seed:
 
 
 @each_case(("format", "mode"), _FILES)
-def test_a_file_that_was_not_loaded_is_kept_as_it_is(format: str, mode: str) -> None:
+def test_an_image_file_that_was_not_loaded_is_stored_unchanged(format: str, mode: str) -> None:
     data = file(noise(mode, (64, 48)), format)
     image = opened(data)
     position = image.fp.tell()
@@ -78,7 +78,7 @@ def _animated(format: str) -> bytes:
 @each_case("format", ["GIF", "TIFF", "PNG"])
 @each_case("frame", [0, 2])
 @each_case("load", [False, True])
-def test_an_image_of_frames_keeps_all_of_them(format: str, frame: int, load: bool) -> None:
+def test_an_animated_image_round_trips_with_all_frames(format: str, frame: int, load: bool) -> None:
     image = opened(_animated(format))
     image.seek(frame)
     if load:
@@ -133,7 +133,7 @@ _BYTES = file(noise("RGB"))
     ],
     ids=lambda changed: str(changed)[:60],
 )  # fmt: skip
-def test_what_is_no_image_is_corrupt(changed: dict[str, Any]) -> None:
+def test_invalid_image_data_is_corrupt(changed: dict[str, Any]) -> None:
     with pytest.raises(Corrupt):
         decode_row("x", forged(**{"palette": None, **changed}))
 

@@ -35,7 +35,7 @@ _PLAIN = st.recursive(
 
 
 @given(st.lists(_PLAIN, max_size=6))
-def test_plain_values_come_back_equal_and_mixed_ones_exactly(rows: list[Any]) -> None:
+def test_plain_values_round_trip_equal_and_mixed_values_exactly(rows: list[Any]) -> None:
     found = column(rows)
     back = found.to_list()
     if found.kind in ("object", "text", "bytes"):

@@ -125,7 +125,7 @@ def _changed() -> Reward:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_a_value_of_a_users_class_comes_back(value: Any) -> None:
+def test_a_value_of_a_user_class_round_trips(value: Any) -> None:
     [row] = encode_rows("x", [value])
     back = decode_row("x", row)
     assert type(back) is type(value)
@@ -168,7 +168,7 @@ def _local() -> Any:
 
 
 @each_case("value", [Deleted(), Error(), Plain(), Pair((1, 2)), _local(), Reward, lambda: 1])
-def test_what_is_none_of_these_is_refused_by_name(value: Any) -> None:
+def test_a_value_of_an_unsupported_class_is_refused_by_name(value: Any) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         encode_rows("x", [None, (value,)])
     assert caught.value.row == 1
@@ -197,7 +197,7 @@ class E(enum.Enum):
     sys.modules.pop("users_own", None)
 
 
-def test_a_class_whose_module_is_not_imported_is_named(module: Any) -> None:
+def test_a_value_whose_module_is_not_imported_is_refused_by_name(module: Any) -> None:
     rows = encode_rows("x", [module.R(1), module.E.A])
     assert [decode_row("x", row) for row in rows] == [module.R(1), module.E.A]
     del sys.modules["users_own"]
@@ -231,7 +231,7 @@ def test_a_class_whose_module_is_not_imported_is_named(module: Any) -> None:
     ],
     ids=repr,
 )  # fmt: skip
-def test_parts_that_make_no_value_are_refused(parts: list[Any]) -> None:
+def test_encoded_parts_that_form_no_instance_are_refused(parts: list[Any]) -> None:
     forged = msgspec.msgpack.encode(msgspec.msgpack.Ext(_CLASS, msgspec.msgpack.encode(parts)))
     with pytest.raises((Corrupt, SchemaMismatch)):
         decode_row("x", forged)

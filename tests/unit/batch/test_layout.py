@@ -82,7 +82,7 @@ def _read_everything(layout: ShardLayout, memory: np.ndarray[Any, Any]) -> None:
         pytest.param(ShardLayout(_column(Field("text"), 0, (0, 8), (64, 0)).columns * 2), id="one name twice"),
     ],
 )
-def test_a_false_layout_is_refused(layout: ShardLayout) -> None:
+def test_an_invalid_layout_is_refused(layout: ShardLayout) -> None:
     with pytest.raises(Corrupt):
         check_layout(layout.encode(), 4096)
 
@@ -104,7 +104,7 @@ def test_a_layout_with_a_wrong_byte_is_refused_or_can_be_read(data: st.DataObjec
 
 
 @given(st.data())
-def test_false_tables_in_the_bytes_are_corrupt_or_can_be_read(data: st.DataObject) -> None:
+def test_altered_tables_in_shard_contents_are_corrupt_or_readable(data: st.DataObject) -> None:
     layout, memory = _shard()
     for _ in range(data.draw(st.integers(1, 4))):
         place = data.draw(st.integers(0, len(memory) // 8 - 1)) * 8
@@ -147,7 +147,7 @@ def test_rows_that_take_no_bytes_are_bounded(what: str) -> None:
         _ = Stack(found[0].outline, table, Scattered.of([memory] * 8)).column("c", 0).tables
 
 
-def test_a_reader_keeps_to_the_tables_it_has_checked() -> None:
+def test_a_column_reads_by_the_tables_it_has_checked() -> None:
     layout, memory = _shard()
     column = layout.column("ragged")
     assert column is not None
@@ -175,7 +175,7 @@ class Changing(LocalMemory):
 
 
 @each_case("name", [name for name, _ in _shard()[0].columns])
-def test_bytes_that_change_while_a_column_is_read_are_wrong_values_at_worst(name: str) -> None:
+def test_bytes_changed_during_a_read_cause_wrong_values_or_corrupt_only(name: str) -> None:
     layout, memory = _shard()
     column = layout.column(name)
     assert column is not None

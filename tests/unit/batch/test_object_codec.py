@@ -31,7 +31,7 @@ from tests.unit.batch.exact import same
     ],
     ids=repr,
 )  # fmt: skip
-def test_a_value_comes_back_exactly(value: Any) -> None:
+def test_object_values_round_trip_exactly(value: Any) -> None:
     [row] = encode_rows("x", [value])
     assert same(decode_row("x", row), value)
 
@@ -44,7 +44,7 @@ def test_a_value_comes_back_exactly(value: Any) -> None:
         np.ma.masked_array([1, 2], [0, 1]), np.zeros(2, np.dtypes.StringDType()),
     ],
 )  # fmt: skip
-def test_what_would_come_back_as_something_else_is_refused(value: Any) -> None:
+def test_a_value_that_would_not_round_trip_is_refused(value: Any) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         encode_rows("x", [None, [value]])
     error = caught.value

@@ -33,7 +33,7 @@ _ROWS = st.lists(
 
 
 @given(_ROWS, st.data())
-def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], data: st.DataObject) -> None:
+def test_object_rows_round_trip_when_selected_and_put_again(rows: list[Any], data: st.DataObject) -> None:
     found = column([*rows, None])  # None: objects, whatever the others are
     rows = [*rows, None]
     assert same(found.to_list(), rows)
@@ -50,7 +50,7 @@ def test_rows_come_back_however_they_are_picked_and_put_again(rows: list[Any], d
     assert same(both.to_list(), [{"a": row} for row in rows])
 
 
-def test_large_bytes_of_one_row_do_not_come_back_in_another() -> None:
+def test_large_bytes_of_one_object_row_do_not_appear_in_another() -> None:
     """Rows are decoded one after another, each in memory that the next one may get."""
     rows = [(bytes([row]) * LARGE,) if row < 4 else None for row in range(12)]
     assert column(rows).to_list() == rows
@@ -84,6 +84,6 @@ def _row(numbers: list[int], rest: bytes, count: int | None = None) -> bytes:
         _row([0], b"\xc7\x01\x0a\xff"),
     ],
 )
-def test_a_row_of_false_parts_is_corrupt(row: bytes) -> None:
+def test_an_object_row_with_invalid_parts_is_corrupt(row: bytes) -> None:
     with pytest.raises(Corrupt):
         decode_row("x", row)

@@ -51,7 +51,7 @@ def blocks(draw: Any) -> list[list[np.ndarray[Any, Any]]]:
 
 
 @given(blocks(), st.booleans(), st.data())
-def test_any_width_comes_back_as_it_was(given_: Any, dedupe: bool, data: Any) -> None:
+def test_narrowed_integers_round_trip_in_their_declared_dtype(given_: Any, dedupe: bool, data: Any) -> None:
     pieces = [stored(block, dedupe=dedupe) for block in given_]
     rows = [row for block in given_ for row in block]
     order = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)), np.int64)
@@ -68,7 +68,7 @@ def test_any_width_comes_back_as_it_was(given_: Any, dedupe: bool, data: Any) ->
         assert storage(stored_.layout.field.dtype).itemsize == fewest(block, rows[0].dtype)
 
 
-def test_of_a_struct_the_integers() -> None:
+def test_only_the_integers_of_a_struct_are_narrowed() -> None:
     rows = [{"ids": [1, 2], "logprobs": [0.5, 1.0]}, {"logprobs": [2.0]}, {"ids": [70_000], "logprobs": []}]
     piece = stored(rows)
     assert dict(piece.layout.field.children)["ids"].dtype == "int64:int32"

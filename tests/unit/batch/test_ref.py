@@ -66,7 +66,7 @@ def copy(ref: BatchRef) -> BatchRef:
 
 
 class TestValue:
-    def test_of_refuses_what_is_not_stored(self) -> None:
+    def test_a_reference_to_invalid_columns_is_refused(self) -> None:
         for node, rows, columns in [
             (b"short", 1, [("x", MASK, 16, 1, 0)]),
             (NODE, -1, [("x", MASK, 16, 1, 0)]),
@@ -79,7 +79,7 @@ class TestValue:
 
 class TestBytes:
     @given(st.data())
-    def test_mutated_bytes_are_refused_or_mean_something(self, data: st.DataObject) -> None:
+    def test_altered_reference_bytes_are_refused_or_decode_consistently(self, data: st.DataObject) -> None:
         whole = concat([verl_ref(40).select("uid", "pixel_values"), verl_ref(40, 3).select("uid", "pixel_values")])
         good = data.draw(st.sampled_from([whole, whole[[3, 70, 5, 41]], whole[::-1], whole[np.arange(80) % 7 * 11]]))
         mutated = bytearray(good.encode())
@@ -118,7 +118,7 @@ class TestBytes:
         ],
         ids=repr,
     )  # fmt: skip
-    def test_every_lie_is_refused(self, change: dict[int, Any]) -> None:
+    def test_an_encoded_reference_with_any_invalid_field_is_refused(self, change: dict[int, Any]) -> None:
         import msgspec
 
         honest = msgspec.msgpack.decode(one().encode())
@@ -128,7 +128,7 @@ class TestBytes:
         with pytest.raises(ProtocolMismatch):
             BatchRef.decode(msgspec.msgpack.encode(honest))
 
-    def test_other_versions_are_told_apart(self) -> None:
+    def test_a_reference_of_another_format_version_is_refused(self) -> None:
         encoded = bytearray(one().encode())
         encoded[1] = 9
         with pytest.raises(ProtocolMismatch) as caught:
@@ -249,7 +249,7 @@ STEPS = [_slice, _index, _shuffle, _mask, _repeat, _concat, _cut, _union, _selec
 
 
 @given(models())
-def test_any_sequence_of_operations_means_what_lists_would(model: Model) -> None:
+def test_reference_operations_agree_with_lists(model: Model) -> None:
     model.check()
 
 
@@ -260,7 +260,7 @@ def test_two_refs_are_equal_when_they_mean_the_same(a: Model, b: Model) -> None:
 
 
 @each_case("times", [10**12, 2**62, 2**70, np.int64(2**62)])
-def test_more_repeated_rows_than_can_be_are_refused_at_once(times: Any) -> None:
+def test_an_excessive_repeat_count_is_refused(times: Any) -> None:
     with pytest.raises(LimitExceeded) as caught:
         one(3).repeat(times)
     assert caught.value.asked == 3 * int(times)
@@ -294,6 +294,6 @@ def test_no_rows_are_split_into_one_part_without_rows() -> None:
         lambda ref: ref.slice_rows("x", 0, [[1], [2, 3]]),
     ],
 )
-def test_what_names_no_rows_is_misuse(mistake: Callable[[BatchRef], Any]) -> None:
+def test_invalid_row_selections_are_misuse(mistake: Callable[[BatchRef], Any]) -> None:
     with pytest.raises(Misuse):
         mistake(one(3))

@@ -28,7 +28,7 @@ _KINDS: list[st.SearchStrategy[list[Any]]] = [
 
 
 @given(st.one_of(*[st.lists(kind, min_size=1, max_size=5) for kind in _KINDS]))
-def test_rows_of_columns_that_are_joined_are_those_of_each(several: list[list[Any]]) -> None:
+def test_joined_columns_have_the_rows_of_their_parts(several: list[list[Any]]) -> None:
     values = [owned(values_of("x", rows)) for rows in several]
     if any(each.index is not None or each.field != values[0].field for each in values):
         return
@@ -64,7 +64,7 @@ _ONE = {"ids": [[1, 2]], "logp": [[0.5]], "array": np.zeros((1, 2, 2), np.int64)
 
 @needs_extension
 @given(st.lists(rows(), min_size=1, max_size=8), st.data())
-def test_rows_come_out_as_they_went_in(several: list[dict[str, Any]], data: st.DataObject) -> None:
+def test_batched_rows_round_trip(several: list[dict[str, Any]], data: st.DataObject) -> None:
     gathered = of(_ONE)
     counts = [gathered.take(each, sys.maxsize) for each in several]
     assert counts == [len(each["ids"]) for each in several]
@@ -94,7 +94,7 @@ def test_rows_come_out_as_they_went_in(several: list[dict[str, Any]], data: st.D
         dict(reversed(_ONE.items())), None,
     ],
 )  # fmt: skip
-def test_what_is_not_alike_is_refused_and_leaves_nothing(other: Any) -> None:
+def test_dissimilar_rows_are_refused_and_leave_the_batcher_unchanged(other: Any) -> None:
     gathered = of(_ONE)
     assert gathered.take(_ONE, sys.maxsize) == 1
     before = gathered.nbytes

@@ -65,7 +65,7 @@ def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], bef
         ((np.zeros(4, np.uint8),), TypeError),
     ],
 )
-def test_the_extension_refuses_what_it_can_not_copy_and_writes_nothing(arguments: Any, error: type[Exception]) -> None:
+def test_the_extension_refuses_invalid_buffers_and_writes_nothing(arguments: Any, error: type[Exception]) -> None:
     join: Any = row_sources._join
     if join is None:
         pytest.skip("the extension was not built: there was no C compiler")

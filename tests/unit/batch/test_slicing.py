@@ -166,7 +166,7 @@ def changed(model: Model, data: Any) -> None:
 
 
 @given(st.data())
-def test_any_slices_of_any_rows(data: Any) -> None:
+def test_slices_inside_rows_agree_with_array_slicing(data: Any) -> None:
     shards, models = Shards(), []
     for number in range(data.draw(st.integers(1, 2))):
         rows = columns(number)
@@ -201,7 +201,7 @@ def check(column: Column, rows: list[Array]) -> None:
     assert all(same(np.asarray(found), row) for found, row in zip(half.numpy(), rows[::-2], strict=True))
 
 
-def test_what_is_one_run_is_in_place() -> None:
+def test_contiguous_slices_are_read_in_place() -> None:
     shards = Shards()
     rows = columns(1)
     ref = shards.put(0, rows, narrow=False)
@@ -227,7 +227,7 @@ class TestFields:
             ("ids", 0, [1, 2], Misuse), ("ids", 0, ["a"] * ROWS, Misuse), ("ids", "x", 0, Misuse),
         ],
     )  # fmt: skip
-    def test_what_can_not_be_sliced(self, name: str, axis: Any, start: Any, error: type[Exception]) -> None:
+    def test_invalid_slices_are_refused(self, name: str, axis: Any, start: Any, error: type[Exception]) -> None:
         more = {"text": ["x"] * ROWS, "scalar": list(range(ROWS))}
         ref = Shards().put(0, columns(0) | more, narrow=False)
         with pytest.raises(error):
@@ -248,7 +248,7 @@ class TestFields:
 
 class TestTheWire:
     @given(st.binary(min_size=1, max_size=40), st.integers(0, 400))
-    def test_garbage_is_refused_or_is_a_reference(self, garbage: bytes, at: int) -> None:
+    def test_altered_bytes_of_a_sliced_reference_are_refused_or_decoded(self, garbage: bytes, at: int) -> None:
         ref = Shards().put(0, columns(0), narrow=False)
         encoded = ref.slice_rows("ids", 0, np.arange(ROWS)).share_rows("routed", 1, 2).encode()
         at %= len(encoded)
@@ -258,7 +258,7 @@ class TestTheWire:
             return
         assert isinstance(repr(found), str)
 
-    def test_a_field_that_does_not_fit_what_is_cut_is_corrupt(self) -> None:
+    def test_a_field_that_does_not_match_its_slice_is_corrupt(self) -> None:
         shards = Shards()
         ref = shards.put(0, columns(0), narrow=False)
         sliced = ref.slice_rows("dense", 0, 2, 5)
@@ -271,7 +271,7 @@ class TestTheWire:
             opened("dense", sliced.schema["dense"], there, frame.cut)
 
 
-def test_slices_up_to_the_largest_number_are_sent_as_one() -> None:
+def test_slices_up_to_the_largest_integer_are_encoded() -> None:
     ref = Shards().put(0, {"y": [np.arange(3), np.arange(1)]}, narrow=False)
     for _ in range(2):
         ref = ref.slice_rows("y", 0, sys.maxsize)

@@ -29,7 +29,7 @@ def _column(rows: int) -> st.SearchStrategy[Any]:
 
 
 @given(st.integers(1, 4).flatmap(lambda rows: st.dictionaries(st.text("abc", min_size=1), _column(rows), min_size=1)))
-def test_it_is_what_a_plan_makes(columns: dict[str, Any]) -> None:
+def test_small_columns_have_the_layout_and_bytes_of_a_put_plan(columns: dict[str, Any]) -> None:
     laid = laid_out(columns, _MOST)
     if laid is None:  # a list without any number, or no extension
         assert infer._read is None or any(isinstance(v, list) and not any(v) for v in columns.values())
@@ -56,7 +56,7 @@ _LEFT = [
 
 
 @each_case("columns", _LEFT)
-def test_what_is_not_simple_is_left(columns: Any) -> None:
+def test_complex_columns_are_left_to_the_put_plan(columns: Any) -> None:
     assert laid_out(columns, _MOST) is None
 
 
@@ -91,7 +91,7 @@ def singles(columns: dict[str, tuple[Any, bool]]) -> dict[str, Single | None]:
 
 
 @given(_rows_of_one)
-def test_a_row_lies_as_a_plan_of_it(columns: dict[str, tuple[Any, bool]]) -> None:
+def test_a_small_row_has_the_layout_and_bytes_of_a_put_plan(columns: dict[str, tuple[Any, bool]]) -> None:
     found = {name: one for name, one in singles(columns).items() if one is not None}
     refused = [value for name, (value, _) in columns.items() if name not in found]
     assert all(isinstance(value, str) and not value.isascii() for value in refused)
@@ -115,5 +115,5 @@ _NO_SINGLE = [
 
 
 @each_case("value", _NO_SINGLE, ids=str)
-def test_a_value_that_is_not_simple_is_left(value: Any) -> None:
+def test_a_complex_value_is_left_to_the_put_plan(value: Any) -> None:
     assert single("x", [value], as_object=False) is None

@@ -57,7 +57,7 @@ def test_a_stack_reads_as_its_shards_do() -> None:
 
 @each_case("many", [1, _FEW])
 @each_case("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
-def test_many_layouts_are_refused_as_each_is(value: int, many: int) -> None:
+def test_layouts_checked_together_are_refused_like_single_ones(value: int, many: int) -> None:
     """Each number of a layout in turn is made false, where one or many good ones of its outline come with it."""
     encoded, memory = stored({"r": [np.arange(3)], "s": [{"a": "x", "b": 1}], "d": np.zeros((1, 3), np.int64)})
     (good,) = check_layouts([encoded], [len(memory)])
@@ -84,7 +84,7 @@ def _refused(layout: ShardLayout, nbytes: int) -> bool:
 @each_case("memories", [1, 3])
 @each_case("distances", ["even", "touching", "uneven", "backwards", "the same", "one"])
 @each_case("sizes", ["equal", "different", "none"])
-def test_parts_are_gathered_however_they_lie(memories: int, distances: str, sizes: str) -> None:
+def test_scattered_parts_are_gathered_at_any_distance_and_size(memories: int, distances: str, sizes: str) -> None:
     """Those at one distance are copied in one go: it must be the same."""
     chance, count = np.random.default_rng(1), 1 if distances == "one" else 7
     held = [chance.integers(0, 256, 1000).astype(np.uint8) for _ in range(memories)]

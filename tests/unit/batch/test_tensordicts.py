@@ -25,7 +25,7 @@ def _entries() -> dict[str, Any]:
     }
 
 
-def test_a_batch_becomes_a_tensordict_and_comes_back() -> None:
+def test_a_batch_round_trips_through_a_tensordict() -> None:
     batch = local_batch(TensorDict(_entries(), batch_size=[2]))
     out = batch.to_tensordict()
     assert isinstance(out, TensorDict)
@@ -38,7 +38,7 @@ def test_a_batch_becomes_a_tensordict_and_comes_back() -> None:
     assert same(again.to_dict(), batch.to_dict())
 
 
-def test_a_stack_is_cut_joined_pickled_and_copied_as_any() -> None:
+def test_a_stack_of_values_supports_tensordict_operations() -> None:
     made = TensorDict({"x": tensordicts.stack_of(list(range(6)))}, batch_size=[6])
     assert [part["x"].tolist() for part in made.chunk(3)] == [[0, 1], [2, 3], [4, 5]]
     assert made[torch.tensor([3, 1])]["x"].tolist() == [3, 1]

@@ -29,7 +29,7 @@ def _of(dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
 @each_case("dtype", _DTYPES)
-def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
+def test_tensors_of_every_dtype_round_trip_bit_for_bit(dtype: str) -> None:
     tensor = _of(dtype, 4, 3)
     found = column(tensor)
     assert found.dtype == dtype
@@ -46,7 +46,7 @@ def test_every_dtype_comes_back_bit_for_bit(dtype: str) -> None:
     assert same(column(list(tensor[0].unbind())).torch(), tensor[0])
 
 
-def test_offsets_that_a_caller_changes_are_its_own() -> None:
+def test_changes_to_returned_offsets_do_not_affect_the_column() -> None:
     rows = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     held = column(rows)
     _, offsets = held.packed()
@@ -101,7 +101,7 @@ def test_tensors_without_plain_values_are_refused(make: Any, found: str) -> None
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_tensors_on_a_gpu_are_copied_to_where_they_go() -> None:
+def test_gpu_tensors_are_copied_into_host_columns() -> None:
     tensor = torch.rand(40, 3)
     assert same(column(tensor.cuda()).torch(), tensor)
     assert same(column(tensor.to(torch.bfloat16).cuda().t()).torch(), tensor.to(torch.bfloat16).t().contiguous())

@@ -35,7 +35,7 @@ def a_plan(rows: int) -> Plan:
     return Plan(Trace("hand-made", "text", "here", (step,)), pace=PACE, workers=1, slots=1, trainer=Ranks(1, 1))
 
 
-def test_bytes_that_are_not_those_written_are_found() -> None:
+def test_a_replay_detects_rows_with_altered_bytes() -> None:
     columns = {"input_ids": [payloads.tokens(50, 1), payloads.tokens(40, 2)], "row": np.array([1, 2])}
     sums = np.zeros((2, 4), np.int64)
     sums[:, 0] = [payloads.checksum(array) for array in columns["input_ids"]]
@@ -47,7 +47,7 @@ def test_bytes_that_are_not_those_written_are_found() -> None:
 
 
 @each_case("rows", [[0, 1], [0, 1, 1], [0, 1, 2, 2], [0, 1, 3]])
-def test_a_row_that_is_missed_or_given_twice_is_found(rows: list[int]) -> None:
+def test_a_replay_detects_missed_and_duplicated_rows(rows: list[int]) -> None:
     plan = a_plan(3)
     whole = [0, 1, 2]
     found = Replayed(seen={"rollout 0": whole, "reward": whole, "reference 0.0": whole, "trainer 0.0": whole})

@@ -28,7 +28,7 @@ class Failing(Work):
         raise OSError("no node")
 
 
-def test_work_that_has_ended_is_not_kept() -> None:
+def test_finished_background_work_is_forgotten() -> None:
     place: Any = Place()
     work = Failing(place, "first").start()
     with pytest.raises(OSError, match="no node"):

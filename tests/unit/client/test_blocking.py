@@ -22,7 +22,7 @@ class Caller:
         raise PeerUnavailable("the node has gone", address="there")
 
 
-def test_a_loop_is_left_quietly_after_the_node_has_gone() -> None:
+def test_a_blocking_iterator_closes_without_error_after_the_node_is_lost() -> None:
     async def items() -> AsyncIterator[int]:
         yield 1
         yield 2

@@ -64,7 +64,7 @@ def read(path: Path) -> list[tuple[int, bytes]]:
 
 
 @pytest.mark.usefixtures("how")
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_a_checkpoint_file_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "stream.dp"
     big = bytearray(os.urandom(3 * MIB))
     write(path, [*FRAMES[:-1], (TABLE, memoryview(big).cast("Q")), FRAMES[-1]])
@@ -78,7 +78,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("how")
-def test_nothing_is_there_before_it_is_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "stream.dp"
     with CheckpointWriter(path) as file:
         file.frame(HEAD, b"x" * MIB)
@@ -103,7 +103,7 @@ def filler(pipe: Any, path: Path) -> None:
             pipe.send((error.what, os.listdir(path.parent)))
 
 
-def test_a_disk_that_is_full(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_no_checkpoint_file(tmp_path: Path) -> None:
     path = tmp_path / "stream.dp"
     with Worker(filler, path) as worker:
         for _ in range(2):
@@ -123,7 +123,7 @@ def changed(tmp_path: Path) -> tuple[bytes, Path]:
     return (tmp_path / "stream.dp").read_bytes(), tmp_path / "changed.dp"
 
 
-def test_a_file_with_any_byte_changed(changed: tuple[bytes, Path]) -> None:
+def test_a_checkpoint_file_with_any_altered_byte_is_corrupt(changed: tuple[bytes, Path]) -> None:
     whole, path = changed
     for at in range(len(whole)):
         for flipped in (0x01, 0x80, 0xFF):

@@ -91,7 +91,9 @@ def stats(connection: Connection) -> m.ReadStats:
     return m.ReadStats(connection.next_id())
 
 
-async def test_no_answer_in_time(scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_without_an_answer_is_cancelled_and_raises_peer_unavailable(
+    scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.05)
     with pytest.raises(dp.PeerUnavailable) as caught:
         await connection.request(stats(connection), m.Figures, 0.0)
@@ -124,7 +126,7 @@ ASKED = [
 
 @pytest.mark.parametrize(("made", "error"), ASKED)
 @pytest.mark.parametrize("gone", [False, True], ids=["late", "gone"])
-async def test_what_changes_something_and_is_not_answered_has_an_unknown_outcome(
+async def test_an_unanswered_change_has_an_unknown_outcome(
     scripted: Scripted,
     connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
@@ -144,7 +146,7 @@ async def test_what_changes_something_and_is_not_answered_has_an_unknown_outcome
 
 
 @pytest.mark.parametrize("made", CHANGES.values(), ids=CHANGES)
-async def test_what_did_not_reach_a_node_that_had_gone_changed_nothing(
+async def test_a_change_that_was_not_sent_raises_peer_unavailable(
     scripted: Scripted, connection: Connection, made: Callable[[int], Any]
 ) -> None:
     """Whether or not the connection has heard of its end."""
@@ -156,7 +158,7 @@ async def test_what_did_not_reach_a_node_that_had_gone_changed_nothing(
             await connection.request(made(connection.next_id()), m.Done, 60.0)
 
 
-async def test_what_the_node_itself_says_of_another_is_passed_on(scripted: Scripted, connection: Connection) -> None:
+async def test_an_error_reported_by_the_node_is_passed_on_unchanged(scripted: Scripted, connection: Connection) -> None:
     scripted.answer = lambda request: [m.Failure(request.id, "PeerUnavailable", "no leader", {"address": "there"})]
     with pytest.raises(dp.PeerUnavailable, match="no leader") as caught:
         await connection.request(CHANGES["append"](connection.next_id()), rm.RowsAppended, 5.0)
@@ -173,7 +175,7 @@ GRANTED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("reply", "undone"), GRANTED)
-async def test_what_a_cancelled_request_was_granted_is_given_back(
+async def test_resources_granted_to_a_cancelled_request_are_given_back(
     scripted: Scripted, connection: Connection, reply: Any, undone: str
 ) -> None:
     task = asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0))
@@ -199,7 +201,7 @@ async def test_an_answer_to_nothing_ends_the_connection(scripted: Scripted, conn
         connection.check()
 
 
-async def test_what_the_node_says_at_its_end_is_what_everybody_hears(
+async def test_the_final_error_of_a_node_is_raised_by_all_waiting_requests(
     scripted: Scripted, connection: Connection
 ) -> None:
     waiting = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(3)]
@@ -215,7 +217,7 @@ async def test_what_the_node_says_at_its_end_is_what_everybody_hears(
     assert caught.value.peer == "7"
 
 
-async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, connection: Connection) -> None:
+async def test_a_request_that_is_too_large_is_refused_by_the_client(scripted: Scripted, connection: Connection) -> None:
     with pytest.raises(dp.LimitExceeded):
         await connection.request(sm.PinShards(connection.next_id(), [2**60] * 500_000, 1.0), sm.Held, 1.0)
     scripted.answer = lambda request: [m.Figures(request.id, {})]
@@ -223,13 +225,15 @@ async def test_a_message_that_is_too_large_is_refused_here(scripted: Scripted, c
     assert scripted.kinds() == ["ReadStats"]
 
 
-async def test_what_is_too_large_to_be_told_is_not_waited_for(connection: Connection) -> None:
+async def test_a_notification_that_is_too_large_leaves_no_pending_answer(connection: Connection) -> None:
     with pytest.raises(dp.LimitExceeded):
         connection.tell(sm.Free(connection.next_id(), [2**60] * 500_000))
     assert not connection.owed
 
 
-async def test_what_is_too_much_to_be_read_ahead_is_left_to_the_get(scripted: Scripted, connection: Connection) -> None:
+async def test_a_prefetch_that_is_too_large_for_a_message_is_skipped(
+    scripted: Scripted, connection: Connection
+) -> None:
     """Rows of another node, so scattered that their numbers are too many for a message."""
     numbers = np.random.default_rng(0).integers(1, 100, 4_000_000).cumsum()
     rows = int(numbers[-1]) + 1
@@ -241,7 +245,7 @@ async def test_what_is_too_much_to_be_read_ahead_is_left_to_the_get(scripted: Sc
     assert scripted.kinds() == ["ReadStats"]
 
 
-async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, connection: Connection) -> None:
+async def test_heartbeats_are_sent_only_while_reservations_exist(scripted: Scripted, connection: Connection) -> None:
     connection.heartbeat.due(+1)
     await scripted.until(lambda: scripted.kinds().count("Alive") >= 4)
     connection.heartbeat.due(+1)
@@ -254,7 +258,7 @@ async def test_signs_of_life_while_something_is_reserved(scripted: Scripted, con
 # The end
 
 
-async def test_what_waits_at_a_full_socket_is_sent_before_the_plane_is_closed(
+async def test_messages_waiting_at_a_full_socket_are_sent_before_the_close(
     scripted: Scripted, connection: Connection
 ) -> None:
     await scripted.until(lambda: scripted.channel is not None)
@@ -276,7 +280,7 @@ async def test_what_waits_at_a_full_socket_is_sent_before_the_plane_is_closed(
 
 
 @pytest.mark.parametrize("pinned", [False, True])
-async def test_a_put_that_waits_as_the_plane_is_closed_is_undone(
+async def test_a_put_pending_at_close_is_cancelled_and_freed(
     scripted: Scripted, connection: Connection, pinned: bool
 ) -> None:
     pin = connection.pins.hold(7) if pinned else None
@@ -296,7 +300,7 @@ async def test_a_put_that_waits_as_the_plane_is_closed_is_undone(
     del pin
 
 
-async def test_a_node_that_does_not_answer_holds_up_the_close_for_a_bounded_time(
+async def test_a_silent_node_delays_the_close_for_a_bounded_time(
     scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.05)
@@ -309,7 +313,7 @@ async def test_a_node_that_does_not_answer_holds_up_the_close_for_a_bounded_time
         await waiting
 
 
-async def test_what_is_told_to_a_node_that_has_gone_holds_up_no_close(
+async def test_a_notification_to_a_lost_node_does_not_delay_the_close(
     scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 3600.0)
@@ -356,7 +360,7 @@ sizes = pytest.mark.parametrize("size", [4096, 8 * MIB])
 
 
 @sizes
-def test_a_failed_put_keeps_its_columns_no_longer_than_its_error(node: StandingNode, size: int) -> None:
+def test_a_failed_put_releases_its_columns_with_its_error(node: StandingNode, size: int) -> None:
     """Who tries again after Backpressure must not pile up what was refused until the collector comes."""
     with dp.connect(node.address) as plane:
         kept = plane.get(plane.put({"x": pattern(0, 16 * MIB)}))["x"].numpy()

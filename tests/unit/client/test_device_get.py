@@ -32,7 +32,7 @@ def fill(batch: Batch, **out: Any) -> None:
         job()
 
 
-def test_tensors_and_arrays_take_columns(batch: Batch) -> None:
+def test_columns_are_copied_into_given_tensors_and_arrays(batch: Batch) -> None:
     tensor, array, bits = torch.zeros(4, 3), np.zeros((6, 2), np.int64), torch.zeros(4, dtype=torch.bfloat16)
     fill(batch, dense=tensor, ragged=array, bits=bits)
     assert torch.equal(tensor, torch.from_numpy(DENSE))
@@ -55,7 +55,7 @@ def test_tensors_and_arrays_take_columns(batch: Batch) -> None:
         ([torch.zeros(4, 3)], Misuse, "mapping"),
     ],
 )
-def test_what_does_not_fit_is_refused_before_anything_is_written(
+def test_targets_of_a_wrong_shape_or_type_are_refused_before_any_write(
     batch: Batch, out: Any, error: type[DataplaneError], match: str
 ) -> None:
     ready = torch.zeros(4, dtype=torch.bfloat16)

@@ -39,7 +39,7 @@ def mapped(columns: dict[str, object]) -> tuple[MappedDevice, list[Column], weak
     )
 
 
-def test_the_host_reads_copies() -> None:
+def test_host_reads_of_mapped_device_memory_are_copies() -> None:
     values = np.arange(12, dtype=np.float32).reshape(4, 3)
     _, (dense, ragged), _ = mapped({"x": values, "ids": [[1, 2], [], [3], [4, 5, 6]]})
     assert np.array_equal(dense.numpy(), values)
@@ -50,7 +50,7 @@ def test_the_host_reads_copies() -> None:
 
 
 @each_case("picked", [slice(0, 4), slice(1, 3)])
-def test_the_device_sees_the_memory_itself(picked: slice) -> None:
+def test_device_tensors_view_mapped_memory_without_a_copy(picked: slice) -> None:
     values = torch.arange(12, dtype=torch.bfloat16).reshape(4, 3)
     rows = [[1, 2], [], [3], [4, 5, 6]]
     _, (dense, ragged), _ = mapped({"x": values, "ids": rows})
@@ -65,7 +65,7 @@ def test_the_device_sees_the_memory_itself(picked: slice) -> None:
     assert not dense[picked].torch().any()
 
 
-def test_a_tensor_keeps_the_pin_and_nothing_else_does() -> None:
+def test_only_device_tensors_hold_the_pin_of_mapped_memory() -> None:
     memory, (column,), kept = mapped({"x": torch.arange(12).reshape(4, 3)})
     view = _there("x", column.field, column[1:2].reading, torch.device("cpu"))
     del memory, column

@@ -61,7 +61,7 @@ def value(spec: Spec, shape: tuple[int, ...], dtype: Any) -> Any:
     return (np.arange(count) + next(_counter)).astype(dtype).reshape(shape)
 
 
-async def test_any_columns_come_out_as_they_were_written(plane: AsyncPlane) -> None:
+async def test_drafts_of_any_columns_round_trip(plane: AsyncPlane) -> None:
     loop = asyncio.get_running_loop()
 
     async def one(columns: dict[str, Spec]) -> None:
@@ -97,7 +97,7 @@ async def test_any_columns_come_out_as_they_were_written(plane: AsyncPlane) -> N
 # The end of a draft
 
 
-async def test_dropped(plane: AsyncPlane) -> None:
+async def test_a_dropped_draft_returns_its_reservation_and_is_closed(plane: AsyncPlane) -> None:
     draft = await plane.draft({"x": dense((1, MIB), "uint8")})
     array = draft["x"]
     draft.drop()
@@ -134,7 +134,7 @@ async def test_a_draft_stays_open_while_its_memory_cannot_be_made_private(
 
 
 @each_case("rows", [2**60, 2**62, 2**70])
-async def test_more_than_can_be_asked_for_is_refused_as_more_than_the_budget(plane: AsyncPlane, rows: int) -> None:
+async def test_a_draft_larger_than_memory_is_refused(plane: AsyncPlane, rows: int) -> None:
     with pytest.raises(dp.LimitExceeded) as caught:
         await plane.draft({"x": dense((rows, 8), "int64")})
     assert caught.value.what == "memory"

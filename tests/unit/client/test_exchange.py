@@ -29,7 +29,7 @@ def node(tmp_path: Any) -> Iterator[StandingNode]:
         yield node
 
 
-def test_one_that_is_interrupted_is_not_done(plane: dp.Plane) -> None:
+def test_an_interrupted_append_is_not_performed(plane: dp.Plane) -> None:
     stream = plane.stream("s", tasks=["t"], max_rows=1)
     stream.append(ROW)
     timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT))

@@ -11,7 +11,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 
 
-def test_millions_of_rows_are_told_in_messages_that_are_read_and_each_once() -> None:
+def test_a_free_of_millions_of_rows_is_split_into_valid_messages() -> None:
     rows = RowIndices.index(np.arange(0, 6_000_000, 2))
     told = list(portions([*parts_of(1, (0,), rows), *parts_of(2, (0, 1), RowIndices.range(0, 9))], part_nbytes))
     assert all(len(msgspec.msgpack.encode(sm.Free(1, [], portion, ""))) < m.MAX_FRAME for portion in told)

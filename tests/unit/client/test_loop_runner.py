@@ -70,7 +70,7 @@ class Gate:
         self.event.set()
 
 
-def test_within_itself_it_is_refused(turns: LoopRunner) -> None:
+def test_a_nested_blocking_wait_is_misuse(turns: LoopRunner) -> None:
     async def outer() -> None:
         turns.wait(value(1))
 
@@ -107,7 +107,7 @@ class Interrupting:
 
 @each_case("over", [False, True], ids=["own turn", "handed over"])
 @each_case("soon", [False, True], ids=["call", "a little work"])
-def test_interrupted_at_any_step(over: bool, soon: bool) -> None:
+def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over: bool, soon: bool) -> None:
     """Each interrupt is raised, once; no turn stays taken, and nothing is left that is waited for."""
     interrupted = 0
 

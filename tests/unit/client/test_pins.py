@@ -51,7 +51,7 @@ def said(theirs: socket.socket) -> list[Any]:
     return got
 
 
-def test_dropped_from_many_threads() -> None:
+def test_pins_dropped_by_many_threads_are_each_taken_once() -> None:
     flushes = Flushes()
     pins = flushes.pins
     expected: Counter[int] = Counter()
@@ -82,7 +82,9 @@ def test_dropped_from_many_threads() -> None:
     assert pins.live == 0
 
 
-def test_a_full_socket_neither_blocks_nor_spoils_what_follows(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_unpins_at_a_full_socket_neither_block_nor_corrupt_the_stream(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
     ours, theirs = ends
     pins = Flushes().pins
     held = {shard: pins.hold(shard) for shard in range(3)}
@@ -123,7 +125,7 @@ class Interrupted:
         return self._connected.send(data)
 
 
-def test_a_pin_that_is_dropped_while_another_is_told_is_told_once_after_it(
+def test_a_pin_dropped_during_the_send_of_another_is_sent_once_after_it(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     ours, theirs = ends
@@ -136,7 +138,7 @@ def test_a_pin_that_is_dropped_while_another_is_told_is_told_once_after_it(
     assert [message.shards for message in said(theirs)] == [[1], [2]]  # and the third by the end
 
 
-def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_pins_dropped_in_a_forked_child_stay_held(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     pins = Flushes().pins
     held = {shard: pins.hold(shard) for shard in range(3)}
@@ -152,7 +154,7 @@ def test_in_a_forked_child_nothing_is_dropped(ends: tuple[socket.socket, socket.
     assert [message.shards for message in said(theirs)] == [[0], [1]]  # and the third by the end
 
 
-def test_a_pin_that_a_device_uses_is_dropped_when_it_is_done_and_the_plane_talks_to_its_node() -> None:
+def test_a_pin_used_by_a_device_is_dropped_after_the_device_has_finished() -> None:
     """Also the last, after which nothing is mapped."""
     flushes, done = Flushes(), False
     drop_later(flushes.pins.hold(1), lambda: done)

@@ -50,7 +50,7 @@ def opened(span: RowSpan | None, reply: sm.Held) -> Batch:
     return SpanShard(reply).opened(span, segments, ShardPin)
 
 
-def test_what_is_more_than_a_run_of_a_shard_is_no_span() -> None:
+def test_only_contiguous_rows_of_one_shard_form_a_span() -> None:
     ref, _, _ = stored(COLUMNS)
     other = ref_to(NODE, 3, [("more", Field("dense", "float32", ()), 12, 8, 0)])
     assert locations.span_of(ref[[0, 2]]) is None

@@ -36,7 +36,7 @@ def config(**settings: Path) -> ClusterConfig:
 
 
 @needs_etcd
-async def test_an_etcd_over_tls_answers_who_has_a_certificate(tmp_path: Path) -> None:
+async def test_etcd_over_tls_answers_only_clients_with_a_certificate(tmp_path: Path) -> None:
     mine, others = (certificates(auth.generate(tmp_path / name), ["127.0.0.1"]) for name in ("key", "other"))
     [seed] = ports(1)
     host, _, port = seed.rpartition(":")
@@ -77,7 +77,7 @@ async def test_an_etcd_over_tls_answers_who_has_a_certificate(tmp_path: Path) ->
         await asyncio.gather(running, return_exceptions=True)
 
 
-def test_a_login_is_a_line_that_nobody_else_may_read(tmp_path: Path) -> None:
+def test_an_etcd_login_file_is_one_private_line(tmp_path: Path) -> None:
     ca = private(tmp_path / "ca", certificates(auth.generate(tmp_path / "key"), ["a"]).authority)
     login = private(tmp_path / "login", b"root:pass:word\n")
     assert access(config(etcd_ca=ca, etcd_login=login))[1] == ("root", "pass:word")

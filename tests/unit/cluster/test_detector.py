@@ -23,7 +23,7 @@ async def test_a_host_refuses_when_all_addresses_of_its_name_do(monkeypatch: pyt
     assert await refused(f"tcp://trainer-3:{port}")
 
 
-async def test_a_name_that_is_not_known_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unresolvable_host_name_proves_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(*_: Any, **__: Any) -> list[Any]:
         raise socket.gaierror("unknown")
 

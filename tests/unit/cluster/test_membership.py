@@ -114,9 +114,7 @@ async def settle(*nodes: Node) -> None:
 # Who is there
 
 
-async def test_a_process_that_ends_has_gone_long_before_its_lease_runs_out(
-    start: Start, coordinator: Coordinator
-) -> None:
+async def test_an_ended_process_is_detected_before_its_lease_expires(start: Start, coordinator: Coordinator) -> None:
     """By the word of its kernel; and everybody else looks when its registration goes."""
     nodes = [start(name, lease_s=3600.0) for name in (ONE, TWO, THREE)]
     await until(lambda: all(node.sees == {ONE, TWO, THREE} for node in nodes))
@@ -130,7 +128,9 @@ async def test_a_process_that_ends_has_gone_long_before_its_lease_runs_out(
         await asyncio.sleep(0.01)
 
 
-async def test_one_at_whose_address_a_new_node_registers_has_ended(start: Start, coordinator: Coordinator) -> None:
+async def test_a_member_has_ended_when_another_node_registers_at_its_address(
+    start: Start, coordinator: Coordinator
+) -> None:
     """Its kernel does not say so, since the port is listened at. Who was seen before is not new."""
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == {ONE, TWO})
@@ -144,7 +144,7 @@ def ping() -> pm.DescribeShards:
     return pm.DescribeShards(1, [])
 
 
-async def test_one_that_keeps_what_it_has_is_away_when_its_process_ends(start: Start) -> None:
+async def test_a_durable_member_is_away_and_not_lost_when_its_process_ends(start: Start) -> None:
     one, two = start(ONE), start(TWO, keeps=True)
     await until(lambda: one.sees == {ONE, TWO})
     await two.end()
@@ -155,7 +155,7 @@ async def test_one_that_keeps_what_it_has_is_away_when_its_process_ends(start: S
     await until(lambda: one.sees == again.sees == {ONE, TWO})
 
 
-async def test_one_that_is_silent_goes_with_its_lease_and_comes_back_as_the_same(start: Start) -> None:
+async def test_a_silent_member_expires_with_its_lease_and_returns_unchanged(start: Start) -> None:
     """Cut off from the coordinator alone."""
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == two.sees == {ONE, TWO})
@@ -180,7 +180,9 @@ async def test_one_that_is_silent_goes_with_its_lease_and_comes_back_as_the_same
 # The coordinator comes and goes
 
 
-async def test_two_that_claim_one_number(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_later_of_two_nodes_with_one_number_is_the_member(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     """The later one has the place; the earlier says so, and does not take it back."""
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == {ONE, TWO} and two.answers)
@@ -231,7 +233,7 @@ GARBAGE = {
 }
 
 
-async def test_what_no_node_writes_is_passed_over(
+async def test_invalid_registrations_are_ignored(
     start: Start, coordinator: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before a node comes, and after; under names like its own, and under names that are no nodes'."""
@@ -253,7 +255,7 @@ async def test_what_no_node_writes_is_passed_over(
     assert "protocol version" in caplog.text
 
 
-async def test_who_has_not_the_key_makes_no_member(
+async def test_registrations_without_the_cluster_key_create_no_member(
     start: Start, coordinator: Coordinator, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     key, other = auth.generate(tmp_path / "key"), auth.generate(tmp_path / "other")

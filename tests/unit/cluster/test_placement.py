@@ -8,7 +8,7 @@ NODES = [bytes([i]) * 8 for i in range(16)]
 GROUPS: list[str | int] = [*(f"prompt-{i}" for i in range(4000)), *range(4000)]
 
 
-def test_only_what_a_leaver_had_moves() -> None:
+def test_only_placements_of_a_leaving_node_move() -> None:
     before, after = Rendezvous(NODES), Rendezvous(NODES[1:])
     was = [before.nodes[at] for at in before.winners("rollouts", GROUPS)]
     now = [after.nodes[at] for at in after.winners("rollouts", GROUPS)]

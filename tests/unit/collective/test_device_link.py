@@ -65,7 +65,7 @@ class Ranks:
 
 
 @pytest.mark.parametrize("chains", [[[1, 0, 2]], [[0, 1], [0, 2]]], ids=["broadcast", "scatter"])
-def test_large_numbers_go_between_devices_and_all_else_between_hosts(
+def test_large_numeric_pieces_cross_between_devices_and_the_rest_between_hosts(
     monkeypatch: pytest.MonkeyPatch, chains: list[list[int]]
 ) -> None:
     packed = pack(local_batch(COLUMNS))
@@ -106,7 +106,7 @@ def test_large_numbers_go_between_devices_and_all_else_between_hosts(
         assert batch.to_dict() == local_batch(COLUMNS).to_dict()  # copied back from the device
 
 
-def test_an_error_of_torch_between_pieces_is_a_typed_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_error_between_pieces_becomes_peer_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after another thread has ended the group, which is what a rank that fails has the others do."""
     packed = pack(local_batch(COLUMNS))
 
@@ -129,7 +129,7 @@ def test_an_error_of_torch_between_pieces_is_a_typed_one(monkeypatch: pytest.Mon
         ranks.each(call)
 
 
-def test_ranks_whose_devices_are_closed_raise() -> None:
+def test_ranks_raise_peer_unavailable_when_their_device_links_are_aborted() -> None:
     with Ranks(2) as ranks:
 
         def call(rank: int) -> None:
@@ -143,7 +143,7 @@ def test_ranks_whose_devices_are_closed_raise() -> None:
         ranks.each(call)
 
 
-def test_which_devices_a_group_sends_by_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_links_are_used_only_for_devices_with_an_nccl_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     for said, expected in [("cpu:gloo,cuda:gloo", set()), ("cuda:nccl", {"cuda"}), ("cpu:gloo,cuda:nccl", {"cuda"})]:
         monkeypatch.setattr(dist, "get_backend_config", lambda group, said=said: said)

@@ -47,7 +47,7 @@ class SilentStore:
         raise RuntimeError("the store has gone")
 
 
-def test_a_store_that_does_not_answer_is_a_group_that_did_not_come() -> None:
+def test_a_silent_rendezvous_store_is_reported_as_an_incomplete_group() -> None:
     pytest.importorskip("torch")
     store = SilentStore()
     link = RankLink(store, 0, 2)

@@ -16,7 +16,7 @@ def address(memory: ReceivedBlock) -> int:
     return where
 
 
-def test_a_block_is_used_again_once_its_last_view_has_gone() -> None:
+def test_a_block_is_reused_after_its_last_view_is_released() -> None:
     first = ReceivedBlock(4 * MIB)
     where, view = address(first), first.read(128, 64)[8:]
     del first
@@ -31,7 +31,7 @@ def test_a_block_is_used_again_once_its_last_view_has_gone() -> None:
     assert len(third.block) == 3 * MIB
 
 
-def test_a_tensor_keeps_the_block() -> None:
+def test_a_block_is_not_reused_while_a_tensor_views_it() -> None:
     torch = pytest.importorskip("torch")
     memory = ReceivedBlock(2 * MIB)
     memory.block[:] = 3

@@ -57,14 +57,14 @@ def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:
 
 
 @each_case("kind", KINDS)
-def test_a_column_whose_rows_repeat_arrives_beside_one_whose_rows_do_not(kind: str) -> None:
+def test_columns_with_and_without_repeated_rows_arrive_in_one_batch(kind: str) -> None:
     stored = exact.piece(kind, KINDS[kind])
     repeated = Column(kind, stored.layout.field, [stored], np.arange(ROWS) // 4)
     header = check(Batch({kind: repeated, "number": local_batch({"number": np.arange(ROWS)})["number"]}))
     assert set(header.orders) == {kind}
 
 
-def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
+def test_contiguous_rows_are_packed_without_a_copy() -> None:
     planned = plan({"x": np.zeros((3, PIECE), np.uint8)})
     memory = filled(planned)
     ((name, layout),) = planned.layout().columns
@@ -84,12 +84,12 @@ def test_what_lies_in_one_run_is_sent_from_where_it_lies() -> None:
     ],
     ids=["nothing", "numbers", "backwards", "beyond"],
 )
-def test_what_is_no_header_is_refused(text: bytes) -> None:
+def test_an_invalid_header_is_refused(text: bytes) -> None:
     with pytest.raises(ProtocolMismatch):
         opened(text)
 
 
-def test_what_arrives_for_a_device_is_there_without_another_copy() -> None:
+def test_columns_received_into_device_memory_are_not_copied_again() -> None:
     """The host's memory stands for a device's."""
     torch = pytest.importorskip("torch")
     cpu = torch.device("cpu")

@@ -28,7 +28,7 @@ def batch() -> Batch:
     )
 
 
-def test_numbers_go_to_the_device_and_text_stays(batch: Batch) -> None:
+def test_numeric_columns_move_to_the_device_and_text_does_not(batch: Batch) -> None:
     there = batch.to("meta")
     assert {name: column.device for name, column in there.items()} == dict.fromkeys(batch, "meta")
     assert there["dense"].torch().device.type == "meta"
@@ -45,7 +45,7 @@ def test_numbers_go_to_the_device_and_text_stays(batch: Batch) -> None:
         there["text"].torch()
 
 
-def test_what_is_on_the_host_is_as_it_was(batch: Batch) -> None:
+def test_host_values_are_unchanged_by_a_move_to_a_device(batch: Batch) -> None:
     there = batch.to("meta")
     assert there.schema == batch.schema
     assert there.to_dict() == batch.to_dict()
@@ -54,14 +54,14 @@ def test_what_is_on_the_host_is_as_it_was(batch: Batch) -> None:
     assert there["dense"][::-2].torch().shape == (2, 3)
 
 
-def test_a_tensor_of_one_call_is_where_that_call_says(batch: Batch) -> None:
+def test_the_device_argument_of_a_call_determines_its_tensor(batch: Batch) -> None:
     column = batch["dense"]
     assert column.torch(device="meta").device.type == "meta"
     assert column.torch(device="cpu") is column.torch()
     assert column.to("meta").torch(device="cpu").tolist() == column.to_list()
 
 
-def test_read_only_memory_is_lent_without_a_copy_and_kept() -> None:
+def test_read_only_memory_is_shared_with_torch_without_a_copy() -> None:
     array = np.arange(6, dtype=np.int16)
     array.setflags(write=False)
     tensor = torch.from_numpy(lent(array[1:]))

@@ -50,7 +50,7 @@ def device() -> Iterator[ThreadPoolExecutor]:
 
 @each_case("size", [0, 1, SIZE - 1, SIZE, SIZE + 1, 7 * SIZE + 3])
 @each_case("buffers", [1, 2, 4])
-def test_every_byte_gets_to_its_place(device: ThreadPoolExecutor, size: int, buffers: int) -> None:
+def test_staged_copies_of_any_size_are_complete(device: ThreadPoolExecutor, size: int, buffers: int) -> None:
     staging = Staging([Slow(device) for _ in range(buffers)])
     source = np.random.default_rng(size).integers(0, 255, size, np.uint8)
     for _ in range(2):
@@ -71,7 +71,7 @@ def test_a_copy_that_fails_gives_its_buffers_back(device: ThreadPoolExecutor) ->
     assert np.array_equal(memory, source)
 
 
-def test_a_call_has_the_streams_of_who_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_uses_the_device_streams_of_its_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whichever thread it is run."""
     mine = threading.local()
     monkeypatch.setattr(ordering, "streams", lambda: (getattr(mine, "stream", "none"),))

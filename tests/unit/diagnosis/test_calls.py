@@ -46,7 +46,7 @@ def test_calls_are_counted_by_the_low_bits_of_their_number(kind: Callable[..., C
 
 
 @each_case("ask", [current_frames, plain_current_frames])
-def test_to_ask_for_frames_leaves_it_as_it_was_whether_garbage_is_collected(ask: Callable[[], Any]) -> None:
+def test_reading_thread_frames_preserves_the_garbage_collection_setting(ask: Callable[[], Any]) -> None:
     was = gc.isenabled()
     try:
         for wanted in (True, False):

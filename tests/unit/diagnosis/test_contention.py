@@ -28,7 +28,7 @@ def job(append_s: float, *, queued_s: float = 0.0, others: float = 0.0) -> Graph
     return found
 
 
-def test_a_host_that_others_take_is_told_beside_the_causes() -> None:
+def test_processor_contention_by_other_jobs_is_reported_beside_the_causes() -> None:
     """The same queueing, of a job that alone would want half a processor: a line that is the job's own comes first."""
     found = job(8.0, queued_s=1.0, others=0.8)
     told = diagnosed(found)
@@ -42,7 +42,7 @@ def test_a_host_that_others_take_is_told_beside_the_causes() -> None:
     assert Diagnosis.read(told.json()) == told
 
 
-def test_what_a_job_owes_to_its_own_want_of_processors_is_a_cause_for_that_part() -> None:
+def test_processor_shortage_is_attributed_to_the_job_in_proportion() -> None:
     """It had 1.0 of one processor, beside others, and alone would want 2: half of what it could not have is its own."""
     host = HostUse("n", 2, job=1.0, wanted=3.0, others=1.0)
     assert host.own == pytest.approx(0.5)

@@ -16,20 +16,20 @@ def train(waits_s: float, *enders: int) -> ProcessNode:
     return process(1, "actor", [consuming(waits_s)], [line(6, 10.0 - waits_s)], [waited(1, "rows", waits_s, *enders)])
 
 
-def test_two_roles_that_wait_for_each_other_are_held_by_the_limit() -> None:
+def test_a_limit_is_the_cause_when_two_roles_wait_for_each_other() -> None:
     producer = process(2, "roll_out", [appending(6.0, 0.04)], [line(8, 4.0)], [waited(1, "max_lag", 6.0, 1)])
     cause = first(run(train(4.0, 2), producer))
     assert (cause.kind, cause.setting, cause.line) == ("limit", "max_lag", 9)
 
 
-def test_a_wait_for_memory_that_the_last_role_ends_is_the_budget_and_one_that_the_node_ends_the_disk() -> None:
+def test_a_memory_wait_is_attributed_to_the_budget_or_the_disk_by_what_ends_it() -> None:
     for ender, kind in ((1, "budget"), (0, "disk")):
         producer = process(2, "roll_out", [appending(8.0, 0.02)], [line(8, 2.0)], [waited(1, "memory", 8.0, ender)])
         cause = first(run(train(5.0, 2), producer))
         assert (cause.kind, cause.line) == (kind, 9)
 
 
-def test_a_consumer_that_acks_late_is_named_by_the_line_that_it_dallies_at() -> None:
+def test_a_late_ack_is_attributed_to_the_line_that_delays_it() -> None:
     job = run(
         train(6.0, 2),
         process(2, "roll_out", [appending(8.0, 0.02)], [line(8, 2.0)], [waited(1, "max_rows", 8.0, 3)]),
@@ -40,14 +40,14 @@ def test_a_consumer_that_acks_late_is_named_by_the_line_that_it_dallies_at() -> 
     assert [link.kind for link in cause.chain] == ["rows", "max_rows"]
 
 
-def test_bytes_of_another_host_are_late_where_nobody_asks_ahead_and_slow_where_somebody_does() -> None:
+def test_remote_reads_are_attributed_to_prefetching_or_to_the_link() -> None:
     for prefetch, kind in ((0, "prefetch"), (2, "link")):
         places = [place(1, "deliveries", 5, 0.1, task="t", stream="rows", prefetch=prefetch), place(2, "get", 6, 6.0)]
         job = run(process(1, "actor", places, [line(7, 3.9)], [waited(2, "fetch", 6.0, 0)]))
         assert (first(job).kind, first(job).line) == (kind, 6)
 
 
-def test_what_does_not_scale_is_what_grows() -> None:
+def test_a_comparison_names_the_role_that_does_not_scale() -> None:
     """Twice as many workers: their own code halves; the one process that scores does not."""
 
     def job(workers: int, wait_s: float) -> GraphRun:

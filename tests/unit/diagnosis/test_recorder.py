@@ -45,7 +45,7 @@ def caller(number: int, call: Any) -> Any:
     return scope["work"]
 
 
-def test_places_and_lines_never_take_more_than_their_memory() -> None:
+def test_recorded_places_and_lines_use_bounded_memory() -> None:
     """A thousand places and lines, and a long time: 256 KiB, and a report that a node takes."""
     tracemalloc.start()
     try:
@@ -68,7 +68,7 @@ def test_places_and_lines_never_take_more_than_their_memory() -> None:
         tracemalloc.stop()
 
 
-def test_a_report_is_small_enough_for_a_node_whatever_the_length_of_file_names() -> None:
+def test_a_report_with_long_file_names_fits_the_report_limit() -> None:
     recorder = PlaceRecorder()
     for number in range(MOST_LINES):
         code = caller(1, None).__code__.replace(co_filename=f"/users/{'long' * 250}/job{number}.py")
@@ -94,7 +94,7 @@ def stand(recorder: PlaceRecorder, code: CodeType, number: int) -> None:
     recorder._stand(Frame(), 1 / RATE)  # type: ignore[arg-type]
 
 
-def test_the_time_between_calls_is_the_line_s_that_it_passes_at() -> None:
+def test_time_between_calls_is_attributed_to_the_line_that_spends_it() -> None:
     recorder, reports = PlaceRecorder(), Reports()
     recorder.attach(reports, 0.2)
     try:
@@ -105,13 +105,13 @@ def test_the_time_between_calls_is_the_line_s_that_it_passes_at() -> None:
     finally:
         recorder.detach(reports)
     lines = {function: (line, seconds) for _, line, function, _, _, seconds, _ in recorder.told()["lines"]}
-    name = "test_the_time_between_calls_is_the_line_s_that_it_passes_at"
+    name = "test_time_between_calls_is_attributed_to_the_line_that_spends_it"
     assert name in lines
     assert not recorder.active
     assert not [each for each in threading.enumerate() if each.name == "dataplane-recorder"]
 
 
-def test_a_node_is_told_nothing_of_the_planes_that_were_closed_before() -> None:
+def test_a_report_excludes_calls_of_planes_closed_before() -> None:
     """Else the process would seem to do there what it did for another."""
     recorder, reports = PlaceRecorder(), Reports()
     work = caller(7, calling(recorder))

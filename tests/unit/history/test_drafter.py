@@ -26,7 +26,7 @@ def played(drafter: Drafter, new: list[int]) -> list[int]:
     return asked
 
 
-def test_the_newer_and_the_better_response_decide() -> None:
+def test_newer_and_better_rewarded_responses_have_more_weight() -> None:
     assert Drafter([response(1, 5, epoch=1), response(1, 6, epoch=3)]).propose(2) == [1, 6]
     assert Drafter([response(1, 5, reward=1.0), response(1, 6, reward=0.0)]).propose(2) == [1, 5]
     assert Drafter([response(1, 5), response(1, 6, epoch=1), response(1, 5)]).propose(2) == [1, 5]  # two of three

@@ -18,7 +18,9 @@ native = pytest.mark.skipif(not matching.NATIVE, reason="the extension is not bu
 @given(
     st.lists(st.tuples(texts, st.floats(0.1, 2.0)), max_size=5), texts, st.integers(1, 3), st.sampled_from([0.0, 0.3])
 )
-def test_both_propose_the_same(responses: list, new: np.ndarray, branches: int, threshold: float) -> None:
+def test_the_extension_and_the_plain_matcher_propose_the_same_tokens(
+    responses: list, new: np.ndarray, branches: int, threshold: float
+) -> None:
     both = matching._suffix.Matcher(), matching.PlainMatcher()
     for each in both:
         for tokens, weight in responses:
@@ -40,7 +42,7 @@ if matching.NATIVE:
 
 @each_case("make", MATCHERS)
 @each_case("order", [[-1, -5, 99, 1 << 30], [7, 7, 7, 7], [0, 0, 0, 0], [3, 2, 1, 0]])
-def test_a_false_order_reads_nothing_beyond(make: type, order: list[int]) -> None:
+def test_an_invalid_suffix_order_causes_no_read_out_of_bounds(make: type, order: list[int]) -> None:
     each = make()
     each.add(np.array([1, 2, 3, 4], np.int32), np.array(order, np.int32), 1.0)
     for token in (1, 9, 3, 3, 2, 1):

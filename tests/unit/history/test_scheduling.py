@@ -42,7 +42,7 @@ def test_each_prompt_has_one_worker_and_they_end_together() -> None:
     assert plan(predict([]), 3).bubbles == 0
 
 
-def test_a_timeline_is_what_the_model_says() -> None:
+def test_a_timeline_agrees_with_the_cost_model() -> None:
     told, _ = steps(1, prompts=2, samples=1)
     schedule = plan(told[0], 2, samples=1)
     timeline = Rollouts([schedule], [np.array([[100.0], [40.0]])]).run()

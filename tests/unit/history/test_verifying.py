@@ -50,7 +50,7 @@ def test_tokens_are_the_same_with_and_without_drafts(temperature: float, tree: b
         history.append(Response(np.array(alone, np.int32)))
 
 
-def test_what_is_drawn_has_the_models_distribution() -> None:
+def test_drawn_tokens_follow_the_model_distribution() -> None:
     scores = np.array([0.0, 1.0, -1.0, 0.5])
     drawn = choose(np.tile(scores, (4000, 1)), 3, 0)
     share = np.exp(scores) / np.exp(scores).sum()
@@ -58,7 +58,7 @@ def test_what_is_drawn_has_the_models_distribution() -> None:
     assert choose(scores[None], 0, 0, temperature=0).tolist() == [1]
 
 
-def test_drafts_of_other_places_are_refused() -> None:
+def test_drafts_and_choices_of_different_lengths_are_refused() -> None:
     assert accepted([5, 6], [5, 7, 9]) == [5, 7]
     assert accepted([], [3]) == [3]
     with pytest.raises(dp.Misuse, match="3 places"):

@@ -44,7 +44,7 @@ def proposer(history: dict[str, list[int]], most: int = 3, length: int = 64) -> 
     return HistoryProposer(config, drafter)
 
 
-def test_its_arguments_are_those_that_vllm_passes() -> None:
+def test_the_proposer_signature_is_that_of_vllm() -> None:
     assert list(inspect.signature(HistoryProposer.propose).parameters) == PUBLISHED
     assert list(inspect.signature(HistoryProposer.__init__).parameters)[1] == "vllm_config"
     assert callable(HistoryProposer.load_model)

@@ -17,7 +17,7 @@ from tests.processes import WAIT_S
 # Keys
 
 
-def test_the_same_bytes_as_something_else_have_another_key() -> None:
+def test_equal_bytes_of_different_values_have_different_keys() -> None:
     values = np.arange(2 * LEAST, dtype=np.uint8)
     forms = [
         [{"x": values}],
@@ -38,7 +38,7 @@ def test_the_same_bytes_as_something_else_have_another_key() -> None:
 # Claims
 
 
-def test_what_was_learnt_is_known_until_it_is_forgotten() -> None:
+def test_cached_locations_are_known_until_they_are_forgotten() -> None:
     known: LocationCache[str] = LocationCache()
     with known.claim([b"a", b"b"], WAIT_S) as there:
         assert there == {}
@@ -52,7 +52,7 @@ def test_what_was_learnt_is_known_until_it_is_forgotten() -> None:
 
 
 @each_case("keys", [(b"a",), (b"a", b"b", b"c")])
-def test_of_many_threads_one_puts(keys: tuple[bytes, ...]) -> None:
+def test_one_of_many_threads_puts_each_key(keys: tuple[bytes, ...]) -> None:
     known: LocationCache[int] = LocationCache()
     put: list[bytes] = []
     barrier = threading.Barrier(8)
@@ -72,7 +72,7 @@ def test_of_many_threads_one_puts(keys: tuple[bytes, ...]) -> None:
     assert all(each == found[0] for each in found)
 
 
-def test_who_waited_for_a_put_that_failed_puts_itself() -> None:
+def test_a_thread_that_waited_for_a_failed_put_puts_the_value() -> None:
     known: LocationCache[int] = LocationCache()
     begun, may_fail = threading.Event(), threading.Event()
 

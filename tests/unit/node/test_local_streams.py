@@ -23,7 +23,7 @@ class Needed:
         pass
 
 
-async def test_what_fails_for_one_that_waits_is_no_end_of_who_ends_the_wait() -> None:
+async def test_a_failing_waiter_does_not_fail_the_request_that_wakes_it() -> None:
     needed: Any = Needed()
     stream = LocalStream("s", StreamSettings(("a",)), "m", needed, lambda: 0.0)
     outcomes: list[Any] = []

@@ -24,7 +24,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_trim, "_SHARE", 1.0)
 
 
-async def test_what_has_grown_is_given_back_once_for_all_that_goes_together() -> None:
+async def test_memory_freed_together_is_trimmed_once() -> None:
     trim = MemoryTrim()
     grown = mmap.mmap(-1, 16 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     grown.write(bytes(len(grown)))

@@ -29,7 +29,9 @@ async def once(node: NodeServer) -> str:
     return node.address
 
 
-def test_a_node_of_which_a_part_does_not_close_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_leaves_no_files_when_one_of_its_parts_fails_to_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     node = NodeServer(config(tmp_path))
     monkeypatch.setattr(node._tables, "close", _refuse)
@@ -38,7 +40,7 @@ def test_a_node_of_which_a_part_does_not_close_leaves_nothing(tmp_path: Path, mo
     assert list(tmp_path.rglob("*")) == []
 
 
-async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
+async def test_a_node_does_not_replace_a_running_node_at_its_address(tmp_path: Path) -> None:
     with StandingNode(tmp_path) as living:
         with pytest.raises(FileExistsError, match="a node listens at"):
             NodeServer(NodeConfig(memory="1MiB", spill=0, prewarm=0), tmp_path / "node.sock")
@@ -46,7 +48,7 @@ async def test_not_in_place_of_a_living_one(tmp_path: Path) -> None:
             assert plane.stats().pid == living.pid
 
 
-async def test_not_in_place_of_one_that_accepts_nobody(tmp_path: Path) -> None:
+async def test_a_node_does_not_replace_a_node_that_accepts_no_connection(tmp_path: Path) -> None:
     """Whoever connects to it would wait for ever."""
     path = tmp_path / "node.sock"
     with socket.socket(socket.AF_UNIX) as stopped, socket.socket(socket.AF_UNIX) as waiting:
@@ -65,7 +67,7 @@ def come_and_go(pipe: Any, directory: Path, rounds: int) -> None:
     pipe.send("done")
 
 
-def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
+def test_nodes_start_and_stop_concurrently_in_one_directory(tmp_path: Path) -> None:
     """Each sweeps what the dead have left, and the directory they share goes and comes back with them."""
     workers = [Worker(come_and_go, tmp_path, 60) for _ in range(4)]
     try:
@@ -78,7 +80,9 @@ def test_nodes_that_come_and_go_beside_each_other(tmp_path: Path) -> None:
 
 
 @each_case("fails", ["listen", "store"])
-def test_a_node_whose_start_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+def test_a_node_that_fails_to_start_leaves_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "run").mkdir()
     if fails == "listen":

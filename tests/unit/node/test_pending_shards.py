@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataplane.node.requests.pending_shards import PendingShards
 
 
-def test_what_was_not_handed_over_when_the_client_goes_is_freed_once() -> None:
+def test_pending_shards_are_freed_once_when_their_client_leaves() -> None:
     freed: list[int] = []
     handing = PendingShards(freed.extend)
     handing.begin(1, [5, 6])

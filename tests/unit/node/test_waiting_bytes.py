@@ -32,7 +32,7 @@ REQUESTS: dict[str, Callable[[], Any]] = {
 
 
 @each_case("what", REQUESTS)
-def test_what_a_request_takes_is_known_within_a_factor(what: str) -> None:
+def test_the_estimated_footprint_of_a_request_is_close_to_its_memory(what: str) -> None:
     """As it is decoded: too little would let clients use more than they may, too much would refuse them for nothing."""
     body = bytes(encoded(REQUESTS[what]()))
     requests = decoder(AnyRequest)
@@ -46,7 +46,7 @@ def test_what_a_request_takes_is_known_within_a_factor(what: str) -> None:
     assert taken / 1.6 < footprint(request, 1 << 40) < 3 * taken
 
 
-def test_clients_share_a_bound_and_each_has_a_part_of_its_own() -> None:
+def test_clients_share_a_bound_and_each_has_a_guaranteed_share() -> None:
     waits = WaitingBytes(bound=1000, share=100)
     greedy, modest = waits.client(), waits.client()
     greedy.take(1000)
@@ -64,7 +64,7 @@ def test_clients_share_a_bound_and_each_has_a_part_of_its_own() -> None:
     assert waits.nbytes == 0
 
 
-def test_what_was_kept_meanwhile_is_given_back_whatever_happens() -> None:
+def test_waiting_bytes_are_given_back_after_an_exception() -> None:
     waits = WaitingBytes()
     client = waits.client()
     with pytest.raises(ZeroDivisionError), client.keep(10):

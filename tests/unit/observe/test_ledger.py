@@ -14,7 +14,7 @@ def stream(name: str, lag: int = 0, acked: int = 0, appended: int = 0, **changed
     return StreamCounts(given.pop("identity", name), name, lag, 10 * lag, 1.0, 0, appended, **given)
 
 
-def test_the_most_lag_is_by_name_and_the_rest_summed() -> None:
+def test_streams_with_the_most_lag_are_named_and_the_rest_are_summed() -> None:
     found = Ledger().look([stream(f"s{n:04}", lag=n, acked=2 * n, appended=3 * n) for n in range(1000)])
     assert len(found) == NAMED + 1
     assert set(found) - {OTHERS} == {f"s{n:04}" for n in range(950, 1000)}
@@ -24,7 +24,7 @@ def test_the_most_lag_is_by_name_and_the_rest_summed() -> None:
     assert others.tasks[OTHERS].acked == 2 * sum(range(950))
 
 
-def test_no_sum_goes_back_as_streams_change_places_and_are_dropped() -> None:
+def test_sums_never_decrease_when_streams_change_rank_or_are_dropped() -> None:
     ledger = Ledger(named=1)
     before = 0
     acked = {"a": 100, "b": 50}

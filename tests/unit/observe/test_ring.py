@@ -22,7 +22,7 @@ def ring_of(count: int) -> RingWriter:
 
 
 @each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
-def test_both_writers_write_the_same(writer: type[PlainWriter]) -> None:
+def test_the_compiled_and_the_plain_writer_write_the_same_events(writer: type[PlainWriter]) -> None:
     recorder = RingWriter(writer=writer)
     reader = recorder.reader()
     began = time.monotonic_ns()
@@ -42,7 +42,7 @@ def test_both_writers_write_the_same(writer: type[PlainWriter]) -> None:
 
 
 @pytest.mark.skipif(WRITER is PlainWriter, reason="the extension was not built")
-def test_the_extension_refuses_memory_that_events_do_not_fit() -> None:
+def test_the_compiled_writer_refuses_memory_of_a_wrong_size_or_alignment() -> None:
     memory: Any = bytearray(4096)
     for offset, events in ((0, 256), (0, 100), (-8, 8), (4, 8), (4096, 1), (1 << 60, 8), (0, 1 << 61)):
         with pytest.raises(ValueError, match="fit"):
@@ -56,7 +56,7 @@ def test_the_extension_refuses_memory_that_events_do_not_fit() -> None:
     assert memory == bytes(4096)
 
 
-def test_a_ring_keeps_the_newest_in_fixed_memory() -> None:
+def test_a_ring_holds_the_newest_events_in_fixed_memory() -> None:
     recorder = ring_of(EVENTS + 1000)
     assert len(recorder._memory) == RING_BYTES
     values = recorder.reader().recent(0)["value"]
@@ -94,7 +94,7 @@ def test_another_process_reads_the_ring_of_one_that_died() -> None:
     reader.close()
 
 
-def test_a_client_can_not_cut_the_memory_that_the_node_reads() -> None:
+def test_a_client_cannot_truncate_or_seal_ring_memory() -> None:
     fd = ring.create()
     with pytest.raises(PermissionError):
         os.ftruncate(fd, 0)
@@ -103,7 +103,7 @@ def test_a_client_can_not_cut_the_memory_that_the_node_reads() -> None:
     os.close(fd)
 
 
-def test_garbage_is_not_believed() -> None:
+def test_invalid_ring_contents_yield_only_valid_events() -> None:
     recorder = ring_of(3)
     rubbish = os.urandom(RING_BYTES)
     recorder._memory[:] = rubbish

@@ -19,7 +19,7 @@ def row(lines: list[str], name: str) -> list[str]:
     return line.split()[1:]
 
 
-def test_rates_are_of_what_changed_since() -> None:
+def test_rates_are_computed_from_changes_since_the_last_sample() -> None:
     before = stats(put_bytes=GIB)
     tasks = {"reward": task(acked=4700), "actor": task(acked=3500)}
     after = stats(put_bytes=5 * GIB, streams={"rollouts": stream(appended=5400, task=tasks)})
@@ -31,7 +31,7 @@ def test_rates_are_of_what_changed_since() -> None:
 
 
 @each_case("name", ["\x1b]0;x\x07", "a\nb", "名前" * 40, "e\u0301" * 90])
-def test_no_name_breaks_the_picture(name: str) -> None:
+def test_unusual_names_do_not_break_the_display(name: str) -> None:
     figures = stats(streams={name: stream(task={name: task()})}, holders=({"holder": name, "bytes": 1, "how": "x"},))
     plain = drawn(replace(figures, streams={"x": stream(task={"x": task()})}), None, 0.0, width=60)
     lines = drawn(figures, None, 0.0, width=60)
@@ -41,7 +41,7 @@ def test_no_name_breaks_the_picture(name: str) -> None:
 
 
 @given(width=st.integers(1, 200), height=st.integers(1, 50))
-def test_it_fits_any_terminal(width: int, height: int) -> None:
+def test_the_display_fits_any_terminal_size(width: int, height: int) -> None:
     lines = drawn(stats(), stats(), 1.0, width=width, height=height)
     assert len(lines) <= height
     assert all(len(line) <= width for line in lines)

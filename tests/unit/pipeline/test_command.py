@@ -13,7 +13,9 @@ from tests.cases import each_case
 SHORT = ["--workers", "2", "--micro-batches", "2", "--seconds", "0.2"]
 
 
-def test_a_model_is_planned_and_shown_beside_the_usual(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_plan_command_shows_its_plan_beside_the_usual_one(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     picture = tmp_path / "plan.svg"
     assert cli.main(["plan", "llama3_8b", *SHORT, "--svg", str(picture), "--width", "40"]) == 0
     out = capsys.readouterr().out
@@ -36,7 +38,9 @@ def test_a_model_is_planned_and_shown_beside_the_usual(capsys: pytest.CaptureFix
         (["tests.unit.pipeline.test_command:SHORT"], "no Model"),
     ],
 )
-def test_what_can_not_be_planned_is_told(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_arguments_of_the_plan_command_are_reported(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(["plan", *arguments])
     assert ended.value.code == 2

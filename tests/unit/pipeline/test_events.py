@@ -80,7 +80,7 @@ class TestPlay:
         assert outcome.host_peak.tolist() == [35]
         assert outcome.peak.tolist() == [3]
 
-    def test_an_order_that_can_not_be_kept_ends_with_tasks_undone(self) -> None:
+    def test_an_impossible_order_ends_with_unfinished_tasks(self) -> None:
         tasks = tasks_of([1, 1], [(0, 1, 0)])
         outcome = play(tasks, room_of([[0, 1]], 2), [np.array([1, 0], np.int32)])
         assert (outcome.done, outcome.makespan) == (0, float("inf"))
@@ -89,7 +89,7 @@ class TestPlay:
 @pytest.mark.skipif("extension" not in WAYS, reason="the extension was not built: no C compiler")
 class TestExtension:
     @given(st.integers(0, 2**32), st.booleans())
-    def test_it_gives_the_same(self, seed: int, ordered: bool) -> None:
+    def test_the_extension_and_the_plain_simulation_give_the_same_outcome(self, seed: int, ordered: bool) -> None:
         rng = np.random.default_rng(seed)
         tasks, room, caps = drawn(rng)
         found = played(tasks, room, None, caps, extension=True)
@@ -99,7 +99,7 @@ class TestExtension:
             same(again, played(tasks, room, found.order(), None, extension=False))
 
     @given(st.integers(0, 2**32))
-    def test_arrays_that_do_not_fit_are_refused(self, seed: int) -> None:
+    def test_inconsistent_task_arrays_are_refused(self, seed: int) -> None:
         rng = np.random.default_rng(seed)
         tasks, room, caps = drawn(rng)
         name = rng.choice(["next", "queue", "slot"])

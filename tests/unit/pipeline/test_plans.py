@@ -39,7 +39,7 @@ EVEN = model_of([1e-3] * 32)
 class TestKnownSchedules:
     """The bubbles that their papers say, for layers that are all alike."""
 
-    def test_1f1b_holds_as_many_micro_batches_as_workers_and_gpipe_all(self) -> None:
+    def test_memory_of_1f1b_grows_with_workers_and_of_gpipe_with_micro_batches(self) -> None:
         cluster, each = Cluster.uniform(4), 8 * 2.0
         assert interleaved(EVEN, cluster, 16, 1).predict(EVEN).worker_bytes.tolist() == [
             80.0 + held * each for held in (4, 3, 2, 1)
@@ -49,7 +49,7 @@ class TestKnownSchedules:
 
 class TestPartition:
     @given(st.lists(st.integers(1, 50), min_size=4, max_size=14), st.integers(1, 4))
-    def test_the_longest_chunk_is_as_short_as_can_be(self, seconds: list[int], chunks: int) -> None:
+    def test_balanced_chunks_minimize_the_longest_chunk(self, seconds: list[int], chunks: int) -> None:
         model = model_of([float(s) for s in seconds])
         bounds = balanced(model, chunks)
         assert len(bounds) == chunks + 1
@@ -81,7 +81,7 @@ class TestModels:
         assert 0 <= after.gap < 0.25
         assert found.considered >= 1  # how many depends on the machine
 
-    def test_no_plan_is_below_the_bound(self) -> None:
+    def test_no_plan_is_faster_than_the_lower_bound(self) -> None:
         rng = np.random.default_rng(0)
         for _ in range(8):
             model = model_of((rng.integers(1, 20, int(rng.integers(6, 14))) * 1e-3).tolist())
@@ -91,7 +91,7 @@ class TestModels:
                 1 - 1e-9
             )
 
-    def test_tight_memory_is_kept_to(self) -> None:
+    def test_a_plan_respects_a_tight_memory_limit(self) -> None:
         room = 80.0 + 2 * 16.0  # two micro-batches a worker
         found = plan_model(EVEN, Cluster.uniform(4, worker_bytes=room), 8, seconds=0.3)
         assert (found.predict(EVEN).worker_bytes <= room).all()
@@ -110,7 +110,7 @@ def default_of(pipeline: Pipeline, cluster: Cluster) -> Plan:
 
 
 class TestStages:
-    def test_a_found_plan_is_better_than_what_was_given_and_not_below_the_bound(self) -> None:
+    def test_a_found_plan_is_faster_than_the_given_one_and_respects_the_bound(self) -> None:
         pipeline, cluster = stages_of(), Cluster.uniform(4)
         given_plan = default_of(pipeline, cluster)
         found = plan(pipeline, ROWS, cluster, given=given_plan, seconds=0.5)
@@ -130,6 +130,6 @@ class TestStages:
             ([Stage("a", inputs=("y",)), Stage("b", outputs=("y",))], "a follows"),
         ],
     )
-    def test_what_is_no_pipeline_is_told(self, stages: list[Stage], reason: str) -> None:
+    def test_invalid_pipelines_are_refused_with_a_reason(self, stages: list[Stage], reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
             Pipeline(stages)

@@ -90,12 +90,12 @@ KINDS: dict[str, Any] = {
 }
 
 
-def test_every_kind_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_every_kind_of_column_round_trips_through_a_recording(tmp_path: Path) -> None:
     check(tmp_path, local_batch(KINDS))
 
 
 @each_case("seeded", [True, False])  # not: as recordings were begun that had other hashes
-def test_a_medium_that_was_changed_is_noticed(tmp_path: Path, seeded: bool) -> None:
+def test_an_altered_media_file_is_corrupt(tmp_path: Path, seeded: bool) -> None:
     data = np.random.default_rng(0).bytes(1 << 18)
     if not seeded:
         manifest(["x"]).write(tmp_path)

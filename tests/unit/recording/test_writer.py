@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_leaves_the_parts(tmp_path: Path, monkeypatch: pytes
 
 
 @each_case(("call", "place"), [("unlink", "part-00000000"), ("fsync", "_open"), ("fsync", "recording")])
-def test_parts_that_are_in_a_file_are_not_needed_after_an_error(
+def test_parts_already_in_a_file_are_not_written_again_after_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, place: str
 ) -> None:
     path = tmp_path / "recording"
@@ -141,6 +141,6 @@ def test_parts_that_are_in_a_file_are_not_needed_after_an_error(
     assert sorted(each.name for each in (path / "_open").iterdir()) == ["lock"]
 
 
-def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
+def test_a_recording_has_at_most_one_writing_process(tmp_path: Path) -> None:
     with Writer(tmp_path, manifest()), pytest.raises(Misuse, match="another process"):
         Writer(tmp_path, manifest())

@@ -34,7 +34,7 @@ def test_settings_that_are_not_safe_are_refused(wrong: dict[str, Any]) -> None:
         ReplicationSettings(**wrong)
 
 
-def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
+def test_recruits_are_other_nodes_and_chosen_deterministically() -> None:
     now = c.Configuration(4, A, (B,))
     candidates = [A, ("a", 2), B, C, D, ("e", 7)]
     chosen = choose("p", now, candidates, 3)
@@ -45,7 +45,7 @@ def test_recruits_are_of_other_nodes_and_the_same_for_all_who_choose() -> None:
     assert len({choose(f"p{i}", now, candidates, 2) for i in range(50)}) == 3
 
 
-def test_a_snapshot_with_more_bytes_than_it_has_is_corrupt() -> None:
+def test_a_snapshot_longer_than_its_declared_size_is_corrupt() -> None:
     configuration = c.Configuration(1, A, (B,))
     replica = Replica(B, ReplicationSettings(), StreamMachine(None), StoredLog(), 0.0)  # type: ignore[arg-type]
     replica.configured(configuration, 0.0)
@@ -53,7 +53,7 @@ def test_a_snapshot_with_more_bytes_than_it_has_is_corrupt() -> None:
         replica.receive(A, Install(configuration, 1.0, 9, 1, 2, 0, b"abc"), 0.5)
 
 
-def test_of_too_many_producers_those_are_forgotten_that_were_not_heard_for_longest(
+def test_the_least_recently_used_producer_sessions_are_evicted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(producers, "MAX_SESSIONS", 3)
@@ -66,7 +66,7 @@ def test_of_too_many_producers_those_are_forgotten_that_were_not_heard_for_longe
     assert restored.producers == sessions.producers
 
 
-def test_the_last_ones_are_remembered() -> None:
+def test_the_most_recently_lost_nodes_are_remembered() -> None:
     lost = LostNodes()
     for number in range(MAX_LOST_NODES + 1):
         lost.lose(number.to_bytes(8, "big"))

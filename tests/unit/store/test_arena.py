@@ -135,7 +135,7 @@ TestArenaUnderLoad = ArenaUnderLoad.TestCase
 TestArenaUnderLoad.settings = settings(stateful_step_count=40)
 
 
-def test_the_host_has_the_memory_back(arena: Arena) -> None:
+def test_released_and_punched_extents_return_memory_to_the_host(arena: Arena) -> None:
     setting = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
     if setting.exists() and not {"[never]", "[deny]"} & set(setting.read_text().split()):
         pytest.skip("huge pages are on for shared memory, and are given back as whole ones only")

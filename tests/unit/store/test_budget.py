@@ -55,7 +55,7 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def test_requests_are_granted_in_the_order_they_came() -> None:
+async def test_reservations_are_granted_in_order_of_arrival() -> None:
     budget = Budget(100)
     assert budget.try_reserve(100)
     waiters = Waiters(budget)
@@ -93,7 +93,7 @@ async def test_a_small_request_passes_a_large_one_only_for_a_bounded_time() -> N
     assert waiters.granted == ["small", "large", "late"]
 
 
-async def test_restores_go_before_new_bytes() -> None:
+async def test_restores_are_granted_before_new_reservations() -> None:
     clock = FakeClock()
     budget = Budget(100, passing_s=1.0, clock=clock)
     assert budget.try_reserve(100)
@@ -121,7 +121,7 @@ actions = st.lists(
 
 
 @given(actions)
-def test_whatever_happens_the_bytes_add_up(done: list[tuple[str, int, bool]]) -> None:
+def test_budget_accounting_holds_under_random_operations(done: list[tuple[str, int, bool]]) -> None:
     async def scenario() -> None:
         clock = FakeClock()
         budget = Budget(100, clock=clock)

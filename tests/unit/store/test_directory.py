@@ -24,7 +24,7 @@ def content(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
 
 
-def test_a_node_is_who_its_directory_says(tmp_path: Path) -> None:
+def test_a_data_directory_preserves_the_node_identity(tmp_path: Path) -> None:
     found = []
     for _ in range(3):
         opened = DataDirectory(tmp_path / "a" / "b", "prod")
@@ -40,7 +40,7 @@ def test_a_node_is_who_its_directory_says(tmp_path: Path) -> None:
     other.close()
 
 
-def test_one_process_at_a_time(tmp_path: Path) -> None:
+def test_a_data_directory_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=Path.cwd()) as holder:
         assert holder.stdout is not None
@@ -99,7 +99,9 @@ def _another_cluster(path: Path) -> None:
         (_another_cluster, "another cluster's"),
     ],
 )
-def test_what_is_not_its_own_is_left_alone(tmp_path: Path, make: Callable[[Path], None], reason: str) -> None:
+def test_a_directory_that_is_no_data_directory_is_refused_and_unchanged(
+    tmp_path: Path, make: Callable[[Path], None], reason: str
+) -> None:
     path = tmp_path / "data"
     make(path)
     before, names = content(tmp_path), sorted(os.listdir(tmp_path))
@@ -112,7 +114,7 @@ def test_what_is_not_its_own_is_left_alone(tmp_path: Path, make: Callable[[Path]
     assert sorted(os.listdir(tmp_path)) == names
 
 
-def test_another_user(tmp_path: Path) -> None:
+def test_a_data_directory_of_another_user_is_refused(tmp_path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root makes another user's directory")
     path = tmp_path / "data"
@@ -122,7 +124,7 @@ def test_another_user(tmp_path: Path) -> None:
         DataDirectory(path)
 
 
-def test_a_read_only_disk(tmp_path: Path) -> None:
+def test_a_data_directory_on_a_read_only_disk_is_refused(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk") as disk:
         DataDirectory(disk / "data").close()
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
@@ -132,7 +134,7 @@ def test_a_read_only_disk(tmp_path: Path) -> None:
             assert refused.value.reason == "read-only"
 
 
-def test_an_identity_that_was_changed(tmp_path: Path) -> None:
+def test_an_altered_node_identity_is_corrupt(tmp_path: Path) -> None:
     path = tmp_path / "data"
     opened = DataDirectory(path)
     opened.database.commit(lambda sql: sql.execute("UPDATE identity SET value = x'93' WHERE name = 'node'"))

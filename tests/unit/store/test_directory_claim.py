@@ -39,7 +39,7 @@ def holding(parent: Path, prefix: str = "it") -> Iterator[tuple[Path, subprocess
             process.kill()
 
 
-def test_directories_of_dead_processes_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:
+def test_directories_of_dead_processes_are_swept_and_live_ones_are_not(tmp_path: Path) -> None:
     with (
         holding(tmp_path) as (living, _),
         holding(tmp_path) as (dead, process),
@@ -62,7 +62,7 @@ def test_directories_of_dead_processes_are_swept_and_those_of_living_ones_kept(t
         assert sorted(tmp_path.iterdir()) == sorted([living, foreign])
 
 
-def test_what_is_no_directory_of_its_kind_is_left_alone(tmp_path: Path) -> None:
+def test_entries_that_are_no_claimed_directory_are_not_swept(tmp_path: Path) -> None:
     (tmp_path / "it-00000001").write_bytes(b"x")
     (tmp_path / "target").mkdir()
     (tmp_path / "target" / "file").write_bytes(b"x")
@@ -115,7 +115,7 @@ def public() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")
-def test_a_lock_of_another_user_on_the_parent_keeps_nobody_from_claiming(public: Path) -> None:
+def test_another_users_lock_on_the_parent_does_not_block_a_claim(public: Path) -> None:
     stranger = locking(public, STRANGER)
     try:
         claim = DirectoryClaim(public, "it")
@@ -127,7 +127,7 @@ def test_a_lock_of_another_user_on_the_parent_keeps_nobody_from_claiming(public:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a directory to another user")
-def test_where_another_may_not_write_the_error_says_whose_it_is_and_what_to_do(public: Path) -> None:
+def test_the_error_for_an_unwritable_parent_names_its_owner_and_the_remedy(public: Path) -> None:
     theirs = public / "theirs"
     theirs.mkdir(mode=0o755)
     os.chown(theirs, STRANGER, STRANGER)

@@ -57,7 +57,7 @@ async def removed(directory: Path, count: int) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_the_next_node_has_them(tmp_path: Path) -> None:
+async def test_durable_shards_are_recovered_by_the_next_node(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         shards = {await put(store, content(size, size)): size for size in SIZES}
         await put(store, b"not durable")
@@ -87,14 +87,14 @@ async def test_the_age_of_a_recovered_shard_is_counted_from_its_recovery(tmp_pat
         assert held["oldest_s"] == 0.0
 
 
-async def test_what_is_held_to_be_written_is_said_in_words(tmp_path: Path) -> None:
+async def test_shards_pinned_for_durable_writes_have_a_readable_holder_name(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         await store.pin(store.persistence, [await put(store, content(1, MIB))], soon())
         (held,) = store.statistics().holders
         assert (held["holder"], held["how"]) == ("writes of durable shards", "pinned")
 
 
-async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Path) -> None:
+async def test_durable_shards_need_neither_memory_nor_spill_space(tmp_path: Path) -> None:
     async with running(tmp_path, memory=4 * MIB) as store:
         shards = {}
         for seed in range(12):
@@ -106,7 +106,7 @@ async def test_what_is_durable_needs_no_memory_and_no_room_to_spill(tmp_path: Pa
                 assert await read(store, number) == content(seed, MIB)
 
 
-async def test_a_shard_that_was_chosen_for_the_spill_directory_is_not_made_durable_meanwhile(
+async def test_a_shard_being_spilled_while_made_durable_leaves_no_durable_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the spill file would take the place of the durable one, whose row nobody would remove."""
@@ -144,7 +144,7 @@ async def test_a_shard_that_was_chosen_for_the_spill_directory_is_not_made_durab
                 await asyncio.sleep(0.01)
 
 
-async def test_rows_that_another_call_left_to_the_next_commit_are_committed_for_one_that_waits_for_them(
+async def test_a_deferred_commit_is_performed_for_the_next_waiting_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the other call has returned, or is still writing the bytes."""
@@ -187,7 +187,7 @@ async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
         assert await store.persistence.recover() == []
 
 
-async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> None:
+async def test_damaged_durable_shards_are_corrupt_and_others_remain_readable(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
         await store.persistence.persist(numbers, soon())
@@ -209,7 +209,7 @@ async def test_wrong_bytes_are_corrupt_and_others_are_served(tmp_path: Path) -> 
             assert (await read(store, number))[:size] == content(size, size)
 
 
-async def test_what_was_not_finished_goes(tmp_path: Path) -> None:
+async def test_unfinished_durable_files_are_removed_at_recovery(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         await store.persistence.persist([await put(store, content(0, MIB))], soon())
     folder = tmp_path / "data" / "shards"

@@ -163,7 +163,7 @@ TestOwnersAgainstAModel = OwnersAgainstAModel.TestCase
 TestOwnersAgainstAModel.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))
 
 
-def test_a_node_knows_only_so_much_of_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_for_row_owners_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = store_in(tmp_path)
     monkeypatch.setattr(row_owners, "_LINKS", 4096)
     number = put(store)

@@ -31,7 +31,7 @@ def some_rows() -> st.SearchStrategy[RowIndices]:
     some_rows(),
     st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(sorted),
 )
-def test_what_counts_is_what_was_not_freed(
+def test_live_cells_are_exactly_those_not_freed(
     freed: list[tuple[list[int], RowIndices]], asked: RowIndices, window: tuple[int, int]
 ) -> None:
     cells, left = LiveCells(2, ROWS), np.ones((2, ROWS), np.bool_)

@@ -30,7 +30,7 @@ async def opened(directory: Path) -> AsyncIterator[tuple[Database, Journal]]:
         database.close()
 
 
-async def test_notes_are_there_for_the_next_and_of_their_kind_alone(tmp_path: Path) -> None:
+async def test_notes_persist_and_are_separated_by_kind(tmp_path: Path) -> None:
     async with opened(tmp_path) as (database, journal):
         notes, others = Notes(database, journal, "a"), Notes(database, journal, "b")
         await notes.write({"x": b"1", "y": b"2"})
@@ -50,7 +50,7 @@ async def test_a_note_with_a_wrong_byte_is_corrupt(tmp_path: Path) -> None:
             notes.load()
 
 
-async def test_a_log_is_of_its_node_and_of_the_incarnation_that_it_was_made_for(tmp_path: Path) -> None:
+async def test_a_log_keeps_its_incarnation_and_is_refused_for_another_node(tmp_path: Path) -> None:
     async with opened(tmp_path) as (database, journal):
         await JournaledLog(database, journal, "p", ("n", 1)).save([ExtendLog(1, (LogEntry(1, b"c"),))])
     async with opened(tmp_path) as (database, journal):
@@ -61,7 +61,7 @@ async def test_a_log_is_of_its_node_and_of_the_incarnation_that_it_was_made_for(
             JournaledLog(database, journal, "p", ("other", 1))
 
 
-async def test_a_coordinator_has_the_values_that_were_answered_before(tmp_path: Path) -> None:
+async def test_a_restarted_coordinator_has_all_acknowledged_values(tmp_path: Path) -> None:
     async with opened(tmp_path) as (database, journal):
         notes = Notes(database, journal, "coordinator")
 

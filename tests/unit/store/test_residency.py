@@ -104,7 +104,7 @@ async def queue(store: Store, ahead: int, count: int, order: Callable[[int], int
             store.free([numbers[which]])
 
 
-async def test_a_queue_of_twice_the_memory_is_read_back_no_more_than_it_must(tmp_path: Path) -> None:
+async def test_a_queue_of_twice_the_memory_restores_no_more_than_needed(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         await queue(store, 128, 128)
         await until(lambda: not store.disk.used)
@@ -118,7 +118,7 @@ async def test_a_queue_of_twice_the_memory_is_read_back_no_more_than_it_must(tmp
     ("low", "files", "late"),
     [(0.5, 17, False), (0.125, 41, False), (0.5, 17, True)],  # at once, in more than one go, and by a slow disk
 )
-async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_takes_no_memory(
+async def test_spilling_ahead_runs_from_the_high_to_the_low_watermark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, files: int, late: bool
 ) -> None:
     if late:  # nothing waits for a write
@@ -143,7 +143,7 @@ async def test_writing_ahead_goes_from_the_high_watermark_to_the_low_one_and_tak
         assert store.disk.statistics().read == 0
 
 
-async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: Path) -> None:
+async def test_spill_files_of_resident_shards_are_deleted_for_shards_that_must_spill(tmp_path: Path) -> None:
     """The quota is full of copies of shards that were read back and are pinned: they help nobody there."""
     quota = 8 * (SIZE + 4096)
     async with running(tmp_path, spill=quota + SIZE + 4096, high_watermark=1.0, low_watermark=1.0) as store:
@@ -161,7 +161,7 @@ async def test_a_file_of_what_is_in_memory_makes_way_for_what_must_go(tmp_path: 
             assert store.shards[number].extent is not None
 
 
-async def test_with_memory_and_disk_full_whatever_is_on_disk_can_be_read(tmp_path: Path) -> None:
+async def test_spilled_shards_can_be_restored_with_memory_and_disk_full(tmp_path: Path) -> None:
     """A producer filled both before a slow consumer came to what is on disk: the two must be able to change places."""
     async with running(tmp_path, spill=12 * (SIZE + 4096)) as store:
         numbers = await fill(store)

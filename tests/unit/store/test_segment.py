@@ -68,7 +68,7 @@ def outcome(pid: int) -> int:
 
 @each_case("size", [0, PAGE, 2 * SIZE])
 @each_case("which", ["fd", "readonly_fd"])
-def test_nobody_changes_its_size(segment: ArenaSegment, which: str, size: int) -> None:
+def test_the_size_of_a_segment_cannot_be_changed(segment: ArenaSegment, which: str, size: int) -> None:
     """Not its writer either: to cut pages away ends all who map them with SIGBUS."""
     with pytest.raises(OSError, match=r"not permitted|Invalid argument"):
         os.ftruncate(getattr(segment, which), size)
@@ -87,7 +87,7 @@ def test_a_readers_descriptor_can_not_write(segment: ArenaSegment) -> None:
         assert reading[:3] == b"abc"
 
 
-def test_nobody_that_has_a_readers_descriptor_ends_the_lease(segment: ArenaSegment, opened: list[int]) -> None:
+def test_a_reader_descriptor_cannot_end_the_file_lease(segment: ArenaSegment, opened: list[int]) -> None:
     assert segment.guard()
     with pytest.raises(OSError, match="Resource temporarily unavailable"):
         fcntl.fcntl(segment.readonly_fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -96,7 +96,7 @@ def test_nobody_that_has_a_readers_descriptor_ends_the_lease(segment: ArenaSegme
     assert not segment.opened
 
 
-def test_a_hardened_segment_keeps_its_pages_until_it_is_closed(opened: list[int]) -> None:
+def test_a_hardened_segment_returns_its_pages_only_when_closed(opened: list[int]) -> None:
     """It can not give memory back any more, so nothing new goes there, and what it holds still counts."""
     arena = Arena(64 * PAGE)
     try:
@@ -123,7 +123,7 @@ def test_a_hardened_segment_keeps_its_pages_until_it_is_closed(opened: list[int]
         arena.close()
 
 
-def test_a_writer_that_seals_its_segment_harms_nobody_else() -> None:
+def test_a_writer_that_seals_its_segment_does_not_affect_other_segments() -> None:
     """With the descriptor that it may write by, it keeps the node from punching holes."""
     arena = Arena(64 * PAGE)
     try:

@@ -46,7 +46,7 @@ def used(store: Store) -> int:
 
 
 @each_case("seed", range(4))
-async def test_whatever_comes_and_goes_each_row_is_what_was_put(tmp_path: Path, seed: int) -> None:
+async def test_packed_small_shards_read_back_correctly_under_random_operations(tmp_path: Path, seed: int) -> None:
     """Of several sizes, in a memory that is too small, pinned by two readers."""
     chance = random.Random(seed)
     async with running(tmp_path, memory=MIB) as store:

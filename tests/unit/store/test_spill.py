@@ -89,7 +89,7 @@ SIZES = [PAGE, 3 * PAGE, CHUNK - PAGE, CHUNK, CHUNK + PAGE, 3 * CHUNK]
 @each_case("size", SIZES)
 @each_case("make", [random_bytes, compressible])
 @each_case("compression", ["never", "always", "auto"])
-async def test_what_was_written_is_read(
+async def test_a_spill_file_round_trips_and_is_deleted(
     tmp_path: Path, size: int, make: Callable[[int], memoryview], compression: str
 ) -> None:
     disk = Disk(tmp_path, 64 * MIB, compression=compression)
@@ -182,7 +182,7 @@ def change_places(path: Path, one: int, other: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [CHUNK, PAGE], ids=["chunks", "pages of a chunk"])
-async def test_parts_of_a_file_that_change_places_are_corrupt(disk: Disk, size: int) -> None:
+async def test_a_spill_file_with_swapped_parts_is_corrupt(disk: Disk, size: int) -> None:
     file = await disk.write(1, random_bytes(3 * CHUNK), nothing)
     assert await sent(disk, file, 3 * CHUNK)
     change_places(file.path, 0, size, size)
@@ -231,7 +231,9 @@ async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: 
 
 
 @each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
-async def test_a_write_that_fails_unexpectedly_returns_what_it_reserved(disk: Disk, tmp_path: Path, size: int) -> None:
+async def test_an_unexpectedly_failing_write_returns_its_disk_reservation(
+    disk: Disk, tmp_path: Path, size: int
+) -> None:
     with pytest.raises(RuntimeError, match="no thread"):
         await disk.write(1, random_bytes(size), fails(RuntimeError("no thread")))
     assert (disk.used, disk.error, on_disk(tmp_path)) == (0, "", [])
@@ -239,7 +241,9 @@ async def test_a_write_that_fails_unexpectedly_returns_what_it_reserved(disk: Di
 
 @each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
 @each_case("compression", ["never", "always"])
-async def test_a_file_that_may_not_grow_so_large_leaves_nothing(tmp_path: Path, size: int, compression: str) -> None:
+async def test_a_spill_that_exceeds_the_file_size_limit_leaves_no_file(
+    tmp_path: Path, size: int, compression: str
+) -> None:
     """As a full disk: the write fails part of the way, here at a limit of the process."""
     disk = Disk(tmp_path, 64 * MIB, compression=compression)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -286,7 +290,7 @@ async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
     assert (await disk.write(7, last, nothing)).path.stem == f"{7:016x}"
 
 
-async def test_anothers_file_is_never_written_over(disk: Disk) -> None:
+async def test_an_existing_foreign_file_is_never_overwritten(disk: Disk) -> None:
     assert disk.directory is not None
     other = disk.directory / f"{1:016x}.spill"
     other.write_bytes(b"theirs")
@@ -298,7 +302,9 @@ async def test_anothers_file_is_never_written_over(disk: Disk) -> None:
 
 @pytest.mark.parametrize("size", [pytest.param(3 * PAGE, marks=pytest.mark.long), 2 * CHUNK + PAGE])
 @pytest.mark.parametrize("compression", ["never", "always"])
-async def test_a_file_system_without_direct_io(without_direct: Path, size: int, compression: str) -> None:
+async def test_spilling_works_on_a_file_system_without_direct_io(
+    without_direct: Path, size: int, compression: str
+) -> None:
     with pytest.raises(OSError, match="Invalid argument"):
         os.open(without_direct / "probe", os.O_RDWR | os.O_CREAT | os.O_DIRECT)
     disk = Disk(without_direct, 64 * MIB, compression=compression)

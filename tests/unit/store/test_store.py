@@ -420,7 +420,7 @@ def nonsense() -> dict[str, bytes]:
 
 
 @each_case("what", nonsense())
-async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path: Path, what: str) -> None:
+async def test_an_invalid_layout_is_refused_and_its_reservation_is_returned(tmp_path: Path, what: str) -> None:
     async with running(tmp_path) as store:
         (good, bad) = await store.reservations.reserve("a", [PAGE, PAGE], soon())
         write(store, bad.extent, b"\xff" * PAGE)
@@ -440,7 +440,7 @@ async def test_a_false_layout_is_refused_and_the_reservation_goes_back(tmp_path:
 # Several at once
 
 
-async def test_two_readers_that_each_need_what_the_other_has_both_go_on(tmp_path: Path) -> None:
+async def test_readers_that_need_each_others_pinned_shards_do_not_deadlock(tmp_path: Path) -> None:
     """Six shards of 48 pages in memory for five; each reader wants four, and two of them are wanted by both."""
     async with running(tmp_path) as store:
         size = 48 * PAGE
@@ -464,7 +464,7 @@ async def test_two_readers_that_each_need_what_the_other_has_both_go_on(tmp_path
         assert store.statistics().pinned == 0
 
 
-async def test_a_read_that_takes_too_long_is_not_taken_for_want_of_room(
+async def test_a_slow_restore_is_reported_as_slow_and_not_as_lack_of_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path) as store:
@@ -501,7 +501,7 @@ def without_descriptors() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_a_shard_that_can_not_be_read_for_want_of_descriptors_is_not_lost(tmp_path: Path) -> None:
+async def test_a_restore_without_free_descriptors_is_backpressure_and_loses_no_shard(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
         size = 200 * PAGE
         data = [content(seed, size) for seed in range(2)]

@@ -20,7 +20,7 @@ class Gate:
         return self.admission.admit(AppendSize(client, rows, nbytes, version))
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_an_admission_that_can_never_fit_is_refused() -> None:
     gate = Gate(max_rows=4, max_bytes=100)
     for rows, nbytes, what in ((5, 0, "rows of a stream"), (1, 101, "bytes of a stream")):
         with pytest.raises(LimitExceeded) as refused:
@@ -28,7 +28,7 @@ def test_what_can_never_fit_is_refused() -> None:
         assert (refused.value.what, refused.value.limit) == (what, 4 if rows == 5 else 100)
 
 
-def test_who_was_admitted_and_has_not_come_is_named() -> None:
+def test_clients_with_unused_permits_are_named() -> None:
     """Such fill a stream as rows do, and somebody may wait for them."""
     gate = Gate()
     tickets = [gate.ask(1, client=client, nbytes=nbytes) for client, nbytes in (("p", 8), ("q", 16), ("p", 8))]

@@ -29,7 +29,7 @@ many = st.lists(st.integers(0, 40) | st.integers(0, 100_000), max_size=80)
 @given(many, st.integers(1, 20), st.booleans())
 @example([0, 0, 0, 0, 0], 3, True)
 @example([10, 9, 8, 7, 6, 5, 4], 3, True)
-def test_the_split_is_exact_and_no_worse_than_in_turn(numbers: list[int], shards: int, equal: bool) -> None:
+def test_a_balanced_split_is_exact_and_no_worse_than_round_robin(numbers: list[int], shards: int, equal: bool) -> None:
     lengths = np.array(numbers, np.int64)
     split = balanced(lengths, shards, equal=equal)
     assert len(split) == shards
@@ -43,7 +43,7 @@ def test_the_split_is_exact_and_no_worse_than_in_turn(numbers: list[int], shards
 
 
 @given(st.lists(st.integers(0, 50), min_size=4, max_size=40), st.integers(2, 6), st.booleans())
-def test_no_exchange_of_two_rows_would_make_the_largest_smaller(numbers: list[int], shards: int, equal: bool) -> None:
+def test_no_swap_of_two_rows_improves_a_balanced_split(numbers: list[int], shards: int, equal: bool) -> None:
     lengths = np.array(numbers, np.int64)
     split = balanced(lengths, shards, equal=equal)
     sums = [int(lengths[rows].sum()) for rows in split]
@@ -54,7 +54,7 @@ def test_no_exchange_of_two_rows_would_make_the_largest_smaller(numbers: list[in
             assert (np.maximum(sums[heavy] - less, sums[light] + less) >= sums[heavy]).all()
 
 
-def test_free_counts_reach_what_equal_ones_cannot() -> None:
+def test_unequal_row_counts_allow_a_better_balance() -> None:
     lengths = np.array([6, 2, 2, 2])
     assert largest(lengths, balanced(lengths, 2)) == 8
     assert largest(lengths, balanced(lengths, 2, equal=False)) == 6
@@ -70,6 +70,6 @@ def test_free_counts_reach_what_equal_ones_cannot() -> None:
         (np.array([1]), 0, "1 shard or more"),
     ],
 )
-def test_what_cannot_be_split(lengths: Index, shards: int, message: str) -> None:
+def test_invalid_splits_are_refused(lengths: Index, shards: int, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         balanced(lengths, shards)

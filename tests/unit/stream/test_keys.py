@@ -16,6 +16,6 @@ def named(*keys: str, first: int = 0) -> Keys:
 
 
 @each_case("key", ["c", "~", "~m.", "~m.5", "~m.-1", "~m.x", "~m.²", "~m." + "9" * 19, "~3", "~n.3", ""])
-def test_what_is_no_key_is_refused(key: str) -> None:
+def test_invalid_row_keys_are_refused(key: str) -> None:
     with pytest.raises(Misuse, match="there is no row"):
         named("a", first=5).numbers([key])

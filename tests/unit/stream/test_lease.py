@@ -17,7 +17,7 @@ def given(leases: Leases, who: Who, now: float = 0.0, lease_s: float = 10.0) -> 
     return grant
 
 
-def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have() -> None:
+def test_a_grant_waits_for_all_known_replicas_of_its_member() -> None:
     leases = Leases()
     whos = [Who(client, "m", replica) for replica, client in enumerate("pqr")]
     seen = given(leases, whos[0])
@@ -30,7 +30,7 @@ def test_all_replicas_are_waited_for_that_their_member_was_seen_to_have() -> Non
     assert leases.ack(grant.number, "r", 2) is grant
 
 
-def test_a_replica_that_has_gone_for_good_is_waited_for_no_longer_than_a_lease() -> None:
+def test_a_lost_replica_is_waited_for_until_its_lease_expires() -> None:
     leases = Leases()
     whos = [Who(client, "m", replica) for replica, client in enumerate("pqr")]
     seen = given(leases, whos[0])
@@ -55,7 +55,7 @@ def test_an_ack_of_long_ago_is_forgotten() -> None:
         leases.ack(first.number, "p", None)
 
 
-def test_a_replica_that_was_restarted_gets_again_what_it_has_not_acked() -> None:
+def test_a_restarted_replica_gets_its_unacked_grants_again() -> None:
     leases = Leases()
     acked, open_ = (given(leases, Who("p", "m", 0, 2)) for _ in range(2))
     leases.ack(acked.number, "p", 0)
@@ -69,7 +69,7 @@ def test_a_replica_that_was_restarted_gets_again_what_it_has_not_acked() -> None
         leases.ack(open_.number, "p", 0)
 
 
-def test_a_lease_that_ran_out_is_done_if_all_have_acked_who_were_announced() -> None:
+def test_an_expired_lease_is_done_if_all_announced_replicas_have_acked() -> None:
     leases = Leases()
     announced, unsaid = given(leases, Who("p", "m", 0, 2)), given(leases, Who("p", "n", 0))
     for grant in (announced, unsaid):
@@ -78,12 +78,12 @@ def test_a_lease_that_ran_out_is_done_if_all_have_acked_who_were_announced() -> 
 
 
 @each_case("who", [("", 0, 0), ("m", -1, 0), ("m", 2, 2), ("m", 1 << 40, 0), ("m", 0, -1)], ids=lambda who: str(who))
-def test_replicas_that_can_not_be(who: tuple[str, int, int]) -> None:
+def test_invalid_replica_numbers_are_misuse(who: tuple[str, int, int]) -> None:
     with pytest.raises(Misuse):
         Who("c", *who)
 
 
-def test_members_that_hold_nothing_are_forgotten_in_the_end_and_those_that_hold_something_are_not() -> None:
+def test_idle_members_are_forgotten_and_members_with_leases_are_not() -> None:
     leases = Leases()
     kept = [given(leases, Who("p", f"kept {number}", 0)) for number in range(20)]
     for number in range(5000):

@@ -152,7 +152,7 @@ class Stream:
 
 class TestAdmission:
     @each_case("limit", [{"max_rows": 3}, {"max_bytes": 24}])
-    def test_who_waits_for_room_is_let_in_when_there_is_some_and_in_order(self, limit: dict[str, int]) -> None:
+    def test_producers_that_wait_for_room_are_admitted_in_order(self, limit: dict[str, int]) -> None:
         stream = Stream(**limit)
         stream.append(1)
         stream.append(1)
@@ -166,7 +166,7 @@ class TestAdmission:
         assert stream.figures()["bytes"] == 16
         assert stream.released == [1]
 
-    def test_who_is_too_far_ahead_waits_for_the_slowest_task_alone(self) -> None:
+    def test_a_producer_beyond_the_lag_limit_waits_for_the_slowest_task(self) -> None:
         stream = Stream("reward", "actor", max_lag=1)
         stream.append(1, version=5)
         ahead, near = stream.ask(1, version=7), stream.ask(1, version=6)
@@ -179,7 +179,7 @@ class TestAdmission:
 
 
 class TestKeys:
-    def test_columns_that_are_only_asked_for_do_not_use_up_those_that_a_stream_may_have(self) -> None:
+    def test_requested_columns_do_not_count_against_the_column_limit(self) -> None:
         stream = Stream()
         for i in range(2 * MAX_COLUMNS):
             stream.leased.forget(stream.consume(columns=[f"mistyped {i}"]).request)
@@ -189,7 +189,7 @@ class TestKeys:
 class TestDelivery:
     @each_case("how", ["nack", "time", "leave"])
     @each_case("then", ["nobody", "held", "extended", "acked", "done by all", "dropped"])
-    def test_who_has_lost_rows_can_not_extend_them_whatever_became_of_them(self, how: str, then: str) -> None:
+    def test_a_consumer_whose_lease_ended_cannot_extend_its_rows(self, how: str, then: str) -> None:
         stream = Stream("reward", "actor")
         stream.append(2)
         slow = stream.consume(task="reward")
@@ -217,7 +217,7 @@ class TestDelivery:
                 with pytest.raises(LeaseExpired):
                     stream.extend([1, 0], column, by=slow, replace=replace)
 
-    def test_rows_that_never_were_or_are_named_by_others_are_misuse_and_not_a_lost_lease(self) -> None:
+    def test_extending_unknown_rows_is_misuse_and_not_lease_expired(self) -> None:
         stream = Stream()
         stream.append(2)
         done = stream.consume()
@@ -230,7 +230,7 @@ class TestDelivery:
         with pytest.raises(LeaseExpired):
             stream.extend([0, 1], "r", by=done)
 
-    def test_who_has_acked_rows_may_extend_them_still(self) -> None:
+    def test_a_consumer_may_extend_rows_after_acking_them(self) -> None:
         stream = Stream("reward", "actor")
         stream.append(2)
         first = stream.consume(task="reward")
@@ -240,7 +240,7 @@ class TestDelivery:
         with pytest.raises(Misuse, match="has a column"):
             stream.extend([0, 1], "r", by=first)
 
-    def test_what_nobody_has_seen_was_no_delivery(self) -> None:
+    def test_an_unseen_delivery_does_not_count_as_a_delivery(self) -> None:
         stream = Stream(max_deliveries=1)
         stream.append(1)
         for _ in range(3):
@@ -248,7 +248,7 @@ class TestDelivery:
         stream.nack(stream.consume())
         assert stream.leased.partition.progress.in_state(0, DEAD).tolist() == [0]
 
-    def test_what_one_replica_has_chosen_itself_goes_to_those_that_wait(self) -> None:
+    def test_rows_chosen_by_one_replica_are_delivered_to_waiting_replicas(self) -> None:
         stream = Stream()
         stream.append(4)
         waiting = stream.consume(sampler=Bad([]), who=Who("d", "m", 1, 3))
@@ -269,7 +269,7 @@ class Bad:
 
 
 class TestSamplers:
-    def test_who_waits_behind_one_whose_sampler_let_the_last_rows_expire_is_told_that_all_is_done(self) -> None:
+    def test_waiting_consumers_are_closed_when_a_sampler_expires_the_last_rows(self) -> None:
         stream = Stream()
         stream.append(1, version=0)
         stream.append(1, version=5)
@@ -279,7 +279,7 @@ class TestSamplers:
         last = stream.consume(sampler=Freshest(1))
         assert [type(error) for error in (*waiting.errors, *last.errors)] == [Closed, Closed]
 
-    def test_at_the_end_who_has_chosen_himself_gets_fewer_than_the_least(self) -> None:
+    def test_a_closed_stream_delivers_fewer_rows_than_the_minimum(self) -> None:
         stream = Stream()
         stream.append(3)
         assert stream.take([0, 1, 2], least=4).got == []
@@ -302,7 +302,7 @@ class TestSamplers:
             assert [len(command.rows) for command in rows.tick(0.0)] == [4, 4, 2]
 
     @each_case("built_in", [True, False])
-    def test_lengths_of_a_column_that_has_none_are_refused(self, built_in: bool) -> None:
+    def test_a_sampler_that_needs_lengths_of_a_dense_column_is_refused(self, built_in: bool) -> None:
         class Measures(Bad):
             needs = ("x",)
 
@@ -315,7 +315,7 @@ class TestSamplers:
         assert "a dense column has none" in str(error)
         assert stream.consume().rows == [0]
 
-    def test_a_group_within_a_balanced_delivery_is_given_up_by_age(self) -> None:
+    def test_a_group_within_a_balanced_delivery_expires_by_age(self) -> None:
         stream = Stream()
         stream.append(1, groups=["g"], field=INTS)
         waiting = stream.consume(sampler=TokenBalanced("x", 2, within=CompleteGroups(2, timeout=1.0)))
@@ -349,7 +349,7 @@ class TestGroups:
 
 class TestExtending:
     @each_case("task", ["t0", "t63"])
-    def test_what_was_brought_under_no_delivery_is_not_brought_again(self, task: str) -> None:
+    def test_a_column_extended_without_a_delivery_cannot_be_extended_again(self, task: str) -> None:
         stream = Stream(*(f"t{i}" for i in range(MAX_TASKS)))
         stream.append(1)
         stream.extend([0], "y")
@@ -358,7 +358,7 @@ class TestExtending:
 
 
 class TestTheEnd:
-    def test_drop_frees_everything_and_refuses_what_comes_after(self) -> None:
+    def test_a_dropped_stream_frees_its_rows_and_refuses_further_calls(self) -> None:
         stream = Stream(max_rows=3)
         stream.append(2, keys=["a", "b"], groups=["g", "g"])
         held, waiting, entering = stream.consume(1), stream.consume(2, least=2), stream.ask(2)

@@ -120,7 +120,7 @@ def part() -> Partition:
     return Partition()
 
 
-def test_leaders_tell_what_there_is_without_a_command(part: Partition) -> None:
+def test_reads_are_served_by_the_leader_without_a_command(part: Partition) -> None:
     part.append(2, "x", "y", groups=["g", "g"], keys=["k", "l"], digest=b"d", versions=at(3, 4), tags={"t": [1, 2]})
     part.append(1, "x", lengths={"x": at(7)})
     part.now += 2.0
@@ -183,7 +183,7 @@ def test_a_replica_recovers_while_a_stream_is_restored(part: Partition) -> None:
     assert whole.rows.tolist() == [*range(PAGE - 1), *range(PAGE, PAGE + 4)]
 
 
-def test_a_node_that_ended_takes_its_clients_along(part: Partition) -> None:
+def test_clients_of_an_ended_node_are_removed_with_their_leases(part: Partition) -> None:
     part.append(2, client="one/1/1")
     held = part.consume(client="one/1/2")
     part.append(1, client="one/2/1")
@@ -194,7 +194,7 @@ def test_a_node_that_ended_takes_its_clients_along(part: Partition) -> None:
         part.ack(held.grant, "one/1/2")
 
 
-def test_what_was_replaced_stays_while_somebody_reads_it(part: Partition) -> None:
+def test_a_replaced_column_is_released_after_its_last_reader(part: Partition) -> None:
     part.append(1)
     for task, number in (("train", 1), ("train", 2)):
         given = part.consume(task)
@@ -214,7 +214,7 @@ def test_what_was_replaced_stays_while_somebody_reads_it(part: Partition) -> Non
     assert b"node-z-1".hex() in part.leader.waiting()
 
 
-def test_a_node_that_comes_back_stores_columns_again_and_what_was_lost_stays_lost(part: Partition) -> None:
+def test_a_returned_node_appends_new_columns_and_its_lost_rows_stay_lost(part: Partition) -> None:
     part.append(1, keys=["old"], ref=part.ref(1, "x", node=b"node-one"))
     late = part.ref(1, "x", node=b"node-one")
     ((_, first),) = part.ref(1, "x", node=b"node-one").shards()
@@ -236,7 +236,7 @@ def test_a_stream_that_was_cleared_is_closed(part: Partition) -> None:
         part.consume()
 
 
-def test_rows_are_never_taken_for_older_than_they_are(part: Partition) -> None:
+def test_row_ages_are_not_overestimated_after_a_failover(part: Partition) -> None:
     part.append(1, groups=["a"])
     part.now += 3.0
     part.append(1)
@@ -260,7 +260,7 @@ def test_rows_are_never_taken_for_older_than_they_are(part: Partition) -> None:
         lambda state: state[:40] + bytes([state[40] ^ 1]) + state[41:],
     ],
 )
-def test_what_is_no_snapshot_of_it_is_corrupt(part: Partition, broken: Any) -> None:
+def test_an_invalid_stream_snapshot_is_corrupt_and_changes_nothing(part: Partition, broken: Any) -> None:
     part.append(3)
     state = part.leader.snapshot()
     with pytest.raises(Corrupt):
@@ -309,7 +309,7 @@ def test_a_snapshot_of_another_stream_is_corrupt(part: Partition) -> None:
         part.leader.decide(r.encode_request(r.Append(ref=part.ref(1, "x"), versions=at(0))), 1, 0.0)
 
 
-def test_a_partition_that_is_not_open_is_opened_once() -> None:
+def test_an_unopened_partition_is_opened_once() -> None:
     part = Partition()
     part.machines = [StreamMachine("s") for _ in range(3)]
     part.ask(r.Open(settings=SETTINGS, mark="g", first=1 << 40))

@@ -20,7 +20,7 @@ def shards(batches: list[ColumnBatch]) -> list[int]:
     return [batch.ref.shards()[0][1] for batch in batches]
 
 
-def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None:
+def test_a_restored_row_has_no_columns_from_before_its_removal() -> None:
     """Its page is there still, for others: a row has moved away, and comes back."""
     rows, again = StreamRows(), np.array([1])
     rows.append(stored(1, 2, "x"))
@@ -34,7 +34,7 @@ def test_a_row_that_is_put_back_under_its_number_has_nothing_of_before() -> None
     assert shards(rows.remove(np.array([0, 2]))) == [1, 2]
 
 
-def test_pages_go_when_all_their_rows_are_gone_but_for_the_one_being_filled() -> None:
+def test_empty_pages_are_removed_except_the_last_one() -> None:
     rows = StreamRows()
     rows.append(stored(1, 2 * PAGE + 1, "x"))
     rows.remove(np.arange(1, 2 * PAGE + 1))

@@ -74,14 +74,14 @@ SAMPLERS: list[BuiltIn] = [
 
 
 @each_case("sampler", SAMPLERS, ids=repr)
-def test_a_sampler_crosses_a_socket(sampler: BuiltIn) -> None:
+def test_samplers_round_trip_through_encoding(sampler: BuiltIn) -> None:
     again: BuiltIn = msgspec.msgpack.decode(msgspec.msgpack.encode(sampler), type=BuiltIn)
     assert again == sampler
     assert type(again) is type(sampler)
 
 
 class TestCompleteGroups:
-    def test_what_can_never_be_complete_expires_with_the_stream_closed(self) -> None:
+    def test_groups_that_cannot_complete_expire_when_the_stream_is_closed(self) -> None:
         candidates = ready([1, 2, 2, 2, 1, 3], rows={3: 3}, closed=True)
         assert chosen(CompleteGroups(3), candidates, 3) == ([1, 2, 3], [0, 4])
 
@@ -96,7 +96,7 @@ class TestCompleteGroups:
 
     @given(st.lists(st.integers(0, 9), max_size=60), st.integers(10, 40))
     @settings(max_examples=100)
-    def test_against_a_loop(self, group: list[int], want: int) -> None:
+    def test_complete_groups_agrees_with_a_plain_loop(self, group: list[int], want: int) -> None:
         size = 3
         expected: list[int] = []
         for number in dict.fromkeys(group):
@@ -113,12 +113,12 @@ class TestCompleteGroups:
 
 
 class TestFreshest:
-    def test_the_newest_come_first_and_the_stale_expire(self) -> None:
+    def test_the_freshest_rows_are_chosen_first_and_stale_rows_expire(self) -> None:
         candidates = ready([0, 1, 2, 3, 4, 5], version=[1, 4, 2, 5, 4, 3], latest=5)
         assert chosen(Freshest(2), candidates, 3) == ([3, 1, 4], [0, 2])
         assert chosen(Freshest(0), candidates, 3) == ([3], [0, 1, 2, 4, 5])
 
-    def test_those_that_waited_for_long_come_first_and_the_stale_still_expire(self) -> None:
+    def test_rows_beyond_the_maximum_age_are_chosen_first_and_stale_rows_expire(self) -> None:
         ages = [9.0, 1.0, 7.0, 2.0, 8.0, 0.5]
         candidates = ready([0, 1, 2, 3, 4, 5], version=[3, 4, 2, 5, 4, 3], age_s=ages, latest=5)
         assert chosen(Freshest(2, max_age=7.5), candidates, 6) == ([0, 4, 3, 1, 5], [2])
@@ -132,13 +132,13 @@ class TestWeighted:
     def tagged(self, *domains: Any) -> Candidates:
         return ready(list(range(len(domains))), tags={"domain": np.array(domains)})
 
-    def test_values_come_in_proportion_and_in_order(self) -> None:
+    def test_weighted_values_are_chosen_in_proportion_and_in_order(self) -> None:
         candidates = self.tagged(*["a"] * 20, *["b"] * 20)
         rows, _ = chosen(Weighted("domain", {"a": 3, "b": 1}), candidates, 8)
         assert sorted(rows) == [0, 1, 2, 3, 4, 5, 20, 21]
         assert [row for row in rows if row < 20] == [0, 1, 2, 3, 4, 5]
 
-    def test_shares_are_right_on_average_also_of_rare_values_in_small_deliveries(self) -> None:
+    def test_weighted_shares_are_right_on_average_in_small_deliveries(self) -> None:
         found = Counter[str]()
         for seed in range(4000):
             candidates = self.tagged("often", "rare", "never")
@@ -158,7 +158,7 @@ class TestWeighted:
             (np.array([False, True]), True),
         ],
     )
-    def test_tags_of_any_kind(self, tags: npt.NDArray[Any], value: int | float | str) -> None:
+    def test_weights_apply_to_tags_of_any_type(self, tags: npt.NDArray[Any], value: int | float | str) -> None:
         candidates = ready([0, 1], tags={"t": tags})
         assert chosen(Weighted("t", {value: 1}), candidates, 2) == ([1], [])
 
@@ -171,7 +171,9 @@ class TestWeighted:
         st.dictionaries(st.integers(0, 5), st.floats(0, 10), min_size=1).filter(lambda w: any(w.values())),
         st.integers(0, 40),
     )
-    def test_it_takes_what_there_is(self, values: list[int], weights: dict[int, float], want: int) -> None:
+    def test_weighted_sampling_takes_available_rows_when_some_values_run_out(
+        self, values: list[int], weights: dict[int, float], want: int
+    ) -> None:
         rows, _ = chosen(Weighted("domain", dict(weights)), self.tagged(*values), want)
         assert len(rows) == min(want, sum(weights.get(value, 0) > 0 for value in values))
         for value in weights:
@@ -180,7 +182,7 @@ class TestWeighted:
 
 
 class TestTokenBalanced:
-    def test_it_judges_and_sees_as_the_one_within(self) -> None:
+    def test_token_balanced_has_the_properties_of_its_inner_sampler(self) -> None:
         plain, timed, freshest = Fifo(), CompleteGroups(3, timeout=1.0), Freshest(2)
         for within in (plain, timed, freshest, CompleteGroups(3)):
             sampler = TokenBalanced("x", 2, within=within)
@@ -214,6 +216,6 @@ class TestTokenBalanced:
         (lambda: TokenBalanced(7, 2), "column"),
     ],
 )
-def test_arguments_that_make_no_sense(build: Any, message: str) -> None:
+def test_invalid_sampler_arguments_are_refused(build: Any, message: str) -> None:
     with pytest.raises(Misuse, match=message):
         build()

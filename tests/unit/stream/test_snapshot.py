@@ -189,7 +189,7 @@ def assert_same(stream: Stream, again: Stream) -> None:
     assert again.leased.partition.nbytes <= stream.leased.partition.nbytes
 
 
-def test_numbers_given_after_the_snapshot_are_not_given_again() -> None:
+def test_row_numbers_assigned_after_the_snapshot_are_not_reused() -> None:
     stream = Stream()
     stream.append(3)
     again = restored(stream)
@@ -284,7 +284,7 @@ def everything(stream: Stream, size: int) -> Iterator[Any]:
     size=st.sampled_from([PAGE, 1500]),
     group=st.integers(1, 3),
 )
-def test_it_goes_on_where_the_first_was(
+def test_a_restored_stream_continues_like_the_original(
     history: list[tuple[Any, ...]], late: bool, deliveries: int, size: int, group: int
 ) -> None:
     stream = Stream(max_deliveries=deliveries)
@@ -357,7 +357,7 @@ def changed(block: bytes, **other: Any) -> bytes:
     ],
     ids=lambda other: f"{other}"[:40],
 )  # fmt: skip
-def test_a_block_that_no_stream_has(other: dict[str, Any]) -> None:
+def test_an_invalid_snapshot_block_is_corrupt(other: dict[str, Any]) -> None:
     head, block = of_three(**other)
     leased = empty(head)
     state = leased.alone.machine.snapshot()
@@ -368,7 +368,7 @@ def test_a_block_that_no_stream_has(other: dict[str, Any]) -> None:
     leased.drop()
 
 
-def test_blocks_that_do_not_follow_each_other() -> None:
+def test_repeated_or_out_of_order_snapshot_blocks_are_corrupt() -> None:
     stream = Stream()
     stream.append(2 * PAGE, keys=[f"{i}" for i in range(2 * PAGE)])
     snapshot = StreamSnapshot(stream.leased.alone.leased, NOW)
@@ -397,7 +397,7 @@ def test_blocks_that_do_not_follow_each_other() -> None:
     ],
     ids=lambda other: f"{other}"[:40],
 )  # fmt: skip
-def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
+def test_an_invalid_snapshot_head_is_corrupt(other: dict[str, Any]) -> None:
     head, _ = of_three()
     with pytest.raises(Corrupt):
         empty(msgspec.structs.replace(head, **other))
@@ -416,7 +416,7 @@ def test_a_head_that_no_stream_had(other: dict[str, Any]) -> None:
         ([0, 1, 2], -2, 3),
     ],
 )
-def test_columns_that_no_stream_has(rows: list[int], task: int, count: int) -> None:
+def test_invalid_snapshot_columns_are_corrupt(rows: list[int], task: int, count: int) -> None:
     head, block = of_three()
     leased = empty(head)
     restore_block(leased.alone.leased, block, LATER)

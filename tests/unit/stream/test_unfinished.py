@@ -154,7 +154,7 @@ STEP = st.tuples(
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(STEP, max_size=25))
-def test_pieces_and_spans_are_those_of_a_plain_list(steps: list[tuple[str, int, int, int]]) -> None:
+def test_unfinished_rows_behave_like_plain_lists_of_pieces(steps: list[tuple[str, int, int, int]]) -> None:
     NODES[:] = [b"node-one", b"node-two"]
     rows = Rows()
     rows.begin()
@@ -181,7 +181,7 @@ def test_pieces_and_spans_are_those_of_a_plain_list(steps: list[tuple[str, int, 
     rows.drain()
 
 
-def test_a_copy_keeps_the_spans_of_its_moment() -> None:
+def test_a_copy_of_unfinished_rows_is_not_changed_by_later_growth() -> None:
     """Of a snapshot that is read while the row grows: the last span of a version is changed in place."""
     rows = Rows()
     rows.begin()
@@ -193,7 +193,7 @@ def test_a_copy_keeps_the_spans_of_its_moment() -> None:
     assert [each.spans for each in partition.unfinished.state(at(0))] == [[(5, 7)]]
 
 
-def test_two_that_take_up_one_row_at_once_are_not_both_given_it() -> None:
+def test_one_of_two_concurrent_resumes_gets_the_row() -> None:
     rows = Rows()
     rows.begin()
     rows.leave(0)
@@ -221,7 +221,7 @@ def test_a_lease_outlives_a_failover_and_ends_by_time() -> None:
 @each_case(
     ("share", "version"), [(0.0, 1), (0.09, 1), (0.1, 2), (0.5, 2), (0.6, 3), (0.99, 3)], ids=lambda value: str(value)
 )
-def test_the_stale_share(share: float, version: int) -> None:
+def test_the_stale_version_is_computed_from_the_allowed_share(share: float, version: int) -> None:
     assert stale_version([(2, 3), (1, 1), (2, 2), (3, 4)], share, 9) == version
     assert stale_version([], share, 9) == 9
 
@@ -231,7 +231,7 @@ REFS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1,
 
 @settings(max_examples=30, deadline=None)
 @given(REFS, st.data())
-def test_joined_rows_are_picked_as_lists_are(rows: list[list[int]], data: st.DataObject) -> None:
+def test_joined_rows_are_selected_and_concatenated_like_lists(rows: list[list[int]], data: st.DataObject) -> None:
     """Each row is a list of shards; whatever is done to the reference is done to the lists."""
 
     def ref(shard: int) -> BatchRef:
@@ -268,7 +268,7 @@ def test_joined_rows_are_picked_as_lists_are(rows: list[list[int]], data: st.Dat
         assert read(split) != rows
 
 
-def test_false_bounds_are_no_reference() -> None:
+def test_a_reference_with_invalid_bounds_is_refused() -> None:
     import msgspec
 
     ref = joined([ref_to(b"the-node", 1, [("x", INTS, 8, shard, 0)]) for shard in (1, 2, 3)])

@@ -53,7 +53,7 @@ class Asked:
         return self.run(r.LookRows(all=True, **more))
 
 
-def test_what_is_remembered_of_a_large_write_is_small() -> None:
+def test_the_session_record_of_a_large_write_is_small() -> None:
     asked = Asked()
     keys = [f"key-{number}" for number in range(5000)]
     write = r.Upsert(client="c", sequence=1, keys=keys, tags=[{"n": 1}] * len(keys), look=True)
@@ -69,7 +69,7 @@ def test_what_is_remembered_of_a_large_write_is_small() -> None:
         asked.run(write)
 
 
-def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> None:
+def test_writes_with_an_expired_or_missing_sequence_are_refused() -> None:
     asked = Asked()
     for number in range(WINDOW + 1):
         asked.write([str(number)])
@@ -82,7 +82,7 @@ def test_what_was_answered_long_ago_is_refused_and_what_has_no_sequence() -> Non
     assert "new" in asked.look().keys
 
 
-def test_a_snapshot_that_no_replica_made_is_corrupt() -> None:
+def test_an_invalid_table_snapshot_is_corrupt() -> None:
     asked = Asked()
     asked.write(["a", "b"], stored(1, 2, "x"), tags=[{"n": 1}, {}])
     state = asked.machine.snapshot()

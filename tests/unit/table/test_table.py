@@ -36,7 +36,7 @@ def numbers(*rows: int) -> Any:
     return np.array(rows, np.int64)
 
 
-def test_a_column_that_no_other_row_has_may_become_another() -> None:
+def test_a_column_may_change_type_when_all_its_rows_are_replaced() -> None:
     table = made()
     table.upsert(["a", "b"], stored(1, 2, "x"))
     with pytest.raises(SchemaMismatch):
@@ -68,7 +68,7 @@ def test_tasks_and_claims_are_bounded() -> None:
     assert len(table.claims.tasks) <= MAX_TASKS, "tasks whose rows are gone make way"
 
 
-def test_tags_that_replace_others_do_not_count_for_ever() -> None:
+def test_replaced_tags_do_not_count_against_the_tag_limit() -> None:
     table = made()
     half = "x" * (MAX_TAG_BYTES // 2)
     for name in ("state", "state", "state", "other"):
@@ -81,7 +81,7 @@ def test_tags_that_replace_others_do_not_count_for_ever() -> None:
     assert table.tags(["a", "never"]) == [{"state": "", "other": "", "third": half}, {}]
 
 
-def test_rows_that_share_joined_pieces_are_freed_together() -> None:
+def test_rows_that_share_storage_are_not_freed_separately() -> None:
     pieces = [ref_to(b"the-node", 1, [("x", Field("ragged", "int64", (None,)), 8, shard, 0)]) for shard in (1, 2)]
     row = joined(pieces)
     assert WriteEffect.of(row).exact
@@ -90,7 +90,7 @@ def test_rows_that_share_joined_pieces_are_freed_together() -> None:
     assert not WriteEffect.of(stored(1, 2, "x").repeat(2)).exact
 
 
-def test_a_column_ends_with_its_last_cell() -> None:
+def test_a_column_is_removed_with_its_last_cell() -> None:
     table = made()
     table.upsert(["a", "b"], stored(1, 2, "x"))
     table.upsert(["b", "c"], stored(2, 2, "x", "y"))

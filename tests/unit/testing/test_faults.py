@@ -40,7 +40,7 @@ def outcomes(shop: Shop, calls: int) -> str:
 
 
 @each_case("of_class", [False, True])
-def test_the_next_calls_fail_and_no_others(of_class: bool) -> None:
+def test_only_the_selected_calls_fail(of_class: bool) -> None:
     shop = Shop()
     with testing.failing(Shop if of_class else shop, "sell", Backpressure("full"), times=2, after=1) as sales:
         assert outcomes(shop, 5) == ".xx.."
@@ -51,7 +51,7 @@ def test_the_next_calls_fail_and_no_others(of_class: bool) -> None:
     assert "sell" not in vars(shop)
 
 
-def test_a_call_may_be_done_though_it_fails() -> None:
+def test_a_failing_call_may_take_effect() -> None:
     shop = Shop()
     with (
         testing.failing(shop, "sell", OutcomeUnknown("no answer"), done=True),

@@ -103,7 +103,7 @@ class NamesOne(Newest):
         (NamesOne, "test_what_it_reads_is_named"),
     ],
 )
-def test_the_suite_finds(kind: type[Newest], found_by: str) -> None:
+def test_the_sampler_suite_rejects_faulty_samplers(kind: type[Newest], found_by: str) -> None:
     class Suite(testing.SamplerSuite):
         def made(self) -> dp.Sampler:
             return kind()

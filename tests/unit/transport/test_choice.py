@@ -51,7 +51,7 @@ def fail(chosen: TransportChoice, node: bytes, transport: Transport, times: int 
         chosen.failed(node, transport, TransportError("no"))
 
 
-def test_one_that_fails_is_put_last_for_that_node_and_a_while(chosen: TransportChoice, clock: Clock) -> None:
+def test_a_failing_transport_is_tried_last_for_its_node_for_a_while(chosen: TransportChoice, clock: Clock) -> None:
     fail(chosen, NODE, FIRST, 2)
     assert chosen.of(NODE, BOTH) == [FIRST, SECOND]
     fail(chosen, NODE, FIRST)
@@ -64,14 +64,14 @@ def test_one_that_fails_is_put_last_for_that_node_and_a_while(chosen: TransportC
     assert chosen.of(NODE, BOTH) == [SECOND, FIRST]
 
 
-async def test_one_that_was_named_and_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_named_transport_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """And leaves none of the others listening: `no_leaks` sees to that."""
     monkeypatch.setattr(choice, "MAKERS", {"tcp": Tcp, "ucx": lambda host, told: Missing("ucx")})
     with pytest.raises(OSError, match="not installed"):
         await started(["tcp", "ucx"], "127.0.0.1")
 
 
-async def test_one_that_was_not_named_and_does_not_start_is_left_out(
+async def test_an_automatic_transport_that_does_not_start_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(choice, "MAKERS", {"tcp": Tcp, "ucx": lambda host, told: Missing("ucx")})

@@ -46,7 +46,7 @@ def a_door(serve: Callable[[socket.socket], None]) -> Listener:
     return Listener("test", "127.0.0.1", "", 8, lambda ticket: True, serve)
 
 
-async def test_it_hears_who_comes_as_soon_as_the_system_lets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_listener_accepts_connections_after_temporary_system_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_AGAIN_S", 0.001)
     tested = a_door(lambda connected: connected.sendall(connected.recv(HEAD)))
     tested.start()

@@ -30,7 +30,7 @@ def test_each_byte_is_granted_once(offered: OfferedMemory, pair: tuple[socket.so
     assert [offered.take(stream, each) for each in wanted] == [True, False, False, True, False, True]
 
 
-def test_an_end_before_the_last_word_leaves_the_reader_without_it(
+def test_an_offer_ended_before_its_confirmation_closes_the_connection(
     offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     stream, reader = pair
@@ -45,7 +45,7 @@ def test_an_end_before_the_last_word_leaves_the_reader_without_it(
     assert not ending.is_alive()
 
 
-def test_an_end_after_the_last_word_leaves_the_connection_to_the_next(
+def test_an_offer_ended_after_its_confirmation_leaves_the_connection_usable(
     offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]
 ) -> None:
     """The reader withdraws as soon as it has the last word, maybe before the thread that said it has gone on."""
@@ -57,7 +57,9 @@ def test_an_end_after_the_last_word_leaves_the_connection_to_the_next(
     assert reader.recv(10) == DONE + b"next"
 
 
-def test_who_does_not_leave_is_cut_off(offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]) -> None:
+def test_a_reader_that_does_not_leave_an_ended_offer_is_disconnected(
+    offered: OfferedMemory, pair: tuple[socket.socket, socket.socket]
+) -> None:
     stream, reader = pair
     assert offered.take(stream, [(0, 100)])
 

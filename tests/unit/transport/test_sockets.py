@@ -67,7 +67,7 @@ def ranges(draw: st.DrawFn) -> list[ByteRange]:
 
 @given(chosen=ranges(), gathers=st.booleans())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_named_arrives_and_nothing_else(
+def test_exactly_the_named_byte_ranges_are_transferred(
     ends: tuple[socket.socket, socket.socket], memory: Memory, chosen: list[ByteRange], gathers: bool
 ) -> None:
     expected = np.zeros(SIZE, np.uint8)
@@ -80,7 +80,7 @@ def test_what_is_named_arrives_and_nothing_else(
         assert through(ends, memory, mapped, chosen) == expected.tobytes()
 
 
-def test_an_address_that_is_not_reached_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_address_is_followed_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, port)) for host in ("255.255.255.255", "127.0.0.1")]
@@ -90,7 +90,9 @@ def test_an_address_that_is_not_reached_is_followed_by_the_next(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("say", [lambda stream: stream.close(), lambda stream: None])
-def test_who_says_too_little(ends: tuple[socket.socket, socket.socket], say: Callable[[socket.socket], None]) -> None:
+def test_a_truncated_message_raises_an_error(
+    ends: tuple[socket.socket, socket.socket], say: Callable[[socket.socket], None]
+) -> None:
     ends[0].sendall(b"half")
     say(ends[0])
     with pytest.raises((EOFError, OSError)):

@@ -60,7 +60,7 @@ def gone(theirs: socket.socket) -> bool:
         return True
 
 
-async def test_who_names_a_ticket_at_once_or_later_is_let_in_and_nothing_is_taken(port: Port) -> None:
+async def test_connections_with_a_ticket_are_accepted_and_their_bytes_are_preserved(port: Port) -> None:
     at_once = port.come("a", TICKET_OF_OURS + b"\1\0\0\0more")
     later = port.come("a")
     await until(lambda: len(port.entered) == 1)
@@ -76,7 +76,7 @@ async def test_who_names_a_ticket_at_once_or_later_is_let_in_and_nothing_is_take
     assert len(port.strangers) == 0
 
 
-async def test_the_oldest_of_an_address_makes_room_for_its_next(port: Port) -> None:
+async def test_the_oldest_connection_of_an_address_is_closed_for_its_next_one(port: Port) -> None:
     other = port.come("other")
     first = port.come("one")
     rest = [port.come("one") for _ in range(EACH)]
@@ -86,7 +86,7 @@ async def test_the_oldest_of_an_address_makes_room_for_its_next(port: Port) -> N
     port.strangers.close()
 
 
-async def test_of_all_the_oldest_of_who_has_most_makes_room(port: Port) -> None:
+async def test_the_oldest_connection_of_the_address_with_the_most_is_closed(port: Port) -> None:
     oldest = port.come("alone")
     many = [port.come("many") for _ in range(EACH)]
     some = [port.come(f"some {number % 10}") for number in range(MOST - EACH)]
@@ -96,7 +96,7 @@ async def test_of_all_the_oldest_of_who_has_most_makes_room(port: Port) -> None:
     port.strangers.close()
 
 
-async def test_who_says_nothing_is_closed_in_time(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_connection_is_closed_after_a_timeout(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unauthenticated, "PATIENCE_S", 0.02)
     theirs = port.come("a", b"half of it")
     await until(lambda: gone(theirs))

@@ -19,11 +19,11 @@ def test_without_a_token_requests_for_this_host_are_answered(host: str) -> None:
 
 
 @each_case("host", ["", "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "[::2]", "10.0.0.1"])
-def test_without_a_token_no_other_name_leads_here(host: str) -> None:
+def test_requests_for_other_host_names_are_refused_without_a_token(host: str) -> None:
     assert not PageAccess(None).allows(host=host)
 
 
-def test_the_token_comes_in_a_header_or_as_a_cookie_made_of_it() -> None:
+def test_a_token_is_accepted_in_a_header_or_as_a_derived_cookie() -> None:
     access = PageAccess(TOKEN)
     assert access.allows(host="any", authorization=f"Bearer {TOKEN}")
     assert access.allows(host="any", authorization=f"bearer  {TOKEN} ")
@@ -32,7 +32,7 @@ def test_the_token_comes_in_a_header_or_as_a_cookie_made_of_it() -> None:
     assert PageAccess(TOKEN + "x").cookie != access.cookie
 
 
-def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_token_file_is_created_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
     path = tmp_path / "token"
     token, made = read_token(path)
     assert made
@@ -42,7 +42,7 @@ def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
 
 
 @each_case("text", ["", "short", "x" * 5000, "two\nlines of some length", "nicht ganz richtig: ä"])
-def test_what_is_no_token_is_refused(text: str, tmp_path: Path) -> None:
+def test_an_invalid_token_file_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(text)
     with pytest.raises(ValueError, match="a token is one line"):
         read_token(tmp_path / "token")

@@ -52,7 +52,7 @@ def test_the_dead_letters_of_a_task_are_forgotten_with_its_stream() -> None:
     ("ill", "tag", "within_s"),
     [("task", "slow", HOLD_S + 3), ("disk", "disk error", 2), ("left", "gone", 2), ("silent", "silent", 2)],
 )
-def test_what_goes_wrong_is_named(ill: str, tag: str, within_s: float) -> None:
+def test_each_fault_raises_its_alert_in_time(ill: str, tag: str, within_s: float) -> None:
     found = watched((ill,), 20, 40)
     assert not any(alerts for second, alerts in found.items() if second < 20)
     named = [second for second, alerts in found.items() if any(alert.tag == tag for alert in alerts)]

@@ -12,7 +12,7 @@ def kinds(placement: ClusterState) -> list[str]:
     return [event.kind for event in placement.events]
 
 
-def test_a_partition_that_another_leads_once_its_leader_is_gone_has_failed_over() -> None:
+def test_a_new_leader_after_the_loss_of_the_old_one_is_a_failover_event() -> None:
     placement = ClusterState()
     assert placement.took(looked(0.0, stats(A, leads={KEY: 1}), stats(B, follows={KEY: 1}))) == {"rollouts"}
     assert placement.took(looked(1.0, stats(B, follows={KEY: 1}), silent={A: "gone"})) == set()

@@ -15,7 +15,7 @@ def test_a_node_that_was_started_again_has_no_rate_yet() -> None:
     assert sample(now, before).hosts[0].put is None
 
 
-def test_a_stream_is_the_sum_of_its_parts() -> None:
+def test_stream_figures_are_summed_over_hosts() -> None:
     before = looked(0.0, stats(A, streams={"s": part(100, 40)}), stats(B, streams={"s": part(10, 0)}))
     now = looked(2.0, stats(A, streams={"s": part(120, 60)}), stats(B, streams={"s": part(30, 10)}))
     [stream] = sample(now, before).streams
@@ -25,7 +25,7 @@ def test_a_stream_is_the_sum_of_its_parts() -> None:
     assert reward.lag_s == pytest.approx(80 / 15, abs=0.1)
 
 
-def test_names_of_strangers_are_short_and_plain() -> None:
+def test_untrusted_names_are_shortened_and_printable() -> None:
     hostile = "\x1b[31m<script>\u202e" + "x" * 10_000
     now = looked(0.0, stats(A, streams={hostile: part(1, 0)}, spill_error=hostile))
     made = sample(now, None)

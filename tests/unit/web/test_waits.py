@@ -11,7 +11,7 @@ def waits_at(at_s: float, waits: WebWaits, **changed: object) -> list[WebWait]:
     return waits.took(sample(looked(at_s, stats(A, **changed), stats(B)), None))
 
 
-def test_requests_wait_for_who_holds_the_memory() -> None:
+def test_a_request_that_waits_for_memory_names_the_holder() -> None:
     holders = ({"holder": "train.py (pid 31)", "bytes": 1 << 20, "how": "pinned"},)
     [wait] = waits_at(0.0, WebWaits(), waiting=2, waiting_bytes=4096, holders=holders)
     assert wait.whom == "train.py (pid 31) (1.0 MiB pinned)"

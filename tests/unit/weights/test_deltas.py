@@ -50,7 +50,7 @@ def changed(old: deltas.Bytes, width: int, share: float, seed: int = 0) -> delta
     runs=st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 600)), max_size=6),
     seed=st.integers(0, 1 << 20),
 )
-def test_any_change_is_made_again(width: int, elements: int, runs: list[tuple[int, int]], seed: int) -> None:
+def test_a_delta_reproduces_any_change(width: int, elements: int, runs: list[tuple[int, int]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     old = rng.integers(0, 256, elements * width).astype(np.uint8)
     new = old.copy()
@@ -62,7 +62,7 @@ def test_any_change_is_made_again(width: int, elements: int, runs: list[tuple[in
     assert unchanged(delta) == np.array_equal(old, new)
 
 
-def test_a_false_delta_is_refused() -> None:
+def test_a_damaged_or_mismatched_delta_is_corrupt() -> None:
     old = np.random.default_rng(1).integers(0, 256, 2 * BLOCK).astype(np.uint8)
     delta = encode(old, changed(old, 2, 0.02), 2, len(old))
     assert delta is not None
@@ -84,7 +84,7 @@ def test_a_false_delta_is_refused() -> None:
 
 
 @each_case(("share", "most"), [(0.02, 1 << 30), (0.4, 1000)])
-def test_what_is_written_while_it_is_encoded_is_all_there(share: float, most: int) -> None:
+def test_data_filled_in_during_encoding_is_encoded_completely(share: float, most: int) -> None:
     old = np.random.default_rng(1).integers(0, 256, 2 * BLOCK + 64).astype(np.uint8)
     new, into = changed(old, 2, share), np.zeros_like(old)
 

@@ -46,7 +46,7 @@ def test_a_cover_names_each_element_once(data: st.DataObject) -> None:
 
 
 @given(st.data())
-def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObject) -> None:
+def test_byte_ranges_of_a_chunk_contain_all_needed_bytes_and_few_others(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple))
     entry = TensorSlice("w", "float32", shape, (0,) * len(shape), shape, 0, 64)
     parts = [box for box in data.draw(st.lists(boxes(shape), min_size=1, max_size=3)) if count(box)]
@@ -71,7 +71,7 @@ def test_what_is_asked_of_a_chunk_has_all_bytes_and_few_others(data: st.DataObje
     assert not packed or not (inside[: edges[0]].any() or inside[edges[-1] :].any())
 
 
-def test_a_part_is_encoded_and_a_false_one_refused() -> None:
+def test_a_published_part_round_trips_and_an_invalid_one_is_corrupt() -> None:
     entry = TensorSlice("w", "bfloat16", (4, 6), (2, 0), (2, 6), 0, 64)
     part = PublishedPart(3, 0, 2, [88], [entry], {0: Base(2, b"node", 17)})
     assert decode(part.encode()) == part

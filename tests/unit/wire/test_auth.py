@@ -26,7 +26,7 @@ def whole(public: bytes, secret: bytes) -> bytes:
     return b"\n".join([HEAD, public, secret, b""])
 
 
-def test_a_new_key_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_new_key_file_is_private_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         auth.generate(tmp_path / "key")
@@ -49,7 +49,7 @@ def test_no_file_is_overwritten(tmp_path: Path, content: bytes) -> None:
     assert path.read_bytes() == content
 
 
-def test_no_link_is_followed_to_a_file_that_is_not_there(tmp_path: Path) -> None:
+def test_key_generation_follows_no_dangling_symlink(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(FileExistsError):
         auth.generate(tmp_path / "link")
@@ -57,7 +57,7 @@ def test_no_link_is_followed_to_a_file_that_is_not_there(tmp_path: Path) -> None
 
 
 @each_case("mode", [0o640, 0o604, 0o620, 0o601, 0o610, 0o602, 0o777])
-def test_a_key_that_others_may_touch_is_refused(tmp_path: Path, mode: int) -> None:
+def test_a_key_file_accessible_to_other_users_is_refused(tmp_path: Path, mode: int) -> None:
     auth.generate(tmp_path / "key")
     (tmp_path / "key").chmod(mode)
     with pytest.raises(ValueError, match=f"mode {mode:04o}"):
@@ -83,12 +83,12 @@ NONE = {
 
 
 @each_case("what", NONE)
-def test_what_is_no_key_is_refused(tmp_path: Path, what: str) -> None:
+def test_a_file_that_contains_no_key_is_refused(tmp_path: Path, what: str) -> None:
     with pytest.raises(ValueError, match=r"is no key; `dataplane keygen FILE`"):
         auth.load(write(tmp_path / "key", NONE[what]))
 
 
-def test_nodes_that_are_given_no_key_have_one_of_their_user(tmp_path: Path) -> None:
+def test_nodes_without_a_configured_key_share_one_key_per_user(tmp_path: Path) -> None:
     """Also those that start at once."""
     directory = tmp_path / "state" / "dataplane"
     with ThreadPoolExecutor(8) as threads:
@@ -100,7 +100,7 @@ def test_nodes_that_are_given_no_key_have_one_of_their_user(tmp_path: Path) -> N
 
 
 @each_case("mode", [0o720, 0o702, 0o777])
-def test_no_key_is_taken_from_a_directory_that_others_may_write_to(tmp_path: Path, mode: int) -> None:
+def test_a_key_directory_writable_by_other_users_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(mode)
     with pytest.raises(ValueError, match="XDG_STATE_HOME"):

@@ -38,7 +38,7 @@ NUMBERS = [0, 1, 127, 128, 255, 65_536, 2**32, 2**63 - 1, 2**64 - 1, -1, -32, -3
 
 
 @each_case("kind", [*get_args(AnyRequest), *get_args(pm.PeerRequest)], ids=tag)
-def test_the_number_of_every_kind_of_request_is_read(kind: Any) -> None:
+def test_the_number_of_a_malformed_request_of_any_kind_is_decoded(kind: Any) -> None:
     """However the rest of it goes on; and of those without one, none is."""
     heads = LOCAL if kind in get_args(AnyRequest) else PEERS
     for number in NUMBERS:
@@ -62,7 +62,7 @@ WORST: dict[str, Any] = {
 
 
 @each_case("what", WORST)
-def test_a_failure_can_be_encoded_whatever_it_tells_of(what: str) -> None:
+def test_a_failure_with_any_fields_can_be_encoded(what: str) -> None:
     error = LimitExceeded(f"much: {WORST[what]}"[:5_000_000], what=what, asked=WORST[what], limit=1)
     said = failure(7, error, "somebody")
     assert (said.id, said.name) == (7, "LimitExceeded")
@@ -70,7 +70,7 @@ def test_a_failure_can_be_encoded_whatever_it_tells_of(what: str) -> None:
     assert msgspec.msgpack.decode(answered(said, "somebody"), type=AnyReply).fields["limit"] == 1
 
 
-def test_a_fault_is_one_line_that_names_its_sender(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_error_is_logged_as_one_line_that_names_its_sender(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         try:
             raise KeyError("two\nlines" * 1000)

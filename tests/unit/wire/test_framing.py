@@ -21,7 +21,7 @@ def framed(body: bytes) -> bytes:
 
 
 @given(bodies, st.data())
-def test_messages_survive_any_cuts(sent: list[bytes], data: st.DataObject) -> None:
+def test_messages_survive_any_fragmentation(sent: list[bytes], data: st.DataObject) -> None:
     stream = b"".join(map(framed, sent))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
     framer = Framer()
@@ -33,7 +33,7 @@ def test_messages_survive_any_cuts(sent: list[bytes], data: st.DataObject) -> No
 
 
 @each_case("size", [m.MAX_FRAME + 1, 2**31, 2**32 - 1])
-def test_a_length_that_nobody_may_send_is_refused_before_anything_is_kept(size: int) -> None:
+def test_an_invalid_frame_length_is_refused_before_buffering(size: int) -> None:
     framer = Framer()
     with pytest.raises(ProtocolMismatch, match=str(size)):
         list(framer.feed(struct.pack("<I", size)))

@@ -17,7 +17,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def test_a_sender_has_a_few_lines_and_then_a_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_messages_of_a_sender_are_logged_a_few_times_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
     now = 100.0
     complain = InvalidMessageLog(LOG, clock=lambda: now)
     for number in range(1000):

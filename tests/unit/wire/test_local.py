@@ -84,7 +84,7 @@ def raw() -> Any:
 # Listening and connecting
 
 
-def test_a_listener_is_private_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_listening_socket_is_private_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with listen(tmp_path / "s"):
@@ -97,7 +97,9 @@ def test_a_listener_is_private_whatever_the_umask(tmp_path: Path) -> None:
 # Messages
 
 
-def test_without_descriptors_no_node_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connect_without_free_descriptors_raises_peer_unavailable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
@@ -106,7 +108,7 @@ def test_without_descriptors_no_node_is_reached(tmp_path: Path, monkeypatch: pyt
         connect(tmp_path / "s")
 
 
-async def test_what_was_said_last_is_heard_also_by_who_was_talking(ends: Ends) -> None:
+async def test_the_last_message_of_a_closed_channel_is_received_by_a_sending_peer(ends: Ends) -> None:
     """Sending to a side that has gone must not lose what it said before it went."""
     one, two = ends
     one.channel.send(m.Failure(0, "Rejected", "because", {}))
@@ -127,7 +129,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("what", NONSENSE)
-async def test_nonsense_closes(raw: Any, what: str) -> None:
+async def test_an_invalid_frame_closes_the_channel(raw: Any, what: str) -> None:
     theirs, ours = raw
     end = End(ours)
     theirs.sendall(frame(m.ReadStats(1)) + NONSENSE[what] + frame(m.ReadStats(2)))
@@ -191,7 +193,7 @@ async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends
     assert len(os.listdir("/proc/self/fd")) == before - 1
 
 
-async def test_descriptors_that_nobody_took_are_closed(ends: Ends) -> None:
+async def test_received_descriptors_that_are_not_taken_are_closed(ends: Ends) -> None:
     one, two = ends
     reads, writes = pipes(2)
     one.channel.send(sm.Reserved(1, [], grants(1)), writes)  # two where one is announced
@@ -215,7 +217,7 @@ async def taken(theirs: socket.socket, size: int) -> None:
         left -= len(await loop.sock_recv(theirs, min(left, 1 << 20)))
 
 
-async def test_who_waits_for_room_is_let_in_one_by_one_in_order(raw: Any) -> None:
+async def test_senders_that_wait_for_room_proceed_one_by_one_in_order(raw: Any) -> None:
     theirs, ours = raw
     theirs.setblocking(False)
     end, order = End(ours), list[int]()
@@ -239,7 +241,7 @@ async def test_who_waits_for_room_is_let_in_one_by_one_in_order(raw: Any) -> Non
     end.channel.close()
 
 
-async def test_nothing_is_read_while_answers_are_not_taken_and_all_of_it_after(raw: Any) -> None:
+async def test_a_channel_does_not_read_while_its_answers_are_not_read(raw: Any) -> None:
     theirs, ours = raw
     theirs.setblocking(False)
     end = End(ours)
@@ -253,7 +255,7 @@ async def test_nothing_is_read_while_answers_are_not_taken_and_all_of_it_after(r
     end.channel.close()
 
 
-async def test_a_receiver_that_fails_ends_the_channel_and_nothing_is_left_unread(raw: Any) -> None:
+async def test_a_failing_message_handler_closes_the_channel(raw: Any) -> None:
     theirs, ours = raw
     end = End(ours)
 
@@ -266,7 +268,7 @@ async def test_a_receiver_that_fails_ends_the_channel_and_nothing_is_left_unread
     assert end.got == [m.ReadStats(1)]
 
 
-async def test_what_can_not_be_encoded_is_misuse_and_the_channel_goes_on(ends: Ends) -> None:
+async def test_a_message_that_cannot_be_encoded_is_misuse_and_the_channel_stays_open(ends: Ends) -> None:
     one, two = ends
     with pytest.raises(Misuse, match="with an invalid field"):
         one.channel.send(sm.ShardStored(1, 1 << 64))

@@ -74,7 +74,7 @@ def of(kind: Any, simple: dict[Any, st.SearchStrategy[Any]]) -> st.SearchStrateg
 
 
 @each_case("union", [AnyRequest, AnyReply])
-def test_messages_come_back(union: Any) -> None:
+def test_messages_round_trip(union: Any) -> None:
     @given(instances(union))
     def come_back(message: m.Message) -> None:
         decoded = decoder(union).decode(encoded(message))
@@ -85,7 +85,7 @@ def test_messages_come_back(union: Any) -> None:
 
 
 @given(instances(AnyRequest), st.integers(0, 30), st.binary(min_size=1, max_size=3))
-def test_spoilt_requests_are_requests_or_refused(request_: m.Message, where: int, what: bytes) -> None:
+def test_corrupted_requests_are_decoded_or_refused(request_: m.Message, where: int, what: bytes) -> None:
     spoilt = encoded(request_)
     spoilt[where : where + len(what)] = what
     try:
@@ -96,7 +96,7 @@ def test_spoilt_requests_are_requests_or_refused(request_: m.Message, where: int
 
 
 @each_case("union", [AnyRequest, AnyReply])
-def test_what_a_later_minor_version_adds_at_the_end_is_ignored(union: Any) -> None:
+def test_fields_added_by_a_later_minor_version_are_ignored(union: Any) -> None:
     messages = decoder(union)
 
     @given(instances(union))

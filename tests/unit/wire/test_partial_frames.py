@@ -43,7 +43,7 @@ class One:
         self._all.gone(self)
 
 
-async def test_all_get_to_the_end_though_each_would_go_beyond_the_bound() -> None:
+async def test_large_frames_of_many_connections_all_complete_within_the_bound() -> None:
     """However they come by turns, as from an event loop that reads a part of each."""
     all_ = PartialFrames(BOUND)
     left = {One(all_): 20 for _ in range(15)}
@@ -60,7 +60,7 @@ async def test_all_get_to_the_end_though_each_would_go_beyond_the_bound() -> Non
     assert all_.nbytes == 0
 
 
-async def test_who_takes_too_long_is_cut_off_while_others_wait_and_not_else(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_connection_is_closed_only_while_others_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partial_frames, "_LOOK_S", 0.01)
     all_ = PartialFrames(BOUND, patience_s=0.03)
     slow, other = One(all_), One(all_)

@@ -86,7 +86,9 @@ async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
 # Requests and replies
 
 
-async def test_a_fault_of_the_one_who_answers(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_of_an_answering_peer_is_logged_and_rejects_the_request(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is said, logged, and nobody else's end."""
 
     async def answer(request: Any) -> Message:
@@ -102,7 +104,7 @@ async def test_a_fault_of_the_one_who_answers(start: Start, caplog: pytest.LogCa
     await asks(one, other)
 
 
-async def test_a_flood_is_bounded_and_told_so(start: Start) -> None:
+async def test_a_flood_of_requests_is_bounded_and_refused_with_backpressure(start: Start) -> None:
     """What is beyond the bound is refused at once, so that it can be asked again; another's requests are answered."""
     running = 0
     most = 0
@@ -154,7 +156,7 @@ async def test_a_message_for_another_node_is_not_handled(start: Start) -> None:
 # Nobody there
 
 
-async def test_an_answer_that_never_comes(start: Start) -> None:
+async def test_a_missing_answer_raises_peer_unavailable_and_blocks_no_other(start: Start) -> None:
     """It holds nobody up, and what comes too late is nobody's."""
     go = asyncio.Event()
     late: list[Any] = []
@@ -175,7 +177,7 @@ async def test_an_answer_that_never_comes(start: Start) -> None:
 
 
 @each_case("address", ["", "nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "foo://a:1"])
-async def test_what_is_no_address_raises_as_everything_does(start: Start, address: str) -> None:
+async def test_an_invalid_peer_address_raises_a_typed_error(start: Start, address: str) -> None:
     """Addresses come from other nodes, too."""
     one, other = start(), start()
     with pytest.raises(DataplaneError):
@@ -238,7 +240,9 @@ NUMBERS = {
 
 
 @each_case("what", GARBAGE)
-async def test_what_is_no_message_is_passed_over(start: Start, what: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_invalid_message_is_skipped_and_the_next_one_is_answered(
+    start: Start, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Also for who sent it: the next is answered. Where it has a number that can be read, it is answered under that;
     else it is counted. The log has one line of it, which names its sender."""
     other = start()
@@ -260,7 +264,7 @@ async def test_what_is_no_message_is_passed_over(start: Start, what: str, caplog
 
 
 @each_case("length", [MAX_FRAME + 1, 4 * MAX_FRAME])
-async def test_a_message_that_is_too_large_is_not_taken(start: Start, length: int) -> None:
+async def test_a_message_that_is_too_large_is_not_handled(start: Start, length: int) -> None:
     heard: list[Any] = []
 
     async def answer(message: Any) -> Message:
@@ -274,7 +278,7 @@ async def test_a_message_that_is_too_large_is_not_taken(start: Start, length: in
     assert [len(message.ticket) for message in heard] == [6]
 
 
-async def test_answers_that_are_none(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+async def test_invalid_answers_are_ignored(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     """Whoever listens there may be no node: its answers are passed over, and the deadline holds."""
     context = zmq.Context()
     try:
@@ -305,7 +309,7 @@ async def test_answers_that_are_none(start: Start, caplog: pytest.LogCaptureFixt
 # The end
 
 
-async def test_ending_while_others_wait(start: Start) -> None:
+async def test_requests_pending_at_close_raise_peer_unavailable(start: Start) -> None:
     """Both ends: who waits here, and who waits there, each hears it by his deadline."""
     asked = asyncio.Event()
 

@@ -18,7 +18,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @each_case("name", TASKS)
-def test_what_was_written_is_read_again(name: str, file: Path) -> None:
+def test_a_generated_trace_round_trips_through_its_file(name: str, file: Path) -> None:
     made = generate(name, prompts=12, steps=2, seed=5)
     write(made, file)
     again = read(file)

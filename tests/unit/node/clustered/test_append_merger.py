@@ -8,7 +8,7 @@ from tests.unit.node.clustered.streambench import ids, streaming
 from tests.unit.node.partitions.bench import until
 
 
-async def test_appends_of_many_clients_are_a_few_commands_and_each_is_done_once() -> None:
+async def test_appends_of_many_clients_are_merged_into_few_commands() -> None:
     async with streaming(2) as (leader, (far, *_)):
         before = leader.hosted().replica.committed
         made = [await far.opened() for _ in range(24)]
@@ -24,7 +24,7 @@ async def test_appends_of_many_clients_are_a_few_commands_and_each_is_done_once(
         await until(lambda: far.kept == 0)
 
 
-async def test_who_cannot_go_with_others_is_told_by_itself() -> None:
+async def test_an_append_that_cannot_be_merged_is_answered_separately() -> None:
     """One has rows of another's shard, one a key, one another column."""
     async with streaming(2) as (_, (far, *_)):
         first, second, third, fourth = [await far.opened() for _ in range(4)]

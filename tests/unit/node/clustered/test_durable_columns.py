@@ -56,7 +56,7 @@ class _Partitions:
             return None
 
 
-async def test_a_partition_whose_name_could_not_be_kept_is_kept_with_the_next_columns() -> None:
+async def test_a_partition_name_that_failed_to_persist_is_written_with_the_next_columns() -> None:
     """Or after a restart nobody asks what it needs here, and what it needs is freed."""
     keeping: Any = _Keeping()
     nothing: Any = None

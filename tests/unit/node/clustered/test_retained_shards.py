@@ -44,7 +44,7 @@ async def kept(tmp_path: Path) -> AsyncIterator[Kept]:
     await made.store.aclose()
 
 
-async def test_an_entry_that_is_told_again_frees_nothing_twice(kept: Kept) -> None:
+async def test_a_repeated_settlement_entry_releases_its_shards_once(kept: Kept) -> None:
     ref = kept.put()
     kept.retained.retain("s/1/0-a", ref)
     kept.retained.retain("s/1/0-a", ref)
@@ -55,7 +55,7 @@ async def test_an_entry_that_is_told_again_frees_nothing_twice(kept: Kept) -> No
     assert (kept.shards, kept.retained.holders) == (0, [])
 
 
-async def test_what_two_partitions_need_goes_with_the_last(kept: Kept) -> None:
+async def test_a_shard_retained_by_two_partitions_is_freed_after_the_last_release(kept: Kept) -> None:
     ref = kept.put()
     kept.retained.retain("s/1/0-a", ref)
     kept.retained.retain("s/1/1-b", ref)

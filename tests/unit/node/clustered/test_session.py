@@ -21,7 +21,7 @@ def appending(client: Client) -> r.Append:
     return r.Append(ref=client.put(2), versions=np.zeros(2, np.int64))
 
 
-async def test_more_requests_than_the_window_has_are_done_once_each() -> None:
+async def test_requests_beyond_the_session_window_are_executed_once_each() -> None:
     async with streaming(2) as (leader, others):
         (client,) = clients(others)
         replies = await asyncio.gather(*(client.append([0, 1]) for _ in range(3 * WINDOW)))
@@ -47,7 +47,7 @@ async def test_a_request_beyond_the_window_that_was_not_sent_changes_nothing(mon
         await until(lambda: leader.machine().leased.partition.rows.count == 2)
 
 
-async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_abandoned_requests_are_settled_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ASK_S", 0.5)
     async with streaming(2) as (leader, (node,)):
         (client,) = clients([node])
@@ -63,7 +63,7 @@ async def test_what_nobody_waits_for_any_more_is_settled_once(monkeypatch: pytes
         assert leader.machine().leased.partition.rows.count == 4
 
 
-async def test_what_a_full_disk_refuses_after_it_was_asked_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_refused_by_a_full_disk_on_retry_is_not_settled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader may have it in its log, and commits it once there is room: till then its columns are kept."""
     monkeypatch.setattr(session, "ASK_S", 0.5)
     async with streaming(2) as (leader, (node,)):
@@ -86,7 +86,7 @@ async def test_what_a_full_disk_refuses_after_it_was_asked_is_not_settled(monkey
         assert leader.machine().leased.partition.rows.count == 2
 
 
-async def test_a_read_that_is_not_answered_may_be_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unanswered_read_raises_peer_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """It changes nothing, so its outcome is not unknown."""
     monkeypatch.setattr(session, "ASK_S", 0.5)
     async with streaming(2) as (_, (node,)):
@@ -97,7 +97,7 @@ async def test_a_read_that_is_not_answered_may_be_made_again(monkeypatch: pytest
                 await client.session.ask(client.partition, request, kind)
 
 
-async def test_what_was_given_to_who_waits_no_more_is_given_back() -> None:
+async def test_a_cancelled_admission_takes_no_permit() -> None:
     async with stream_nodes(1) as [node]:
         client = await node.opened(max_rows=10)
         asks, at = client.session, client.partition
@@ -113,7 +113,7 @@ async def test_what_was_given_to_who_waits_no_more_is_given_back() -> None:
         assert await asks.ask(at, wanted, r.AdmitResult)
 
 
-async def test_what_a_client_that_has_gone_is_known_late_to_need_is_under_a_sequence_of_its_own() -> None:
+async def test_a_late_settlement_of_a_departed_client_uses_a_separate_sequence() -> None:
     """Or it would be answered as what had the same one before."""
     async with stream_nodes(1) as [node]:
         client = await node.opened()

@@ -33,7 +33,7 @@ from tests.unit.node.partitions.test_returning import absent, back
 # Members
 
 
-async def test_a_replica_whose_answers_are_lost_is_given_the_same_again_in_order() -> None:
+async def test_deliveries_with_lost_answers_are_repeated_in_order_to_their_replica() -> None:
     async with streaming(2) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         await near.append(list(range(6)))
@@ -74,7 +74,7 @@ def unconfirmed(node: StreamBench) -> int:
     return len(node.replicas._unconfirmed)
 
 
-async def test_rows_whose_answer_was_lost_are_given_to_others_at_once() -> None:
+async def test_rows_whose_delivery_answer_was_lost_are_redelivered_at_once() -> None:
     async with streaming(2) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         lost = losing(node, pt.Answered, times=1 << 20)
@@ -85,7 +85,7 @@ async def test_rows_whose_answer_was_lost_are_given_to_others_at_once() -> None:
         assert ids(await near.take(4)) == [0, 1, 2, 3]
 
 
-async def test_what_has_come_is_kept_though_the_confirmation_is_lost() -> None:
+async def test_a_received_delivery_is_kept_when_its_confirmation_is_lost() -> None:
     async with streaming(2) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         asked, told = losing(node, pt.Given, times=2), losing(leader, pt.Received, times=2)
@@ -97,7 +97,7 @@ async def test_what_has_come_is_kept_though_the_confirmation_is_lost() -> None:
         assert leader.machine().leased.partition.rows.count == 0
 
 
-async def test_room_and_rows_that_a_leader_gives_too_late_are_there_again() -> None:
+async def test_permits_and_rows_granted_after_the_deadline_are_returned() -> None:
     async with streaming(2, max_rows=12) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         await near.append([0])
@@ -122,7 +122,7 @@ async def test_room_and_rows_that_a_leader_gives_too_late_are_there_again() -> N
         assert ids(await near.take(1)) == [0]
 
 
-async def test_nothing_is_kept_of_what_a_node_was_given_that_has_ended() -> None:
+async def test_deliveries_to_an_ended_node_are_released_and_redelivered() -> None:
     async with streaming(3) as (leader, (_, node)):
         (near,) = clients([leader])
         losing(node, pt.Given, times=1 << 20)
@@ -134,7 +134,7 @@ async def test_nothing_is_kept_of_what_a_node_was_given_that_has_ended() -> None
         assert ids(await near.take(4)) == [0, 1, 2, 3]  # what it held goes to others before its lease is over
 
 
-async def test_rows_whose_delivery_fits_no_frame_are_still_to_be_had() -> None:
+async def test_rows_of_a_delivery_too_large_for_a_frame_remain_available() -> None:
     async with streaming(2) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         for first in range(0, 20_000, 1000):
@@ -153,7 +153,7 @@ def ids_of(delivery: r.Delivered) -> list[str]:
 # Waiting
 
 
-async def test_who_waits_at_a_leader_that_was_deposed_is_told_who_leads() -> None:
+async def test_a_consumer_waiting_at_a_deposed_leader_is_redirected_to_the_new_one() -> None:
     async with streaming(3) as (leader, (heir, third)):
         for node in (leader, heir, third):
             node.replicas.recruiting.wanted = lambda partition: 0  # or the one that was deposed may follow, and hear
@@ -185,7 +185,7 @@ async def test_a_node_that_was_away_for_long_appends_again() -> None:
         assert (await writer.append([1])).new
 
 
-async def test_room_that_a_refused_append_was_let_in_to_is_there_again() -> None:
+async def test_the_permit_of_a_refused_append_is_returned() -> None:
     async with stream_nodes(1, settings=msgspec.structs.replace(SETTINGS, max_command=8192)) as [node]:
         client = await node.opened(max_rows=100)
         with pytest.raises(LimitExceeded, match="a command of"):
@@ -193,7 +193,7 @@ async def test_room_that_a_refused_append_was_let_in_to_is_there_again() -> None
         assert (await client.append(range(60), timeout_s=2.0)).new
 
 
-async def test_room_of_a_client_that_went_while_its_node_was_cut_off_is_there_again(
+async def test_the_permit_of_a_client_that_left_during_a_partitioned_link_is_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "ASK_S", 1.0)
@@ -210,7 +210,7 @@ async def test_room_of_a_client_that_went_while_its_node_was_cut_off_is_there_ag
         await until(lambda: not leader.machine().leased.admission.clients())
 
 
-async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> None:
+async def test_retained_columns_are_released_when_the_first_release_message_is_lost() -> None:
     async with streaming(3) as (_, (node, third)):
         client = clients([node])[0]
         await client.append([0], keys=["a"])
@@ -235,7 +235,7 @@ async def test_columns_are_let_go_though_the_first_word_of_that_is_lost() -> Non
         assert third.kept == before
 
 
-async def test_a_claim_and_its_release_that_are_read_together_leave_nothing() -> None:
+async def test_a_column_claim_and_its_release_in_one_read_leave_no_holder() -> None:
     async with streaming(2) as (leader, (node,)):
         client = clients([node])[0]
         before, key = node.retained.holders, client.partition
@@ -245,7 +245,7 @@ async def test_a_claim_and_its_release_that_are_read_together_leave_nothing() ->
         assert node.retained.holders == before
 
 
-async def test_a_snapshot_whose_answer_comes_too_late_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_snapshot_whose_answer_arrives_too_late_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else columns of acked rows stayed until the client ended, and the fifth checkpoint was refused."""
     async with streaming(2) as (leader, (node,)):
         client = clients([node])[0]
@@ -259,7 +259,7 @@ async def test_a_snapshot_whose_answer_comes_too_late_is_released(monkeypatch: p
         await until(lambda: {number for _, number in snapshots._taken} == {taken.snapshot})
 
 
-async def test_lost_rows_whose_report_nobody_heard_are_reported_to_the_next() -> None:
+async def test_an_undelivered_report_of_lost_rows_is_given_to_the_next_caller() -> None:
     async with streaming(3, options={"lost_s": 1.0}) as (leader, (follower, left)):
         client, other = clients([left, follower])
         await other.append([0, 1])
@@ -276,7 +276,7 @@ async def test_lost_rows_whose_report_nobody_heard_are_reported_to_the_next() ->
         assert not (await client.lost()).rows
 
 
-async def test_a_stream_whose_replicas_have_all_died_goes_on_and_says_how_many_rows_went() -> None:
+async def test_a_stream_continues_without_its_replicas_and_counts_the_lost_rows() -> None:
     async with streaming(3, options={"lost_s": 1.0}) as (leader, (follower, left)):
         client = clients([left])[0]
         for node in (leader, follower, left):

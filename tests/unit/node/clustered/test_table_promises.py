@@ -12,7 +12,7 @@ from tests.unit.node.partitions.bench import until
 from tests.unit.node.partitions.test_returning import absent, back
 
 
-async def test_a_table_is_written_soon_though_its_partition_was_retired_and_no_more(tmp_path: Path) -> None:
+async def test_a_table_write_replaces_a_partition_retired_by_an_ended_leader(tmp_path: Path) -> None:
     """As when the leader ends after that, and before the record says so."""
     async with table_nodes(2, tmp_path, idle_s=60.0) as nodes:
         user = nodes[0].client()

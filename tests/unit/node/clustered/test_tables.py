@@ -20,7 +20,7 @@ def nothing_kept(node: TableBench) -> bool:
     return node.live == 0 and not node.retained.holders
 
 
-async def test_a_record_that_somebody_changed_is_corrupt_and_left_as_it_is(
+async def test_an_altered_table_record_is_corrupt_and_not_overwritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who knows the table goes on with it."""
@@ -71,7 +71,7 @@ async def test_a_table_survives_the_death_of_any_node(tmp_path: Path, leading: b
         await until(lambda: all(map(nothing_kept, left)))
 
 
-async def test_a_table_that_was_lost_is_said_to_be_and_another_begins(tmp_path: Path) -> None:
+async def test_a_lost_table_raises_owner_died_and_a_new_one_replaces_it(tmp_path: Path) -> None:
     async with table_nodes(4, tmp_path) as nodes:
         users = {node: node.client() for node in nodes}
         for node in nodes:
@@ -93,7 +93,7 @@ async def test_a_table_that_was_lost_is_said_to_be_and_another_begins(tmp_path: 
         assert (await left[1].client().look()).keys == ["a"]
 
 
-async def test_columns_for_a_stream_that_others_dropped_are_let_go_where_nobody_opened_it(tmp_path: Path) -> None:
+async def test_retained_columns_of_a_deleted_partition_are_released_on_other_nodes(tmp_path: Path) -> None:
     async with table_nodes(2, tmp_path) as (node, other):
         key = f"rollouts/s0/0-{other.name}"  # as of a stream that is being restored: it has no record
         await other.replicas.create(key, other.name)
@@ -104,7 +104,7 @@ async def test_columns_for_a_stream_that_others_dropped_are_let_go_where_nobody_
         await until(lambda: not node.retained.holders)
 
 
-async def test_a_partition_that_is_in_use_stays(tmp_path: Path) -> None:
+async def test_a_table_partition_with_waiting_requests_is_not_retired(tmp_path: Path) -> None:
     async with table_nodes(2, tmp_path, idle_s=0.0) as nodes:
         waiting = asyncio.ensure_future(nodes[0].client().ready("x", timeout_s=WAIT_S))
         other = nodes[1].client()
@@ -115,7 +115,7 @@ async def test_a_partition_that_is_in_use_stays(tmp_path: Path) -> None:
         assert len(await waiting) == 1
 
 
-async def test_who_asks_while_the_coordinator_has_no_answer_is_answered_after_it(
+async def test_a_table_request_retries_while_the_coordinator_is_unavailable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A coordinator that was wiped is told its records again by their nodes, and says `Unavailable` until then."""

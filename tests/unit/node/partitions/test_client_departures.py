@@ -64,7 +64,7 @@ class Node:
         return [set(hosted.there) for hosted in self.hosted]
 
 
-async def test_clients_of_a_process_that_ended_leave_what_is_led_now_and_what_is_led_later() -> None:
+async def test_clients_of_an_ended_process_leave_present_and_later_led_partitions() -> None:
     now, later, other = Hosted("p", "one/1", led=True), Hosted("q", "one/1", led=False), Hosted("r", "two/1", led=True)
     node = Node(now, later, other)
     node.changed()
@@ -75,7 +75,7 @@ async def test_clients_of_a_process_that_ended_leave_what_is_led_now_and_what_is
     assert await node.look() == [set(), set(), {"two/1"}]
 
 
-async def test_clients_of_a_process_that_was_started_again_leave() -> None:
+async def test_clients_of_the_previous_incarnation_leave_after_a_restart() -> None:
     node = Node(Hosted("p", "one/1", led=True))
     node.changed()
     assert await node.look() == [{"one/1"}]
@@ -84,7 +84,7 @@ async def test_clients_of_a_process_that_was_started_again_leave() -> None:
     assert await node.look() == [set()]
 
 
-async def test_a_removal_that_failed_is_repeated_at_the_next_look() -> None:
+async def test_a_failed_client_removal_is_retried_at_the_next_check() -> None:
     node = Node(Hosted("p", "one/1", led=True), failing=1)
     node.changed()
     node.over[0]("one", 0.0)

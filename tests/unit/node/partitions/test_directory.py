@@ -38,7 +38,7 @@ async def forget(coordinator: ProcessCoordinator) -> set[str]:
     return set(before)
 
 
-async def test_a_stream_has_one_partition_and_one_stream_of_a_name_is_made() -> None:
+async def test_concurrent_opens_of_one_name_create_one_stream_with_one_partition() -> None:
     coordinator = ProcessCoordinator()
     async with benches(3, coordinator) as nodes:
         made = await asyncio.gather(*(node.directory.open(S, b"settings") for node in nodes))
@@ -60,7 +60,7 @@ async def test_a_stream_has_one_partition_and_one_stream_of_a_name_is_made() -> 
         assert again.generation != made[0].generation
 
 
-async def test_values_that_somebody_changed_are_corrupt_and_left_as_they_are() -> None:
+async def test_altered_coordinator_values_are_corrupt_and_not_overwritten() -> None:
     coordinator = ProcessCoordinator()
     async with benches(2, coordinator) as nodes:
         record = await nodes[0].directory.open(S, b"settings")
@@ -82,7 +82,7 @@ async def test_values_that_somebody_changed_are_corrupt_and_left_as_they_are() -
         assert await nodes[0].directory.records.read(S) == record
 
 
-async def test_a_coordinator_that_was_wiped_is_told_what_there_is() -> None:
+async def test_nodes_write_their_records_back_to_a_wiped_coordinator() -> None:
     coordinator = ProcessCoordinator()
     async with benches(2, coordinator) as nodes:
         record = await nodes[0].directory.open(S, b"s")
@@ -103,7 +103,7 @@ def lost(node: Bench) -> Sequence[LostPartition]:
 
 @pytest.mark.long
 @each_case("has", [False, True])
-async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
+async def test_a_partition_lost_with_its_leader_and_a_wiped_coordinator_is_reported(
     monkeypatch: pytest.MonkeyPatch, has: bool
 ) -> None:
     """The second is no follower any more; it does not take itself for one, and says what is lost: sooner where it has
@@ -138,7 +138,7 @@ async def test_what_only_the_dead_and_a_wiped_coordinator_knew_is_named(
             await second.append(key, "one")
 
 
-async def test_a_partition_whose_replicas_have_all_died_is_named_once_and_another_takes_its_place() -> None:
+async def test_a_partition_without_live_replicas_is_reported_once_and_replaced() -> None:
     async with benches(3, lost_s=1.5) as nodes:
         record = await nodes[0].directory.open(S, b"s", followers=1)
         key = record.key or ""
@@ -175,7 +175,7 @@ class Unanswered(ProcessCoordinator):
         return found
 
 
-async def test_a_partition_that_is_told_by_a_change_whose_outcome_is_unknown_is_told_again() -> None:
+async def test_a_lost_partition_is_reported_again_after_an_unknown_outcome() -> None:
     coordinator = Unanswered()
     async with benches(1, coordinator) as (node,):
         record = await node.directory.open(S, b"s")
@@ -194,7 +194,7 @@ def _losing(record: Record, one: LostPartition) -> Record:
     return msgspec.structs.replace(record, version=record.version + 1, lost=(*record.lost, one))
 
 
-async def test_partitions_that_no_record_names_are_deleted() -> None:
+async def test_partitions_without_a_stream_record_are_deleted() -> None:
     coordinator: Coordinator = ProcessCoordinator()
     async with benches(2, coordinator, lost_s=0.2) as nodes:
         record = await nodes[0].directory.prepare(S, b"s")
@@ -207,7 +207,7 @@ async def test_partitions_that_no_record_names_are_deleted() -> None:
         await until(lambda: not any(node.replicas.find(record.key or "") for node in nodes))
 
 
-async def test_a_restored_stream_that_was_published_is_not_given_up() -> None:
+async def test_a_published_restored_stream_survives_a_discard() -> None:
     """The client may end while the answer to its last request is on its way."""
     async with benches(1) as [node]:
         record = await node.directory.prepare(S, b"s")

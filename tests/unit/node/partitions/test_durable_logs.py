@@ -34,7 +34,7 @@ async def node(directory: Path) -> AsyncIterator[tuple[Bench, DurableShards]]:
         await durable.aclose()
 
 
-async def test_a_disk_that_hangs_stops_only_what_is_durable(tmp_path: Path) -> None:
+async def test_a_hanging_disk_blocks_only_durable_partitions(tmp_path: Path) -> None:
     answers = threading.Event()
     async with node(tmp_path) as (bench, durable):
         old = await bench.replicas.host(f"s/1{DURABLE}")
@@ -49,7 +49,7 @@ async def test_a_disk_that_hangs_stops_only_what_is_durable(tmp_path: Path) -> N
         await hung
 
 
-async def test_a_partition_that_comes_back_after_its_log_was_deleted_begins_empty(tmp_path: Path) -> None:
+async def test_a_partition_hosted_again_after_its_log_was_deleted_starts_empty(tmp_path: Path) -> None:
     async with node(tmp_path) as (bench, _):
         hosted = await bench.replicas.host(PARTITION)
         assert hosted._disk is not None

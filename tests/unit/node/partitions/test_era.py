@@ -37,7 +37,7 @@ async def started(directory: Path, coordinator: ProcessCoordinator) -> AsyncIter
         database.close()
 
 
-async def test_a_node_started_again_goes_with_the_same_coordinator_alone(tmp_path: Path) -> None:
+async def test_a_restarted_durable_node_refuses_a_different_coordinator(tmp_path: Path) -> None:
     coordinator, another = ProcessCoordinator(), ProcessCoordinator()
     for _ in range(2):
         async with started(tmp_path, coordinator) as running:
@@ -53,7 +53,7 @@ async def test_a_node_started_again_goes_with_the_same_coordinator_alone(tmp_pat
         assert not running.done(), "its directory is as it was"
 
 
-async def test_a_node_that_lives_notes_the_new_era_of_an_emptied_coordinator(tmp_path: Path) -> None:
+async def test_a_running_node_records_the_new_era_of_an_emptied_coordinator(tmp_path: Path) -> None:
     coordinator = ProcessCoordinator()
     async with started(tmp_path, coordinator):
         before = await coordinator.read(KEY)

@@ -15,7 +15,7 @@ def full(*_: object) -> NoReturn:
     raise Backpressure("there is no space left on the disk")
 
 
-async def test_another_node_follows_where_the_disk_of_the_first_choice_is_full() -> None:
+async def test_another_follower_is_recruited_when_the_first_choice_has_a_full_disk() -> None:
     async with benches(3) as nodes:
         leader = nodes[0]
         (first,) = leader.replicas.recruiting.others(KEY, leader.name, 1)
@@ -32,7 +32,7 @@ async def test_another_node_follows_where_the_disk_of_the_first_choice_is_full()
         assert await until(follower) not in (leader, refusing)
 
 
-async def test_a_replica_that_has_ended_is_not_kept_by_its_watch() -> None:
+async def test_the_watch_of_an_ended_replica_stops() -> None:
     async with benches(1) as [node]:
         await node.replicas.create(KEY, node.name)
         hosted = node.replicas.find(KEY)

@@ -26,7 +26,7 @@ async def back(node: Bench, others: list[Bench]) -> None:
     await until(lambda: not any(other.members.away(node.name) for other in others))
 
 
-async def test_a_member_that_comes_back_as_the_same_is_asked_again() -> None:
+async def test_a_leader_that_returns_after_an_absence_is_asked_again() -> None:
     async with benches(3) as [node, leader, third]:
         await node.replicas.create(P, leader.name, 1)
         await until(lambda: leader.led(P))

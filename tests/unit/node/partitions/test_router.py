@@ -29,13 +29,13 @@ class Leaving(ProcessCoordinator):
         return await super().read(key)
 
 
-async def test_a_partition_that_there_is_not_is_lost() -> None:
+async def test_a_request_to_a_missing_partition_raises_lost() -> None:
     async with benches(1) as (a,):
         with pytest.raises(Lost, match="no partition"):
             await a.router.ask(P, b"", Deadline.after(5.0))
 
 
-async def test_a_leader_is_found_though_the_coordinator_went_away() -> None:
+async def test_a_leader_is_found_while_the_coordinator_is_unavailable() -> None:
     coordinator = Leaving()
     async with benches(3, coordinator) as (a, b, c):
         await a.replicas.create(P, "n0")
@@ -62,7 +62,7 @@ async def test_an_error_names_the_coordinator_that_does_not_answer() -> None:
             await b.append(P, "y", timeout_s=0.5)
 
 
-async def test_a_waiting_request_leaves_a_leader_that_does_not_answer() -> None:
+async def test_a_waiting_request_moves_from_a_silent_leader_to_the_next_one() -> None:
     """The node is a member as long as its registration lasts: so long the request waited there."""
     async with benches(3) as nodes:
         await nodes[0].replicas.create(P, "n0")
@@ -94,7 +94,7 @@ async def test_a_waiting_request_leaves_a_leader_that_does_not_answer() -> None:
 
 
 @pytest.mark.long
-async def test_a_node_that_is_suspended_takes_nobody_for_silent() -> None:
+async def test_a_suspended_node_does_not_expire_its_peers() -> None:
     async with benches(2) as (a, b):
         await a.replicas.create(P, "n0")
         await until(lambda: a.led(P))

@@ -14,7 +14,7 @@ from tests.unit.node.partitions.bench import benches, until
 S = "rollouts"
 
 
-async def test_a_record_is_watched_on_though_somebody_wrote_what_is_none(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_record_watch_continues_after_an_invalid_value_was_written(caplog: pytest.LogCaptureFixture) -> None:
     coordinator = ProcessCoordinator()
     async with benches(1, coordinator) as [node]:
         record = await node.directory.open(S, b"s")

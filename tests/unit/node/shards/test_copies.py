@@ -47,7 +47,7 @@ def read(store: Store, numbers: list[int]) -> list[bytes]:
     return found
 
 
-async def test_what_a_request_names_is_not_forgotten_for_what_it_names_too(
+async def test_copies_named_by_a_request_are_not_evicted_for_its_other_copies(
     fetching: tuple[Fetcher, Store, Owner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest copies are, and become the newest by being asked for."""
@@ -60,7 +60,7 @@ async def test_what_a_request_names_is_not_forgotten_for_what_it_names_too(
     assert owner.asked == [1, 2, 3, 4]
 
 
-async def test_what_is_held_to_be_fetched_is_said_in_words(fetching: tuple[Fetcher, Store, Owner]) -> None:
+async def test_shards_pinned_for_fetches_have_a_readable_holder_name(fetching: tuple[Fetcher, Store, Owner]) -> None:
     fetcher, store, _ = fetching
     numbers = await find(fetcher, 1)
     assert store.pin_now(fetcher, numbers)
@@ -69,7 +69,7 @@ async def test_what_is_held_to_be_fetched_is_said_in_words(fetching: tuple[Fetch
     store.unpin(fetcher, numbers)
 
 
-async def test_a_copy_that_another_client_frees_while_others_are_described(
+async def test_a_copy_freed_by_another_client_during_a_fetch_raises_freed(
     fetching: tuple[Fetcher, Store, Owner],
 ) -> None:
     """The error says so."""

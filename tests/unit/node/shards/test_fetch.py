@@ -25,7 +25,7 @@ from tests.unit.store.stores import moving
 ANY, OWNER = "tcp://127.0.0.1:0", b"owner..."
 
 
-async def test_a_free_that_is_not_answered_may_have_been_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the owner is a member; what one that has ended had is gone anyhow."""
     monkeypatch.setattr(fetch, "_CONTROL_S", 0.1)
     heard = asyncio.Event()

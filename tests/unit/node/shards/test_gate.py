@@ -15,7 +15,7 @@ async def turns(gate: Gate, who: str, order: list[str], go: asyncio.Event) -> No
         await go.wait()
 
 
-async def test_who_asks_for_much_delays_another_by_one() -> None:
+async def test_a_caller_with_many_requests_delays_another_by_one_turn() -> None:
     gate, order = Gate(1, 1), list[str]()
     go = asyncio.Event()
     go.set()
@@ -32,7 +32,7 @@ async def test_who_asks_for_much_delays_another_by_one() -> None:
 
 
 @each_case("seed", range(20))
-async def test_whoever_is_cancelled_whenever(seed: int) -> None:
+async def test_random_cancellations_lose_and_duplicate_no_turn(seed: int) -> None:
     """No turn is lost, and none is given twice."""
     chance, gate = random.Random(seed), Gate(3, 2)
     most = 0

@@ -88,7 +88,7 @@ async def read(tcp: Tcp, ticket: bytes) -> bytes:
     return bytes(target)
 
 
-async def test_it_is_held_until_it_has_been_read(store: Store, tcp: Tcp, offered: Offers) -> None:
+async def test_an_offered_shard_is_held_until_it_has_been_read(store: Store, tcp: Tcp, offered: Offers) -> None:
     shard = await put(store, 1)
     ticket = (await offered.offer(offer(shard))).ticket
     store.free([shard])
@@ -105,7 +105,9 @@ async def test_it_is_held_until_it_has_been_read(store: Store, tcp: Tcp, offered
         await offered.offer(offer(shard))
 
 
-async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, offered: Offers, tmp_path: Path) -> None:
+async def test_an_offered_spill_file_remains_readable_after_its_deletion(
+    store: Store, tcp: Tcp, offered: Offers, tmp_path: Path
+) -> None:
     """What is on disk takes no memory; freed meanwhile it is as whoever reads was promised."""
     shards = [await put(store, seed) for seed in range(8)]
     await until(lambda: store.statistics().spilled_shards)
@@ -124,7 +126,7 @@ async def test_a_file_that_is_deleted_while_it_is_sent(store: Store, tcp: Tcp, o
     assert store.statistics().disk.read == 0
 
 
-async def test_who_goes_while_it_waits_is_given_nothing(
+async def test_a_node_that_leaves_while_waiting_gets_no_offer(
     store: Store, tcp: Tcp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its offer would be there until it runs out."""
@@ -147,7 +149,7 @@ async def test_who_goes_while_it_waits_is_given_nothing(
         await made.aclose()
 
 
-async def test_who_has_read_a_copy_is_no_source_of_the_shard_with_that_number_here(store: Store, tcp: Tcp) -> None:
+async def test_a_reader_of_a_copy_is_no_source_of_a_local_shard_with_that_number(store: Store, tcp: Tcp) -> None:
     others = NoCopies()
     made = Offers(ME, store, (tcp,), others)
     own, copy = await put(store, 1), await put(store, 2)
@@ -164,7 +166,7 @@ async def test_who_has_read_a_copy_is_no_source_of_the_shard_with_that_number_he
         await made.aclose()
 
 
-async def test_what_is_refused(store: Store, offered: Offers) -> None:
+async def test_invalid_offer_requests_are_refused(store: Store, offered: Offers) -> None:
     shard = await put(store, 1)
     for timeout_s in (float("nan"), -1.0, float("-inf")):
         with pytest.raises(ProtocolMismatch):

@@ -94,7 +94,7 @@ async def read(reading: ShardReads, chosen: ByteRanges, there: ByteRanges | None
     return target, came
 
 
-async def test_whole_chunks_come_from_a_disk(owner: Owner, reading: ShardReads) -> None:
+async def test_a_shard_on_disk_is_read_in_whole_chunks(owner: Owner, reading: ShardReads) -> None:
     target, came = await read(reading, [(10, 20), (CHUNK + 1, 2 * CHUNK + 1)])
     assert came == [(0, 3 * CHUNK)]
     assert np.array_equal(target[: 3 * CHUNK], CONTENT[: 3 * CHUNK])
@@ -102,7 +102,7 @@ async def test_whole_chunks_come_from_a_disk(owner: Owner, reading: ShardReads) 
     assert reading.fetched_bytes == 3 * CHUNK
 
 
-async def test_what_is_wrong_is_asked_for_again_from_memory(owner: Owner, reading: ShardReads) -> None:
+async def test_a_chunk_with_a_wrong_checksum_is_requested_again_from_memory(owner: Owner, reading: ShardReads) -> None:
     owner.damage(CHUNK + 5)
     target, came = await read(reading, [(CHUNK, CHUNK + 4)])
     assert [each.checks for each in owner.asked] == [True, False]
@@ -110,14 +110,14 @@ async def test_what_is_wrong_is_asked_for_again_from_memory(owner: Owner, readin
     assert np.array_equal(target[CHUNK : CHUNK + 4], CONTENT[CHUNK : CHUNK + 4])
 
 
-async def test_memory_that_others_see_is_filled_with_what_is_right_alone(owner: Owner, reading: ShardReads) -> None:
+async def test_shared_memory_is_filled_with_the_requested_bytes_only(owner: Owner, reading: ShardReads) -> None:
     target, came = await read(reading, [(0, 100)], fresh=False)
     assert [each.checks for each in owner.asked] == [False]
     assert came == [(0, 100)]
     assert not target[100:].any()
 
 
-async def test_an_owner_that_does_not_do_as_it_is_asked(owner: Owner, reading: ShardReads) -> None:
+async def test_a_misbehaving_owner_is_retried_and_then_reported_unavailable(owner: Owner, reading: ShardReads) -> None:
     owner.sums = owner.sums[:-8]
     target, _ = await read(reading, [(0, 100)])
     assert np.array_equal(target[:100], CONTENT[:100]), "it was asked for what needs no sums"
@@ -126,7 +126,7 @@ async def test_an_owner_that_does_not_do_as_it_is_asked(owner: Owner, reading: S
         await read(reading, [(0, 100)])
 
 
-async def test_sixteen_at_a_time(owner: Owner, reading: ShardReads) -> None:
+async def test_at_most_sixteen_reads_run_at_a_time(owner: Owner, reading: ShardReads) -> None:
     most = 0
     answer = owner._answer
 

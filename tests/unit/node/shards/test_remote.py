@@ -63,7 +63,7 @@ async def partly(owner: Owner) -> tuple[Remote, np.ndarray]:
 
 @each_case("stop", [4, ROWS])  # some rows; or all, so that the whole shard is wanted from then on
 @each_case("how", ["fails", "is cancelled"])
-async def test_a_part_that_another_reader_is_fetching_is_fetched_by_all_who_want_it(stop: int, how: str) -> None:
+async def test_a_byte_range_whose_fetch_fails_is_fetched_by_the_next_reader(stop: int, how: str) -> None:
     """If the first does not get it, the next does, and none reads memory that was not filled."""
     owner = Owner()
     remote, memory = await partly(owner)
@@ -95,7 +95,7 @@ async def test_a_part_that_another_reader_is_fetching_is_fetched_by_all_who_want
     assert remote.covers(rows(0, stop))
 
 
-async def test_a_part_that_is_wanted_while_others_come_is_still_to_be_fetched() -> None:
+async def test_a_byte_range_requested_during_a_fetch_is_fetched_next() -> None:
     owner = Owner()
     remote, memory = await partly(owner)
     owner.go.clear()

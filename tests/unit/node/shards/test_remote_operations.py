@@ -23,7 +23,7 @@ async def wait(running: RemoteOperations, *nodes: bytes, then: float = 0.0) -> N
             await asyncio.sleep(then)
 
 
-async def test_it_ends_with_any_of_the_hosts_it_needs() -> None:
+async def test_a_remote_operation_ends_when_any_needed_host_is_lost() -> None:
     members = Members(b"a", b"b", b"c")
     running = RemoteOperations(members, yes)
     one, two, three = (asyncio.create_task(wait(running, *nodes)) for nodes in ((b"a", b"b"), (b"b", b"b"), (b"c",)))
@@ -40,7 +40,7 @@ async def test_it_ends_with_any_of_the_hosts_it_needs() -> None:
     assert not running._ends
 
 
-async def test_cancelled_by_its_caller_and_told_at_once() -> None:
+async def test_a_cancellation_by_the_caller_prevails_over_the_loss_of_a_host() -> None:
     """The caller's wish counts: it does not go on as if only the host had gone."""
     members = Members(b"a")
     running = RemoteOperations(members, yes)
@@ -52,7 +52,9 @@ async def test_cancelled_by_its_caller_and_told_at_once() -> None:
     assert one.cancelled()
 
 
-async def test_it_ends_when_a_host_does_not_answer_and_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_remote_operation_ends_when_its_host_is_silent_and_others_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(remote_operations, "_LOOK_S", 0.01)
     asked: list[bytes] = []
 

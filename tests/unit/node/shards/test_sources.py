@@ -17,7 +17,7 @@ async def choose(sources: Sources, reader: bytes, *avoid: bytes, patience_s: flo
     return await sources.choose(1, reader, avoid, patience_s, Deadline.after(LONG_S))
 
 
-async def test_the_first_reads_here_and_the_second_there() -> None:
+async def test_the_first_reader_uses_the_owner_and_the_second_uses_the_first() -> None:
     sources = Sources(ME)
     assert await choose(sources, b"a") == ME
     second = asyncio.create_task(choose(sources, b"b"))
@@ -30,7 +30,7 @@ async def test_the_first_reads_here_and_the_second_there() -> None:
 
 
 @each_case(("count", "here"), [(6, 3), (15, 4), (31, 5)])
-async def test_each_round_doubles_the_places(count: int, here: int) -> None:
+async def test_each_round_of_reads_doubles_the_sources(count: int, here: int) -> None:
     """All come at once; each read takes a round. As many rounds as doublings, each with at most one read here."""
     sources = Sources(ME)
     readers = [b"%d" % i for i in range(count)]
