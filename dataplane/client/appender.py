@@ -347,7 +347,7 @@ def _called(start: int, rows: int, keys: Any, group: Any, version: Any, tags: An
         start,
         rows,
         arguments.keys_of(keys, rows) if keys is not None else [],
-        plain("group", group, rows, (str, int)) if group is not None else [],
+        plain("group", group, rows, arguments.GROUP_KINDS) if group is not None else [],
         plain("version", version, rows, (int,)),
         arguments.tagged(tags, rows) if tags is not None else {},
     )

@@ -15,6 +15,7 @@ from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.stream.settings import MAX_REPLICAS, StreamSettings
 
 TAG_KINDS = (str, int, float, bool, type(None))
+GROUP_KINDS = (str, int, type(None))
 
 
 def seconds(value: Any, default: float | None = None, what: str = "a timeout") -> float:
@@ -102,6 +103,14 @@ def plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[An
             if type(value) is kind and not fits(value):
                 raise Misuse(f"{what} can not be {value!r}: it fits no message")
     return listed
+
+
+def groups_of(values: Any, rows: int) -> list[Any]:
+    """The groups of rows, None for a row without one; empty if no row has one. Raises Misuse."""
+    if values is None:
+        return []
+    listed = plain("group", values, rows, GROUP_KINDS)
+    return listed if any(each is not None for each in listed) else []
 
 
 def tagged(tags: Any, rows: int) -> dict[str, list[Any]]:

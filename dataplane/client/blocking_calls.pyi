@@ -262,7 +262,7 @@ class StreamCalls(Blocking):
             is freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
         keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
         group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
-            stream. None: each row is in a group of its own.
+            stream. A row with None is in a group of its own.
         version: the policy version that made the rows, an integer for each row or one for all.
         tags: for each name a text, number or flag for each row, or one for all. Samplers read them.
         timeout: seconds to wait for room in the stream and the node.

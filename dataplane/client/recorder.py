@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from dataplane.client import arguments
 from dataplane.client.background import Background
@@ -389,10 +388,6 @@ class Replay(Background):
     async def _append(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
         names = recorded.names
         repeating = [name for name in self._reader.repeating if name in recorded.columns]
-        groups = None if all(group is None for group in names.groups) else list(names.groups)
-        if groups is not None and None in groups:
-            await self._each_way(plane, stream, recorded, stop)
-            return
         keys = self._keys(names)
         while not stop.is_set():
             try:
@@ -405,9 +400,8 @@ class Replay(Background):
         try:
             while not stop.is_set():
                 try:
-                    await stream.append(
-                        ref, keys=keys, group=groups, version=list(names.versions), tags=names.tags, timeout=_ROOM_S
-                    )
+                    how: dict[str, Any] = {"version": list(names.versions), "tags": names.tags, "timeout": _ROOM_S}
+                    await stream.append(ref, keys=keys, group=list(names.groups), **how)
                     return
                 except (Backpressure, OutcomeUnknown):
                     continue
@@ -424,17 +418,6 @@ class Replay(Background):
             if not key.startswith("~"):
                 self._used.add(key)
         return keys
-
-    async def _each_way(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
-        """Append rows of which only some have a group: in runs with and without groups, in their order."""
-        start, groups = 0, recorded.names.groups
-        for end in range(1, len(groups) + 1):
-            if end == len(groups) or (groups[end] is None) != (groups[start] is None):
-                run = range(start, end)
-                index = np.arange(start, end)
-                columns = {name: values.take(index) for name, values in recorded.columns.items()}
-                await self._append(plane, stream, Recorded(recorded.names.take(run), columns), stop)
-                start = end
 
 
 async def replay(

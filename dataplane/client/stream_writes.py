@@ -59,7 +59,7 @@ class _Said(NamedTuple):
     @classmethod
     def of(cls, keys: list[str], group: Any, version: Any, tags: Any, rows: int) -> _Said:
         """The metadata of `rows` rows. Raises Misuse."""
-        groups = arguments.plain("group", group, rows, (str, int)) if group is not None else []
+        groups = arguments.groups_of(group, rows)
         versions = arguments.plain("version", version, rows, (int,))
         packed = struct.pack(f"<{rows}q", *versions)
         return cls(keys, b"", groups, packed, arguments.tagged(tags, rows) if tags is not None else {})

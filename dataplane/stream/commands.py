@@ -36,7 +36,7 @@ class AppendCommand(Command, tag=1, kw_only=True):
     ref: BatchRef
     versions: Index
     time_s: float
-    groups: list[str | int] | None = None
+    groups: list[str | int | None] | None = None
     keys: list[str] = []
     digest: bytes = b""
     tags: dict[str, list[Value]] = {}

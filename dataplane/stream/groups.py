@@ -42,14 +42,16 @@ class GroupCounts:
         return len(self._numbers)
 
     def enter(self, groups: Sequence[Any] | None, rows: Index) -> Index:
-        """The numbers of the groups of new rows."""
+        """The numbers of the groups of new rows. A row with None is in a group of its own."""
+        own: Index = -1 - rows
         if groups is None:
-            return -1 - rows
-        found = {name: self._number(name) for name in dict.fromkeys(groups)}
+            return own
+        found = {name: -1 if name is None else self._number(name) for name in dict.fromkeys(groups)}
         numbers = np.fromiter(map(found.__getitem__, groups), np.int64, len(groups))
-        np.add.at(self._members, numbers, 1)
-        np.add.at(self._left, numbers, 1)
-        return numbers
+        named = numbers[numbers >= 0]
+        np.add.at(self._members, named, 1)
+        np.add.at(self._left, named, 1)
+        return np.where(numbers < 0, own, numbers)
 
     def enter_one(self, name: Any) -> int:
         """As `enter`, for a single row that has a group."""
@@ -60,7 +62,7 @@ class GroupCounts:
 
     def check(self, groups: Sequence[Any], size: int) -> None:
         """Raises Misuse if new rows would make a group larger than `size`, including its dropped rows."""
-        for name, more in Counter(groups).items():
+        for name, more in Counter(group for group in groups if group is not None).items():
             number = self._numbers.get(name)
             there = 0 if number is None else int(self._members[number] + self._dropped[number])
             if there + more > size:

@@ -80,7 +80,8 @@ class StreamState:
         self.appended += len(ref)
         if len(ref) == 1:
             page, inside = self.rows.place(first)
-            group = self.groups.enter_one(arrival.groups[0]) if arrival.groups else -1 - first
+            name = arrival.groups[0] if arrival.groups else None
+            group = -1 - first if name is None else self.groups.enter_one(name)
             version = arrival.versions.item() if arrival.begin is None else UNFINISHED
             self.metadata.enter_one(page, inside, group, version, now, arrival.tags, arrival.lengths)
             self.progress.enter(np.array([version]))

@@ -80,7 +80,7 @@ class Append(StreamRequest, frozen=True, tag=3, kw_only=True):
 
     ref: BatchRef
     versions: Index
-    groups: list[str | int] | None = None
+    groups: list[str | int | None] | None = None
     keys: list[str] = []
     digest: bytes = b""
     tags: dict[str, list[Value]] = {}

@@ -65,16 +65,16 @@ class Inline(msgspec.Struct, frozen=True, array_like=True):
 class AppendRows(SharedRequest, frozen=True, tag="append"):
     """Append rows. Either their `columns` are in the message, which then replaces `AdmitRows` and `Put` too; or the
     rows were admitted by the permit `ticket`, and `ref` refers to their columns. `staged`: the scope in which those
-    were staged, if any. `groups`, `keys`: empty for none. `versions`, `lengths`: int64. `spares`: other nodes that have
-    copies of the columns. `admitted`: the id of the `AdmitRows` that named shards in `handing`, else 0. `timeout_s`:
-    how long to wait for room, or how long at least to repeat the request to the leader. `begin`: for a single row that
-    is still in progress, the token of its producer, the lease in seconds, and the column whose tokens are counted.
-    Answered by `RowsAppended`."""
+    were staged, if any. `groups`, `keys`: empty for none; the group of a row without one is None. `versions`,
+    `lengths`: int64. `spares`: other nodes that have copies of the columns. `admitted`: the id of the `AdmitRows` that
+    named shards in `handing`, else 0. `timeout_s`: how long to wait for room, or how long at least to repeat the
+    request to the leader. `begin`: for a single row that is still in progress, the token of its producer, the lease in
+    seconds, and the column whose tokens are counted. Answered by `RowsAppended`."""
 
     stream: bytes
     keys: list[str]
     digest: bytes
-    groups: list[str | int]
+    groups: list[str | int | None]
     versions: bytes
     tags: dict[str, list[str | int | float | bool | None]]
     begin: tuple[int, float, str] | None

@@ -89,6 +89,34 @@ def test_an_append_with_the_same_keys_and_other_content_is_refused(plane: dp.Pla
     assert stream.stats()["rows"] == 1
 
 
+def test_rows_with_and_without_a_group_are_appended_together(plane: dp.Plane) -> None:
+    class Seen:
+        group_rows: list[int] = []
+
+        def choose(self, candidates: Any, want: int) -> Any:
+            self.group_rows = candidates.group_rows.tolist()
+            return np.arange(len(candidates))[:want]
+
+    stream, seen = plane.stream("s", ["a"], max_deliveries=1, group_size=2), Seen()
+    stream.append({"x": [0, 1, 2, 3]}, group=[None, "g", None, "g"])
+    with stream.appender() as appender:
+        appender.send({"x": [4, 5]}, group=[None, 5])
+        appender.send({"x": [6]}, group=[None])
+    assert stream.append({"x": [7]}, keys=["k"], group=[None]) == ["k"]
+    assert stream.append({"x": [7]}, keys=["k"]) == ["k"], "the same append"
+    delivery = stream.consume("a", rows=8, min_rows=8, columns=["x"], sampler=seen)
+    assert delivery.groups == [None, "g", None, "g", None, 5, None, None]
+    assert seen.group_rows == [1, 2, 1, 2, 1, 1, 1, 1]
+    delivery.nack()
+
+    dead = stream.dead_letters("a")
+    columns = plane.get(dead.ref).to_dict()
+    stream.drop_rows(dead.keys)
+    stream.append(columns, group=dead.groups, version=dead.versions, tags=dead.tags)
+    with stream.consume("a", rows=8, columns=["x"], timeout=0) as delivery:
+        assert delivery.groups == dead.groups
+
+
 # Replicas
 
 
