@@ -180,7 +180,7 @@ class Publication:
         """Write rows of the table for all chunks and then for all deltas: the staged shards then belong to the
         table. If that takes several messages, the last one makes the scope the table's."""
         refs = [*self.refs, *self.deltas.values()]
-        for start, stop in ranges(len(keys), keys, []):
+        for start, stop in ranges(len(keys), keys, []) if keys else ():
             scope = self.staged if stop == len(keys) else ""
             write = r.Upsert(keys=keys[start:stop], ref=concat(refs[start:stop]).encode())
             await table.ask(write, r.RowNumbers, staged=scope)
@@ -223,6 +223,8 @@ class Publication:
                 pending = 0
                 if not isinstance(tensors, dict):  # a written tensor's memory may be reused for another from now on
                     places = {}
+        if not names:
+            raise Misuse("there is no tensor to publish")
         await self._flush()
         bases = {} if self._older is None else {chunk: self._older.base(chunk) for chunk in self.deltas}
         return [chunk.nbytes for chunk in self._chunks], entries, bases

@@ -152,6 +152,20 @@ def test_a_version_becomes_visible_when_all_its_ranks_have_published(plane: Any)
         weights.get(names=["other"])
 
 
+def test_a_part_without_data_and_a_version_without_data_are_published(plane: Any) -> None:
+    weights, whole = plane.weights("actor"), torch.arange(6.0).reshape(3, 2)
+    weights.publish(1, {"w": whole}, rank=0, ranks=2)
+    weights.publish(1, {"w": Slice(whole[3:], whole.shape, (3, 0))}, rank=1, ranks=2)
+    assert same(weights.get(1)["w"], whole)
+    for version in (2, 3):
+        weights.publish(version, {"w": whole[:0], "other": np.zeros((4, 0), np.float32)})
+        found = weights.get(version)
+        assert same(found["w"], whole[:0])
+        assert found.shapes == {"w": (0, 2), "other": (4, 0)}
+    with pytest.raises(dp.Misuse, match="no tensor"):
+        weights.publish(4, {})
+
+
 def test_other_hosts_fetch_each_chunk_once(tmp_path: Path) -> None:
     tensors = {f"w{i}": torch.randn(MIB) for i in range(6)}
     with (

@@ -34,9 +34,10 @@ def _rank(pipe: Any, address: str, store: str, rank: int, ranks: int) -> None:
     }
     with dp.connect(address) as plane:
         plane.weights("actor").publish(1, tensors, rank=rank, ranks=ranks, timeout=60)
+        plane.weights("actor").publish(2, {"same": tensors["same"]}, rank=rank, ranks=ranks, timeout=60)
         partial = dict(tensors, rows=DTensor.from_local(whole, mesh, [Partial()]))
         with pytest.raises(dp.SchemaMismatch, match="partial"):
-            plane.weights("actor").publish(2, partial, rank=rank, ranks=ranks)
+            plane.weights("actor").publish(3, partial, rank=rank, ranks=ranks)
     pipe.send("done")
     dist.destroy_process_group()
 
@@ -53,9 +54,10 @@ def test_dtensors_are_published_by_their_ranks_and_read_as_one(
         assert [worker.hear() for worker in workers] == ["done"] * ranks
     whole = torch.arange(35.0).reshape(7, 5)
     with dp.connect(node.address) as plane:
-        found = plane.weights("actor").get()
+        found = plane.weights("actor").get(1)
         assert all(torch.equal(found[name], whole) for name in ("rows", "columns", "same", "plain"))
         assert torch.equal(found["few"], whole[:1])
-        part = plane.weights("actor").get(names=["columns"], slices={"columns": (slice(2, 6), slice(1, 4))})
+        assert torch.equal(plane.weights("actor").get(2)["same"], whole), "of which the other ranks published nothing"
+        part = plane.weights("actor").get(1, names=["columns"], slices={"columns": (slice(2, 6), slice(1, 4))})
         assert torch.equal(part["columns"], whole[2:6, 1:4])
-        assert plane.weights("actor").versions() == [1]
+        assert plane.weights("actor").versions() == [1, 2]
