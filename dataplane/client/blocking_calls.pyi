@@ -408,7 +408,7 @@ class StreamCalls(Blocking):
         and is delivered to no task before it is finished.
 
         key, group, version, tags, timeout: as for `append`, of one row.
-        columns: those that the row has from the start, such as its prompt; of one row.
+        columns: a mapping of those that the row has from the start, such as its prompt, each of one row.
         tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
         lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's
             process ends, another may resume it at once.

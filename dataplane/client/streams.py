@@ -32,12 +32,12 @@ from dataplane.client.consuming import (
 from dataplane.client.delivery import DeadLetters, Delivery, LostRow, LostRows, Taken
 from dataplane.client.reader import Getter
 from dataplane.client.stream_writes import StreamWrites
-from dataplane.client.unfinished import LEASE_S, SPANS, AsyncRow, RowToken, row_lease, row_token
+from dataplane.client.unfinished import LEASE_S, AsyncRow, RowToken, row_lease, row_token
 from dataplane.client.writer import ShardWriter
 from dataplane.errors import DataplaneError, Misuse, NotReady, OutcomeUnknown, ProtocolMismatch
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
-from dataplane.stream.pieces import Listed
+from dataplane.stream.pieces import SPANS, Listed
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler, TokenBalanced
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -386,13 +386,15 @@ class AsyncStream:
         and is delivered to no task before it is finished.
 
         key, group, version, tags, timeout: as for `append`, of one row.
-        columns: those that the row has from the start, such as its prompt; of one row.
+        columns: a mapping of those that the row has from the start, such as its prompt, each of one row.
         tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
         lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's
             process ends, another may resume it at once.
 
         Raises as `append`.
         """
+        if columns is not None and (not hasattr(columns, "keys") or SPANS in {**columns}):
+            raise Misuse(f"a row begins with a mapping of names to columns, without {SPANS!r}; not {columns!r:.100}")
         token, lease_s = self._unsure.get(key or "") or row_token(), row_lease(lease)
         first = {**(columns or {}), SPANS: [np.zeros((0, 3), np.int64)]}
         how: dict[str, Any] = {"keys": None if key is None else [key], "group": group, "version": version, "tags": tags}

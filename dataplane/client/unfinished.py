@@ -23,13 +23,10 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse
 from dataplane.stream import requests as r
-from dataplane.stream.pieces import Listed, RowPiece, stale_version
+from dataplane.stream.pieces import SPANS, Listed, RowPiece, stale_version
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
-
-SPANS = "version_spans"
-"""The column of a finished row with the policy version of each span of tokens."""
 
 LEASE_S = 600.0
 """Seconds without a piece or a renewal after which a holder loses its row. A process that ends loses it at once."""

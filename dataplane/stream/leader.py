@@ -24,6 +24,7 @@ from dataplane.stream.admission import LET_IN, AppendSize
 from dataplane.stream.extension import replaces
 from dataplane.stream.lease import RowLease
 from dataplane.stream.page import Index
+from dataplane.stream.pieces import SPANS
 from dataplane.stream.reads import Snapshots
 from dataplane.stream.refusal import refusal
 from dataplane.stream.replicated import ReplicatedStream
@@ -206,6 +207,8 @@ class StreamLeader(ReplicatedStream):
             return r.AppendResult(-1, 1, False)
         if unfinished.is_new(row, asked.piece):
             unfinished.check(row, asked.ref)
+            if SPANS in asked.ref.columns and not asked.piece.last:
+                raise Misuse(f"a piece of a row has no column {SPANS!r}: it is made when the row is finished")
             unfinished.heard(row, asked.piece.token, now)
         return c.ExtendRowCommand(
             row=row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes

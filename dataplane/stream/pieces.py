@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+SPANS = "version_spans"
+"""The column of a finished row with the policy version of each span of tokens."""
+
 
 @dataclass(frozen=True, slots=True)
 class RowBeginning:

@@ -79,6 +79,23 @@ def test_a_mismatched_piece_is_refused_and_freed(plane: Any, stream: Any) -> Non
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
 
 
+@BOTH
+def test_a_piece_with_a_column_of_version_spans_is_refused(plane: Any, stream: Any) -> None:
+    spans = {"version_spans": [np.zeros((1, 3), np.int64)]}
+    with pytest.raises(dp.Misuse, match="version_spans"):
+        stream.begin("r", columns=spans)
+    row = stream.begin("r")
+    row.append({"response_ids": [[1]]}, version=3)
+    with pytest.raises(dp.Misuse, match="version_spans"):
+        row.append(spans)
+    ref = plane.put(spans)
+    with pytest.raises(dp.Misuse, match="version_spans"):
+        row.append(ref)
+    plane.free(ref)
+    row.finish()
+    assert taken(stream, "version_spans") == {"version_spans": [[[0, 1, 3]]]}
+
+
 async def test_a_row_can_be_extended_and_finished_after_a_failed_finish(
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
