@@ -517,12 +517,12 @@ class RowCalls(Blocking):
         stale_share: sets the row's policy version, which `max_lag` and samplers use: the newest version such that at
         most this share of the row's tokens is older. 0: the version of its oldest token.
 
-        May be repeated. Raises as `append`.
+        May be repeated. Raises as `append`, and Misuse if the row was abandoned here.
         """
 
     def abandon(self) -> None:
-        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises
-        LeaseExpired."""
+        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises LeaseExpired;
+        Misuse if the row was finished here."""
 
     def renew(self) -> None:
         """Renew the lease, as each piece does. Raises LeaseExpired."""

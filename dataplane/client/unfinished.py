@@ -74,7 +74,8 @@ class AsyncRow:
         self.spans = listed.spans
         """The policy versions at the time it was begun or resumed, in order, each with its number of tokens."""
         self.ended = False
-        """Whether it was finished or given up here."""
+        """Whether it was finished or abandoned here."""
+        self._ended_by = ""  # "finished" or "abandoned"
         self._stream = stream
         self._token = token
         self._lease_s = lease_s
@@ -137,12 +138,12 @@ class AsyncRow:
         stale_share: sets the row's policy version, which `max_lag` and samplers use: the newest version such that at
         most this share of the row's tokens is older. 0: the version of its oldest token.
 
-        May be repeated. Raises as `append`.
+        May be repeated. Raises as `append`, and Misuse if the row was abandoned here.
         """
         if not 0.0 <= stale_share < 1.0:
             raise Misuse(f"a share of stale tokens is at least 0 and less than 1, not {stale_share}")
         async with self._turn:
-            if self.ended:
+            if self._is("finished"):
                 return
             if self._last is None:
                 listed = await self._listed()
@@ -154,15 +155,15 @@ class AsyncRow:
             except Misuse:  # a piece with an unknown outcome arrived in between
                 self._last = None
                 raise
-            self.ended = True
+            self.ended, self._ended_by = True, "finished"
 
     async def abandon(self) -> None:
-        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises
-        LeaseExpired."""
+        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises LeaseExpired;
+        Misuse if the row was finished here."""
         async with self._turn:
-            if not self.ended:
+            if not self._is("abandoned"):
                 await self._stream.ask(r.AbandonRow(key=self.key, token=self._token), r.Succeeded)
-                self.ended = True
+                self.ended, self._ended_by = True, "abandoned"
 
     async def renew(self) -> None:
         """Renew the lease, as each piece does. Raises LeaseExpired."""
@@ -184,9 +185,15 @@ class AsyncRow:
         request = r.ResumeRow(key=self.key, token=self._token, lease_s=self._lease_s)
         return (await self._stream.ask(request, r.UnfinishedRows)).rows[0]
 
+    def _is(self, ended_by: str) -> bool:
+        """Whether the row was ended in this way. Raises Misuse if it was ended in another."""
+        if self.ended and self._ended_by != ended_by:
+            raise Misuse(f"the row {self.key!r} was {self._ended_by} before")
+        return self.ended
+
     def _require(self) -> None:
         if self.ended:
-            raise Misuse(f"the row {self.key!r} was finished, or given up")
+            raise Misuse(f"the row {self.key!r} was {self._ended_by} before")
         self._released = False  # the request takes the row again, unless another has it
 
     async def __aenter__(self) -> AsyncRow:

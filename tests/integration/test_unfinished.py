@@ -96,6 +96,20 @@ def test_a_piece_with_a_column_of_version_spans_is_refused(plane: Any, stream: A
     assert taken(stream, "version_spans") == {"version_spans": [[[0, 1, 3]]]}
 
 
+def test_a_row_is_not_finished_after_it_was_abandoned_nor_the_reverse(stream: Any) -> None:
+    abandoned, finished = stream.begin("a"), stream.begin("b")
+    abandoned.abandon()
+    abandoned.abandon()
+    with pytest.raises(dp.Misuse, match="abandoned"):
+        abandoned.finish()
+    finished.append({"response_ids": [[1]]})
+    finished.finish()
+    finished.finish()
+    with pytest.raises(dp.Misuse, match="finished"):
+        finished.abandon()
+    assert taken(stream, "response_ids") == {"response_ids": [[1]]}
+
+
 async def test_a_row_can_be_extended_and_finished_after_a_failed_finish(
     node: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
