@@ -286,7 +286,7 @@ def _sampler_state(sampler: Sampler | None) -> Any:
 
 def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
     """The sampler of a saved state. Raises Misuse if that is of another kind than this one."""
-    if state is None:
+    if state is None and not isinstance(sampler, BuiltIn):
         return sampler
     if sampler is None or isinstance(sampler, BuiltIn):
         try:

@@ -239,6 +239,8 @@ def test_a_loader_state_contains_the_sampler_state(stream: Stream) -> None:
         load(stream, sampler=dp.Freshest(max_lag=3)).load_state_dict(state)
     with pytest.raises(dp.Misuse, match="another sampler"):
         load(stream).load_state_dict(state)
+    with pytest.raises(dp.Misuse, match="another sampler"):
+        load(stream, sampler=dp.CompleteGroups(2)).load_state_dict(load(stream).state_dict())
 
     fill(stream, 4)
     first, second = Turns(), Turns()
