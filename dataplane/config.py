@@ -13,6 +13,7 @@ import sys
 import tempfile
 import warnings
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Literal
 
@@ -91,13 +92,16 @@ class NodeConfig:
         memory = parse_size(default_memory() if self.memory is None else self.memory, "memory") // PAGE * PAGE
         if memory < _MIB:
             raise ValueError(f"memory is at least 1 MiB, and {self.memory!r} is less: give a unit, as in '64MiB'")
-        spill_dir = Path(environment().spill_dir if self.spill_dir is None else self.spill_dir).expanduser().absolute()
+        spill_dir = _directory("spill_dir", environment().spill_dir if self.spill_dir is None else self.spill_dir)
         spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill, "spill")
         if self.spill is None and not spill:
             warnings.warn(f"no space is free in {spill_dir}, so nothing will be spilled", RuntimeWarning, stacklevel=3)
         prewarm = parse_size(min(512 * _MIB, memory // 2) if self.prewarm is None else self.prewarm, "prewarm")
         if prewarm > memory:
             raise ValueError(f"prewarm ({format_size(prewarm)}) is more than memory ({format_size(memory)})")
+        for name in ("high_watermark", "low_watermark", "reservation_lease_s"):
+            if not isinstance(getattr(self, name), Real):
+                raise ValueError(f"{name} is a number, not {getattr(self, name)!r}")
         if not 0 < self.low_watermark <= self.high_watermark <= 1:
             raise ValueError(
                 f"watermarks are 0 < low <= high <= 1, not low={self.low_watermark} high={self.high_watermark}"
@@ -107,8 +111,8 @@ class NodeConfig:
         if self.compression not in ("auto", "never", "always"):
             raise ValueError(f"compression is 'auto', 'never' or 'always', not {self.compression!r}")
         if self.metrics is not None:
-            _host_port(self.metrics)
-        data_dir = None if self.data_dir is None else str(Path(self.data_dir).expanduser().absolute())
+            _host_port(str(self.metrics))
+        data_dir = None if self.data_dir is None else str(_directory("data_dir", self.data_dir))
         if data_dir is not None and Path(data_dir) == spill_dir:
             raise ValueError(f"data_dir and spill_dir are both {data_dir}: give each a directory of its own")
         derived = {"memory": memory, "spill": spill, "spill_dir": str(spill_dir), "prewarm": prewarm}
@@ -427,6 +431,13 @@ def _cgroup_limits(own: Path, root: Path) -> list[int]:
             except (OSError, ValueError):
                 continue  # not there, or "max"
     return limits
+
+
+def _directory(name: str, path: object) -> Path:
+    """The absolute path of a directory. Raises ValueError."""
+    if not isinstance(path, str | os.PathLike):
+        raise ValueError(f"{name} is the path of a directory, not {path!r}")
+    return Path(path).expanduser().absolute()
 
 
 def _default_spill(memory: int, spill_dir: Path) -> int:

@@ -161,7 +161,7 @@ def settings(
     for what, value, least in (("max_rows", max_rows, 1), ("max_lag", max_lag, 0), ("group_size", group_size, 1)):
         if value is not None and whole(what, value) < least:
             raise Misuse(f"{what} is {least} or more, or None where there is none; not {value!r}")
-    size = 0 if max_bytes is None else _size(max_bytes)
+    size = 0 if max_bytes is None else capacity(max_bytes)
     return StreamSettings(
         tuple(names("tasks", tasks)),
         size,
@@ -189,11 +189,12 @@ def replicas(value: Any) -> int:
     return count
 
 
-def _size(value: int | str) -> int:
+def capacity(value: int | str) -> int:
+    """The `max_bytes` of a stream or history in bytes. Raises Misuse."""
     try:
         size = parse_size(value, "max_bytes")
     except (ValueError, TypeError) as error:
         raise Misuse(str(error)) from None
     if not 0 < size < 1 << 62:
-        raise Misuse(f"max_bytes is a byte or more, or None for no limit; not {value!r}")
+        raise Misuse(f"max_bytes is a byte or more, not {value!r}")
     return size

@@ -26,7 +26,6 @@ import numpy.typing as npt
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
-from dataplane.config import parse_size
 from dataplane.errors import DataplaneError, Freed, Lost, Misuse, PeerUnavailable, SchemaMismatch
 from dataplane.history.drafter import LONGEST, Drafter, Learnt, Response
 from dataplane.history.lengths import Lengths, Past, predict
@@ -102,7 +101,7 @@ class AsyncHistory:
         self.keep, self.samples = _count("keep", keep), _count("samples", samples)
         if self.keep * self.samples > 512:
             raise Misuse(f"a prompt has at most 512 responses, not {keep} epochs of {samples}")
-        self.max_bytes = parse_size(max_bytes, "max_bytes")
+        self.max_bytes = arguments.capacity(max_bytes)
         if dtype not in ("int32", "int64"):
             raise Misuse(f"a history's tokens are int32 or int64, not {dtype!r}")
         self.dtype = np.dtype(dtype)

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import msgspec
 
 from dataplane.batch.batch import Batch
+from dataplane.client import arguments
 from dataplane.client import collate as collating
 from dataplane.client.consuming import AtEnd, check_at_end, ended, not_ready
 from dataplane.client.delivery import LEFT, reason_of
@@ -97,7 +98,8 @@ def loader(
     workers.
     """
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
-    how |= {"member": member, "replica": replica, "replicas": replicas, "lease": lease}
+    how |= {"member": member, "replica": replica, "replicas": replicas}
+    how["lease"] = arguments.seconds(lease, what="a lease")
     made = collating.named(collate, padding_value)
     placed: dict[str, Any] = {"pin_memory": pin_memory, "device": device}
     return Loader(stream, task, collate=made, prefetch=prefetch, **placed, timeout=timeout, at_end=at_end, how=how)
@@ -127,9 +129,9 @@ class Loader:
         stream.settings.task(task)
         if isinstance(how["columns"], str) or not how["columns"]:
             raise Misuse(f"columns is a list of one name or more, not {how['columns']!r}")
-        if how["rows"] < 1 or not 1 <= how["min_rows"] <= how["rows"]:
+        if not 1 <= arguments.whole("min_rows", how["min_rows"]) <= arguments.whole("rows", how["rows"]):
             raise Misuse(f"rows is 1 or more, and min_rows 1 to rows: not {how['rows']!r} and {how['min_rows']!r}")
-        if prefetch < 0:
+        if arguments.whole("prefetch", prefetch) < 0:
             raise Misuse(f"prefetch is how many batches are fetched ahead, not {prefetch}")
         self.steps = 0
         """Batches whose step was acked, those of a loaded state included."""
@@ -146,7 +148,7 @@ class Loader:
         self._prefetch = prefetch
         self._pin_memory = pin_memory
         self._device = None if device is None else device_of(device)
-        self._timeout_s = TIMEOUT_S if timeout is None else max(0.0, float(timeout))
+        self._timeout_s = arguments.seconds(timeout, TIMEOUT_S)
         check_at_end(at_end)
         self._at_end: AtEnd = at_end
         self._how = dict(how)
@@ -243,8 +245,7 @@ class Loader:
             if fetched is None:
                 return None
             delivery, batch, since = fetched
-            lease_s = float(self._how["lease"])
-            if monotonic() - since < lease_s / 10:
+            if monotonic() - since < self._how["lease"] / 10:
                 return delivery, batch
             try:
                 delivery.renew()
@@ -352,7 +353,7 @@ class _Ahead:
         self.closed: Closed | None = None
         """The error that ended the stream, once it has."""
         self._held: dict[int, AsyncDelivery] = {}  # delivered and not taken yet
-        self._renew_s = max(float(how["lease"]) / 3, _LEAST_RENEW_S)
+        self._renew_s = max(how["lease"] / 3, _LEAST_RENEW_S)
         self._renewed = monotonic()
         run = partial(recorder.context().run, self._run)  # its requests belong to the place that iterates
         self._thread = threading.Thread(target=run, name="dataplane-loader", daemon=True)

@@ -53,6 +53,8 @@ def box_of(offsets: Sequence[int], extent: Sequence[int]) -> Box:
 
 def asked(name: str, shape: Sequence[int], selected: Selected | None) -> Box:
     """The requested box of a tensor of this shape. Raises Misuse."""
+    if selected is not None and not isinstance(selected, Iterable):
+        raise Misuse(f"the slices of {name!r} are a list with one for each dimension, not {selected!r}")
     given = [] if selected is None else list(selected)
     if len(given) > len(shape):
         raise Misuse(f"{name!r} has {len(shape)} dimensions, and {len(given)} slices of it are asked for")
