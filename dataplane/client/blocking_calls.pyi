@@ -272,8 +272,9 @@ class StreamCalls(Blocking):
         An append that is repeated with the same keys and content succeeds and changes nothing. Small appends without
         keys that run at the same time are merged (`client.appender`). Raises Backpressure (the stream is full; the
         error names the task that it waits for), LimitExceeded (the rows can never fit), Closed, SchemaMismatch,
-        Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), OutcomeUnknown
-        (no answer came: the rows may be appended, now or later; repeated with the same keys, they are appended once).
+        Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), Freed (the
+        reference is to freed rows), OutcomeUnknown (no answer came: the rows may be appended, now or later; repeated
+        with the same keys, they are appended once).
         """
 
     def appender(
@@ -303,7 +304,7 @@ class StreamCalls(Blocking):
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
         another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
-        OutcomeUnknown (no answer came: repeat it with `replace`).
+        LimitExceeded, Freed, OutcomeUnknown (no answer came: repeat it with `replace`).
         """
 
     def consume(
@@ -332,7 +333,8 @@ class StreamCalls(Blocking):
         timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
         Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
-        counts of `dead` letters and of rows that were dropped or `expired`; Misuse.
+        counts of `dead` letters and of rows that were dropped or `expired`; Misuse; LimitExceeded for more than 65,536
+        rows.
         """
 
     def deliveries(
@@ -434,7 +436,8 @@ class StreamCalls(Blocking):
         file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to read each
         part of spilled columns.
 
-        Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost.
+        Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost, LeaseExpired
+        (the leader changed meanwhile), Closed (the stream was dropped).
         """
 
     def record(self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any) -> Recording:
@@ -587,8 +590,8 @@ class TableCalls(Blocking):
         narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
 
         More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
-        the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable, OutcomeUnknown (no answer came: write the same
-        again).
+        the table), Misuse, Backpressure, LimitExceeded, Freed (a reference is to freed rows), PeerUnavailable,
+        OutcomeUnknown (no answer came: write the same again).
         """
 
     def upsert_and_look(

@@ -125,8 +125,9 @@ class AsyncStream:
         An append that is repeated with the same keys and content succeeds and changes nothing. Small appends without
         keys that run at the same time are merged (`client.appender`). Raises Backpressure (the stream is full; the
         error names the task that it waits for), LimitExceeded (the rows can never fit), Closed, SchemaMismatch,
-        Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), OutcomeUnknown
-        (no answer came: the rows may be appended, now or later; repeated with the same keys, they are appended once).
+        Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), Freed (the
+        reference is to freed rows), OutcomeUnknown (no answer came: the rows may be appended, now or later; repeated
+        with the same keys, they are appended once).
         """
         columns = await self._writer.optioned(columns, False, objects)
         # A call with a shorter timeout must not wait for others.
@@ -189,7 +190,7 @@ class AsyncStream:
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
         another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
-        OutcomeUnknown (no answer came: repeat it with `replace`).
+        LimitExceeded, Freed, OutcomeUnknown (no answer came: repeat it with `replace`).
         """
         columns = await self._writer.optioned(columns, narrow, objects)
         await self.writes.extend(rows, columns, replace, timeout)
@@ -222,7 +223,8 @@ class AsyncStream:
         timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
         Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
-        counts of `dead` letters and of rows that were dropped or `expired`; Misuse.
+        counts of `dead` letters and of rows that were dropped or `expired`; Misuse; LimitExceeded for more than 65,536
+        rows.
         """
         chooses = Fifo() if sampler is None else sampler
         check_sampler(chooses)
@@ -438,7 +440,8 @@ class AsyncStream:
         file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to read each
         part of spilled columns.
 
-        Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost.
+        Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost, LeaseExpired
+        (the leader changed meanwhile), Closed (the stream was dropped).
         """
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 

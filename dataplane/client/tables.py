@@ -103,8 +103,8 @@ class AsyncTable:
         narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
 
         More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
-        the table), Misuse, Backpressure, LimitExceeded, PeerUnavailable, OutcomeUnknown (no answer came: write the same
-        again).
+        the table), Misuse, Backpressure, LimitExceeded, Freed (a reference is to freed rows), PeerUnavailable,
+        OutcomeUnknown (no answer came: write the same again).
         """
         replies = await self._write(rows, columns, tags, timeout, r.RowNumbers, dedupe, stored, narrow)
         return joined([reply.rows for reply in replies])

@@ -206,7 +206,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 # For the package's own modules, though they carry no underscore.
 INTERNAL = {
     *("ref.of", "ref.sources", "ref.pieces", "ref.shards", "ref.footprint", "ref.whole"),
-    *("column.of", "column.one", "column.reading", "stats.of", "config.spill_path"),
+    *("column.of", "column.one", "column.reading", "stats.of"),
     *("field.item_shape", "field.item_nbytes"),
     *("ref.numbered", "ref.unlinked"),
 }
