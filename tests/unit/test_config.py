@@ -82,7 +82,7 @@ def test_cgroup_version_2_limits_include_those_of_all_parent_groups(groups: Grou
     assert groups.limits == [2000, 3000]
 
 
-def test_environment_variables_and_their_defaults_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DATAPLANE_ADDRESS", "DATAPLANE_SPILL_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     nothing = environment()
