@@ -96,6 +96,39 @@ def test_the_slurm_script_runs_the_node_command_with_valid_options(tmp_path: Pat
     assert (tmp_path / "node").stat().st_mode & 0o777 == 0o700
 
 
+SLURM = {
+    "scontrol": f"""
+        case $2 in
+            job) echo "   Command={DEPLOY}/slurm/job.sbatch python train.py" ;;
+            hostnames) printf "a\\nb\\n" ;;
+        esac""",
+    "srun": """
+        case ${!#} in
+            */node.sh) touch started; until [ -e signalled ]; do sleep 0.01; done; touch ended ;;
+            train.py) echo "$DATAPLANE_SEEDS $*" >ran ;;
+            *) until [ -e started ]; do sleep 0.01; done ;;
+        esac""",
+    "scancel": 'echo "$*" >draft; mv draft signalled',
+    "dataplane": '[ ! -e "$2" ] && touch "$2"',
+}
+"""Commands in the path that do what the script of a job needs of them. The srun of the nodes ends when they do."""
+
+
+def test_a_slurm_job_signals_its_nodes_and_waits_for_their_end(tmp_path: Path) -> None:
+    for name, script in SLURM.items():
+        command = tmp_path / name
+        command.write_text(f"#!/bin/bash\n{script}\n")
+        command.chmod(0o755)
+    (tmp_path / "dataplane-7.key").touch()  # the job was requeued
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b"}
+    job = ["bash", DEPLOY / "slurm" / "job.sbatch", "python", "train.py"]
+    subprocess.run(job, env=environment, cwd=tmp_path, check=True)
+    assert (tmp_path / "ran").read_text() == "a/job-7 --overlap python train.py\n"
+    assert (tmp_path / "signalled").read_text() == "--signal=TERM 7\n"
+    assert (tmp_path / "ended").exists()
+    assert not (tmp_path / "dataplane-7.key").exists()
+
+
 def test_prometheus_rules_and_alerts_are_valid() -> None:
     promtool = tool("promtool")
     rules = [DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml")]
