@@ -129,6 +129,14 @@ def test_a_slurm_job_signals_its_nodes_and_waits_for_their_end(tmp_path: Path) -
     assert not (tmp_path / "dataplane-7.key").exists()
 
 
+def test_the_image_is_built_from_the_package_alone() -> None:
+    """The checkout also has the key of the cluster, which would stay in a layer."""
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    copied = {source for line in lines if line.startswith("COPY") for source in line.split()[1:-1]}
+    assert copied == {"pyproject.toml", "setup.py", "README.md", "LICENSE", "dataplane"}
+    assert all((DEPLOY.parent / source).exists() for source in copied)
+
+
 def test_prometheus_rules_and_alerts_are_valid() -> None:
     promtool = tool("promtool")
     rules = [DEPLOY / "prometheus" / name for name in ("rules.yml", "alerts.yml")]
