@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=_RESULTS / "scale.json")
     chosen = parser.parse_args()
     measured = partition.measure(partition.NODES, chosen.runs)
-    a_block = {block: block * statistics.median(of["leader_us_a_row"]) for block, of in measured.items()}
+    a_block = {block: block * statistics.median(of["leader_us_a_row"]) for block, of in measured.items() if block > 0}
     line = Line.through({float(block): us for block, us in a_block.items() if block != HELD_AGAINST})
     node, etcd = members()
     costs = Costs(line, Line.through(node), Line.through(etcd))
