@@ -37,11 +37,19 @@ class Row:
 
 
 def row(
-    name: str, runs: Sequence[float], *, at_most: float = 0, at_least: float = 0, unit: str, detail: str = ""
+    name: str,
+    runs: Sequence[float],
+    *,
+    at_most: float | None = None,
+    at_least: float | None = None,
+    unit: str,
+    detail: str = "",
 ) -> Row:
     """The promise that the median of the runs is at most, or at least, so much."""
     values = [float(run) for run in runs]
-    return Row(name, statistics.median(values), at_most or at_least, unit, bool(at_most), values, detail)
+    below = at_most is not None
+    bound = (at_most if below else at_least) or 0.0
+    return Row(name, statistics.median(values), bound, unit, below, values, detail)
 
 
 def timed(work: Callable[[], Any]) -> float:
