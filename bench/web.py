@@ -3,8 +3,7 @@
 Everything is real but the cluster: figures are made from a seed (`bench.cluster_figures`), pass through the feed and
 the server as a node's do, and are drawn by a headless Chromium, in software, on this machine. The time of its main
 thread is what the browser itself counts (`Performance.getMetrics`): ThreadTime, its processor time, and TaskDuration,
-which on a machine that others use counts their turns too. Tasks of more than 50 ms are what it reports as long. With
-`--nodes`, also how long the death of a real host takes to show.
+which on a machine that others use counts their turns too. Tasks of more than 50 ms are what it reports as long.
 
 Needs Playwright and Debian's `chromium`: `make test-web` installs the first, and says how to get the second.
 """
@@ -18,10 +17,8 @@ import multiprocessing
 import os
 import shutil
 import sys
-import tempfile
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 from bench.cluster_figures import GeneratedPlane
@@ -35,7 +32,7 @@ HOSTS, STREAMS = 64, 100
 PAST, TICKS = 4, 8
 PLACES = ("streams", "hosts", "step")
 RUN_S = 10.0
-BUSY, SHOWN_S = 10.0, 2.0
+BUSY = 10.0
 
 
 def serve(pipe: Connection, hosts: int, streams: int) -> None:
@@ -131,51 +128,15 @@ def measured(chromium: str, runs: int) -> list[Row]:
     return [*found, row("of it in tasks of more than 50 ms", long_tasks, at_most=BUSY, unit="%", detail=detail)]
 
 
-def death(chromium: str, runs: int) -> Row:
-    """How long it takes until the page says that a host of two has ended, in seconds."""
-    from playwright.sync_api import sync_playwright
-
-    import dataplane as dp
-    from tests import processes
-    from tests.integration.test_hosts import Host, together
-    from tests.web.conftest import served
-
-    processes.warm()
-    took = []
-    with sync_playwright() as driver, tempfile.TemporaryDirectory() as directory:
-        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        for number in range(runs):
-            base = Path(directory, str(number))
-            base.mkdir()
-            with Host(base / "0") as one, Host(base / "1", one) as two:
-                with dp.connect(one.address) as here, dp.connect(two.address) as there:
-                    together(here, there)
-                with served(lambda address=one.address: Feed(address)) as url:  # type: ignore[misc]
-                    page = browser.new_page()
-                    page.goto(url)
-                    page.locator("#host-rows tr").nth(1).wait_for()
-                    page.wait_for_timeout(1500 + 137 * number)  # at another moment of a second each
-                    began = time.monotonic()
-                    two.kill()
-                    page.locator("#alerts .critical").first.wait_for()
-                    took.append(time.monotonic() - began)
-                    page.close()
-        browser.close()
-    return row("a host's death shows after", took, at_most=SHOWN_S, unit="s", detail=f"load {os.getloadavg()[0]:.1f}")
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench.web", description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=int, default=5, help="of each place of the page (default: 5)")
-    parser.add_argument("--nodes", action="store_true", help="measure the death of a real host too")
     chosen = parser.parse_args()
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         print("no browser: apt-get install chromium", file=sys.stderr)
         return 2
     rows = measured(chromium, chosen.runs)
-    if chosen.nodes:
-        rows.append(death(chromium, chosen.runs))
     print(table(rows))
     return 0 if all(each.met for each in rows) else 1
 

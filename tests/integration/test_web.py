@@ -99,8 +99,6 @@ async def test_an_ended_node_raises_an_alert_until_it_is_replaced(tmp_path: Path
                 tick = await until(session, server.url, lambda tick: not tick["down"])
                 assert tick["alerts"] == []
 
-            # how long this takes is measured by `bench.web`: here others run too
-
 
 # what may be asked
 
