@@ -122,8 +122,7 @@ bench: $(STAMP) ## measure this machine, other systems beside ours, and write th
 	done; exit $$missed
 
 bench-hosts: $(STAMP) ## measure hosts of network namespaces, as root
-	@$(BIN)/python -m bench.hosts
-	@$(BIN)/python -m bench.partition
+	@missed=0; for what in hosts partition; do $(BIN)/python -m bench.$$what || missed=1; done; exit $$missed
 
 clean: ## remove what was built; .venv stays
 	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis bench/results

@@ -215,8 +215,8 @@ async def _fill(scratch: Path, appends: int, nbytes: int) -> None:
 SECTIONS = {f.__name__: f for f in (append, recovery)}
 
 
-def main() -> None:
-    """Measure, print, and write JSON."""
+def main() -> int:
+    """Measure, print, and write JSON; 1 where a promise is not kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="a directory on the disk to measure")
@@ -234,7 +234,8 @@ def main() -> None:
         print(table(measured), flush=True)
     write_json(arguments.json, rows, {})
     print(f"written to {arguments.json}")
+    return 0 if all(each.met for each in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

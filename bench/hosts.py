@@ -179,8 +179,8 @@ def _part(hosts: list[Host], ours: dp.Plane, theirs: dp.Plane) -> list[float]:
 SECTIONS: dict[str, Callable[[Path], list[Row]]] = {"two": two, "many": many, **host_streams.SECTIONS}
 
 
-def main() -> None:
-    """Measure, print, and write JSON."""
+def main() -> int:
+    """Measure, print, and write JSON; 1 where a promise is not kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "hosts.json")
@@ -197,7 +197,8 @@ def main() -> None:
         extra |= host_streams.BREAKDOWN
     write_json(arguments.json, rows, extra)
     print(f"written to {arguments.json}")
+    return 0 if all(each.met for each in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -224,8 +224,8 @@ def measure(count: int, runs: int) -> dict[int, dict[str, list[float]]]:
     return found
 
 
-def main() -> None:
-    """Measure, print and write."""
+def main() -> int:
+    """Measure, print and write; 1 where a promise is not kept."""
     parser = argparse.ArgumentParser(prog="python -m bench.partition", description=__doc__)
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--runs", type=int, default=5)
@@ -248,7 +248,8 @@ def main() -> None:
     ]
     print(table(rows))
     write_json(_RESULTS, rows, {"nodes": chosen.nodes, "found": {str(each): what for each, what in found.items()}})
+    return 0 if all(each.met for each in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

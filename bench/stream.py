@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import multiprocessing as mp
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -356,8 +357,8 @@ SECTIONS = {
 }
 
 
-def main() -> None:
-    """Measure, print, and write JSON."""
+def main() -> int:
+    """Measure, print, and write JSON; 1 where a promise is not kept."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
     parser.add_argument("--peer", action="append", choices=["transferqueue"], default=[], help="a peer beside it")
@@ -377,7 +378,8 @@ def main() -> None:
         print(table(measured) if measured else found, flush=True)
     write_json(arguments.json, rows, extra)
     print(f"written to {arguments.json}")
+    return 0 if all(each.met for each in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

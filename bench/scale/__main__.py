@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,8 +37,8 @@ def members() -> tuple[dict[float, float], dict[float, float]]:
     return node, leader
 
 
-def main() -> None:
-    """Measure, print and write."""
+def main() -> int:
+    """Measure, print and write; 1 where a promise is not kept."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path, default=_RESULTS / "scale.json")
@@ -55,7 +56,8 @@ def main() -> None:
     content = {"leader_us_a_block": {str(block): us for block, us in a_block.items()}, "member": node, "etcd": etcd}
     write_json(chosen.json, rows, content | {"scaling": scaling(found), "load": os.getloadavg()})
     print(f"written to {chosen.json}")
+    return 0 if all(each.met for each in rows) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
