@@ -11,14 +11,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("SimpleStorage", "Dataplane")
 """TransferQueue's own storage, and ours."""
+_LAST_LINES = 20
+"""Of what a job that failed has printed as errors."""
 
 
 class Job:
@@ -28,14 +31,16 @@ class Job:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
         environment.pop("DATAPLANE_ADDRESS", None)
         command = [sys.executable, "-m", program, "--serve", what]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 it is closed at the end of the block
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._log}
         self._process = subprocess.Popen(command, text=True, env=environment, **pipes)
 
     def round(self, how: str = "") -> Any:
-        """The figures of one. Raises RuntimeError where the job has ended."""
+        """The figures of one. Raises RuntimeError where the job has ended, with what it said last."""
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{how}\n")
-        self._process.stdin.flush()
+        with suppress(BrokenPipeError):  # it has ended, and there is no answer
+            self._process.stdin.write(f"{how}\n")
+            self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> Any:
@@ -43,7 +48,9 @@ class Job:
         for line in self._process.stdout:
             if line.startswith("@"):
                 return json.loads(line[1:])
-        raise RuntimeError(f"the job ended with {self._process.wait()}: {self._process.args}")
+        ended = f"the job ended with {self._process.wait()}: {self._process.args}"
+        self._log.seek(0)
+        raise RuntimeError("\n".join([ended, *self._log.read().splitlines()[-_LAST_LINES:]]))
 
     def __enter__(self) -> Job:
         try:
@@ -56,9 +63,15 @@ class Job:
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+        with suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
+        self._log.close()
 
 
 def serve(measured: Callable[[str], Any]) -> None:
