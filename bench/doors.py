@@ -1,6 +1,6 @@
 """Measure the doors into other systems beside what those systems do themselves, in one run.
 
-    python -m bench.doors [--only backend] [--rounds 7] [--json FILE]
+    python -m bench.doors [--rounds 7] [--json FILE]
 
 Run it in the environment of `make test-integrations` (`.venv-integrations`), which has these systems.
 
@@ -16,10 +16,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
-from bench.jobs import BACKENDS, Job, actors, serve, transfer_queue
+from bench.jobs import BACKENDS, actors, by_turns, serve, transfer_queue
 from bench.measure import Row, row, table, write_json
 
 ROWS, FIELDS, SEQUENCE = 1024, 9, 8192
@@ -91,14 +90,7 @@ def _serve(backend: str) -> None:
 
 def backend(rounds: int) -> list[Row]:
     """TransferQueue's put and get with our storage, against its own."""
-    seen: dict[str, list[dict[str, float]]] = {name: [] for name in BACKENDS}
-    with ExitStack() as stack:
-        jobs = {name: stack.enter_context(Job("bench.doors", name)) for name in BACKENDS}
-        for number in range(rounds + 1):
-            for name, job in jobs.items():
-                times = job.round()
-                if number:  # the first warms both up
-                    seen[name].append(times)
+    seen = by_turns("bench.doors", BACKENDS, rounds)
     pairs = list(zip(seen["SimpleStorage"], seen["Dataplane"], strict=True))
 
     def ratios(*steps: str) -> list[float]:
@@ -125,13 +117,9 @@ def backend(rounds: int) -> list[Row]:
     ]
 
 
-MEASUREMENTS = [backend]
-
-
 def main() -> int:
     """Measure, print, write JSON; 1 where a promise is not kept."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", action="append", choices=[m.__name__ for m in MEASUREMENTS], help="measure only this")
     parser.add_argument("--rounds", type=int, default=7, help="how often (default: %(default)s)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors.json"))
     parser.add_argument("--serve", choices=BACKENDS, help=argparse.SUPPRESS)
@@ -139,12 +127,8 @@ def main() -> int:
     if chosen.serve:
         _serve(chosen.serve)
         return 0
-    rows: list[Row] = []
-    for measurement in MEASUREMENTS:
-        if chosen.only is None or measurement.__name__ in chosen.only:
-            measured = measurement(chosen.rounds)
-            rows += measured
-            print(table(measured), flush=True)
+    rows = backend(chosen.rounds)
+    print(table(rows), flush=True)
     write_json(chosen.json, rows, {})
     print(f"written to {chosen.json}")
     return 0 if all(r.met for r in rows) else 1
