@@ -200,11 +200,6 @@ def keygen(directory: Path) -> Path:
     return key
 
 
-def on_loopback(directory: Path) -> list[str]:
-    """For nodes of one cluster on this host's loopback, how they find each other."""
-    return ["--key", str(keygen(directory)), "--seeds", seeds_at([("", "127.0.0.1")]), "--seed-dir", str(directory)]
-
-
 @contextmanager
 def nodes(ends: Sequence[End], directory: Path, seeds: int = 1, **settings: Any) -> Iterator[list[Host]]:
     """A node at each of these ends, of one cluster: the first `seeds` of them run its etcd. Settings are those of

@@ -11,23 +11,23 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 import dataplane as dp
 from bench.measure import Row, row, table, write_json
-from bench.namespaces import on_loopback
+from bench.namespaces import End, Host, keygen, seeds_at, together
 from bench.peers.work import EXPERTS, LAYERS, TOP
 
 RANKS = 8
 _START_S = 60.0
+_END: End = ("", "127.0.0.1")
 
 
 def rows_of(tokens: int) -> list[np.ndarray[tuple[int, int, int], np.dtype[np.int64]]]:
@@ -39,24 +39,14 @@ def rows_of(tokens: int) -> list[np.ndarray[tuple[int, int, int], np.dtype[np.in
 
 
 @contextmanager
-def node(directory: Path, memory: int, cluster: Sequence[str]) -> Iterator[str]:
-    """A node among others: where clients find it."""
-    directory.mkdir()
-    path = directory / "node.sock"
-    command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", str(memory), "--spill", "0", "--socket",
-               str(path), "--listen", "tcp://127.0.0.1:0", *cluster]  # fmt: skip
-    with (directory / "log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
+def node(key: Path, seeds: str, memory: int) -> Iterator[dp.Plane]:
+    """A plane of a node among others."""
+    host = Host(_END, key, seeds, str(memory))
     try:
-        ends = time.monotonic() + _START_S
-        while not path.exists():
-            if process.poll() is not None or time.monotonic() > ends:
-                raise RuntimeError((directory / "log").read_text())
-            time.sleep(0.05)
-        yield f"unix://{path}"
+        with dp.connect(host.address) as plane:
+            yield plane
     finally:
-        process.terminate()
-        process.wait()
+        host.stop()
 
 
 def measure(tokens: int, scratch: Path) -> list[Row]:
@@ -65,15 +55,13 @@ def measure(tokens: int, scratch: Path) -> list[Row]:
     whole = sum(each.nbytes for each in rows)
     memory = max(2 * whole // 8 + (64 << 20), 64 << 20)
     sent, seconds = [], []
-    with ExitStack() as undo:
-        cluster = on_loopback(scratch)
-        address = undo.enter_context(node(scratch / "owner", memory, cluster))
-        owner = undo.enter_context(_connected(address))
+    key, seeds = keygen(scratch), seeds_at([_END])
+    with node(key, seeds, memory) as owner:
         ref = owner.put({"routed_experts": rows}, narrow=["routed_experts"])
         stored = owner.stats().memory_used
         for rank in range(RANKS):
-            with node(scratch / f"rank{rank}", memory, cluster) as there, _connected(there) as plane:
-                _together(plane, owner)
+            with node(key, seeds, memory) as plane:
+                together([plane, owner], _START_S)
                 before = plane.stats().fetched_bytes
                 began = time.perf_counter()
                 got = plane.get(ref.share_rows("routed_experts", rank, RANKS, zigzag=True))["routed_experts"]
@@ -89,25 +77,6 @@ def measure(tokens: int, scratch: Path) -> list[Row]:
         row("R3: bytes sent to a context-parallel rank of 8, over int64 for all", sent, at_most=1 / 60, unit="x"),
         row("R3: a rank's get of its share", seconds, at_most=1000.0, unit="ms"),
     ]
-
-
-def _connected(address: str) -> dp.Plane:
-    """A plane, of a node that may just have been started on a machine that is busy."""
-    ends = time.monotonic() + _START_S
-    while True:
-        try:
-            return dp.connect(address)
-        except dp.PeerUnavailable:
-            if time.monotonic() > ends:
-                raise
-
-
-def _together(*planes: dp.Plane) -> None:
-    ends = time.monotonic() + _START_S
-    while any(len(plane.members().get("members", {})) < 2 for plane in planes):
-        if time.monotonic() > ends:
-            raise RuntimeError("the nodes do not find each other")
-        time.sleep(0.05)
 
 
 def main() -> int:

@@ -11,12 +11,10 @@ import argparse
 import importlib.util
 import os
 import select
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -29,9 +27,10 @@ import numpy as np
 import dataplane as dp
 from bench import workload
 from bench.measure import Row, row, table, timed, write_json
-from bench.namespaces import on_loopback
+from bench.namespaces import End, nodes, together
 
 RUNS = 9
+_ENDS: list[End] = [("", "127.0.0.1")] * 2
 _INSTALLED = {"ucx": ("ucxx",), "nixl": ("nixl_cu13", "nixl_cu12")}
 
 
@@ -147,30 +146,6 @@ class NixlLoop(Loop):
 _LOOPS: dict[str, Callable[[int], Loop]] = {"ucx": UcxLoop, "nixl": NixlLoop}
 
 
-@contextmanager
-def nodes(transport: str, scratch: Path) -> Iterator[tuple[dp.Plane, dp.Plane]]:
-    """Planes at two nodes that have this transport alone."""
-    cluster = on_loopback(scratch)
-    processes: list[subprocess.Popen[str]] = []
-    addresses = []
-    try:
-        for _ in range(2):
-            command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "2GiB", "--spill", "0"]
-            command += ["--listen", "tcp://127.0.0.1:0", "--transports", transport, *cluster]
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-            processes.append(process)
-            assert process.stdout is not None, "it was asked for"
-            addresses.append(process.stdout.readline().strip().partition("=")[2])
-        with dp.connect(addresses[0]) as ours, dp.connect(addresses[1]) as theirs:
-            while min(len(plane.members().get("members", ())) for plane in (ours, theirs)) < 2:
-                time.sleep(0.05)
-            yield ours, theirs
-    finally:
-        for process in processes:
-            process.terminate()
-            process.communicate(timeout=10)
-
-
 def measure(transport: str) -> Row:
     """The row of one transport."""
     columns = workload.dense()
@@ -178,7 +153,13 @@ def measure(transport: str) -> Row:
     loop = _LOOPS[transport](size)
     rates, limits = [], []
     try:
-        with TemporaryDirectory() as scratch, nodes(transport, Path(scratch)) as (ours, theirs):
+        with (
+            TemporaryDirectory() as scratch,
+            nodes(_ENDS, Path(scratch), options=("--spill", "0", "--transports", transport)) as hosts,
+            dp.connect(hosts[0].address) as ours,
+            dp.connect(hosts[1].address) as theirs,
+        ):
+            together([ours, theirs])
             for _ in range(RUNS + 2):
                 ref = ours.put(columns)
                 began = time.perf_counter()
