@@ -16,14 +16,14 @@ import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bench.jobs import actors, by_turns, serve, transfer_queue
-from bench.measure import Row, row, table, write_json
+from bench.measure import Row, row, table, timed, write_json
 
 ROW = {"ids": [list(range(512))], "logp": np.zeros((1, 512), np.float32), "reward": np.array([0.5])}
 PROCESSES, IN_FLIGHT, TOGETHER = 8, 32, 64
@@ -31,12 +31,6 @@ ROWS = 256
 OURS, QUEUE, OBJECTS = "dataplane", "transferqueue", "ray"
 _NAME = "singly"
 _numbers = itertools.count()
-
-
-def _timed(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
 
 
 class Ours:
@@ -51,7 +45,7 @@ class Ours:
 
     def one_by_one(self, rows: int) -> float:
         """Seconds of so many appends."""
-        return _timed(lambda: [self._stream.append(ROW) for _ in range(rows)])
+        return timed(lambda: [self._stream.append(ROW) for _ in range(rows)])
 
     def in_flight(self, rows: int) -> float:
         """The same, `IN_FLIGHT` under way at a time."""
@@ -66,7 +60,7 @@ class Ours:
                     batch = delivery.get()
                     assert [len(batch[name].numpy()) for name in batch] == [TOGETHER] * len(ROW)
 
-        return _timed(work)
+        return timed(work)
 
     def put(self, rows: int) -> tuple[float, list[Any]]:
         """Seconds of so many puts, and what they gave."""
@@ -82,7 +76,7 @@ class Ours:
                 batch = self._plane.get(ref)
                 assert [len(batch[name].numpy()) for name in batch] == [1] * len(ROW)
 
-        return _timed(work)
+        return timed(work)
 
     def free(self, refs: list[Any]) -> None:
         """What was put is needed no more."""
@@ -131,7 +125,7 @@ class Queue:
     def one_by_one(self, rows: int) -> float:
         """As `Ours.one_by_one`."""
         made = self._rows(rows)
-        return _timed(lambda: [self._queue.kv_put(*each) for each in made])
+        return timed(lambda: [self._queue.kv_put(*each) for each in made])
 
     def in_flight(self, rows: int) -> float:
         """As `Ours.in_flight`."""
@@ -144,7 +138,7 @@ class Queue:
         async def all_of_them() -> None:
             await asyncio.gather(*(some() for _ in range(IN_FLIGHT)))
 
-        return _timed(lambda: asyncio.run(all_of_them()))
+        return timed(lambda: asyncio.run(all_of_them()))
 
     def consume(self, rows: int) -> float:
         """As `Ours.consume`; the keys are known."""
@@ -157,7 +151,7 @@ class Queue:
                 assert [len(got[name]) for name in ROW] == [TOGETHER] * len(ROW)
                 self._queue.kv_clear(some, _NAME)
 
-        return _timed(work)
+        return timed(work)
 
 
 class Objects:
@@ -179,7 +173,7 @@ class Objects:
             for ref in refs:
                 assert [len(values) for values in ray.get(ref).values()] == [1] * len(ROW)
 
-        return _timed(work)
+        return timed(work)
 
     def free(self, refs: list[Any]) -> None:
         """As `Ours.free`: they go with what refers to them."""
@@ -195,7 +189,7 @@ def _flows(ends: Sequence[Any]) -> dict[str, float]:
         "32 under way": ray.get(first.in_flight.remote(ROWS)),
     }
     each = ROWS // PROCESSES
-    found["by eight processes"] = _timed(lambda: ray.get([end.one_by_one.remote(each) for end in ends]))
+    found["by eight processes"] = timed(lambda: ray.get([end.one_by_one.remote(each) for end in ends]))
     found["read in 64s"] = ray.get(ends[-1].consume.remote(3 * ROWS)) / 3
     return {name: seconds / ROWS * 1e6 for name, seconds in found.items()}
 
