@@ -3,7 +3,7 @@
 `grpo`: workers append the rows of a group each, a reward process extends them, a trainer consumes whole groups.
 `agent`: workers with tools append trajectories, verifiers append what they score to a second stream, a learner consumes
 that; an archive reads trajectories too. Work is sleep, as long as a real role's would be, so that many processes share
-few processors. What is returned by `place` of a fault is its line here.
+few processors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,6 @@ ROWS = 2
 """Rows that a worker appends at a time."""
 TOKENS = 64
 """Of a row, where they are alike."""
-
-
-def place(fault: str) -> set[int]:
-    """The lines of this file that a fault makes slow."""
-    lines = Path(__file__).read_text().splitlines()
-    return {number for number, line in enumerate(lines, 1) if line.endswith(f"# fault: {fault}")}
 
 
 class Ballast:

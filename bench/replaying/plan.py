@@ -97,11 +97,6 @@ class Plan:
         """How many, of all steps."""
         return int(self.starts[-1])
 
-    @cached_property
-    def steps_of(self) -> Ints:
-        """The step of each row."""
-        return np.repeat(np.arange(len(self.trace.steps)), np.diff(self.starts))
-
     def begins_at(self, step: int) -> int:
         """How many rows must be done with before the responses of a step begin."""
         return int(self.starts[max(0, step - self.max_lag)])

@@ -12,7 +12,6 @@ import numpy.typing as npt
 PATCH_BYTES = 1176 * 4
 PATCHES_PER_TOKEN = 4
 TOKEN_PIXELS = 28
-FRAMES_PER_PATCH = 2
 
 # PolyTrace's generate.py (arXiv 2509.25279) has five sizes of video: prompts below so many tokens have so many of
 # video. They are grids of 1x32x60, 2x32x60, 7x36x46, 9x36x46 and 10x36x46 patches. What is left is about 100 of text.
@@ -23,11 +22,6 @@ _VIDEO_TOKENS = np.array([480, 960, 2898, 3726, 4140])
 def image_patches(height: int, width: int) -> int:
     """Of an image of so many pixels: 448 x 448 has 1024, 1024 x 1024 has 5476."""
     return PATCHES_PER_TOKEN * max(1, round(height / TOKEN_PIXELS)) * max(1, round(width / TOKEN_PIXELS))
-
-
-def video_patches(frames: int, height: int, width: int) -> int:
-    """Of a video: two frames share their patches; an odd one is repeated."""
-    return -(-frames // FRAMES_PER_PATCH) * image_patches(height, width)
 
 
 def video_tokens(input_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

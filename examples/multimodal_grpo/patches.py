@@ -41,14 +41,6 @@ def write_patches(image: np.ndarray, out: np.ndarray) -> None:
     room[:] = patches[..., None, :, :]  # the same pixels for both frames
 
 
-def read_patches(patches: np.ndarray, grid_thw: tuple[int, int, int]) -> np.ndarray:
-    """The image that `write_patches` was given."""
-    _, lines, columns = grid_thw
-    split = patches.reshape(lines // MERGE, columns // MERGE, MERGE, MERGE, CHANNELS, FRAMES, PATCH, PATCH)
-    image = split[..., 0, :, :].transpose(4, 0, 2, 5, 1, 3, 6)
-    return image.reshape(CHANNELS, lines * PATCH, columns * PATCH) * DEVIATION + MEAN
-
-
 def positions(lines: int, columns: int) -> tuple[np.ndarray, np.ndarray]:
     """Line and column of each patch, in the order in which the patches come."""
     line, column = np.indices((lines, columns))
