@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,20 +40,25 @@ class Causes:
     def __init__(self) -> None:
         self.found: tuple[CauseText, ...] = ()
 
-    async def watch(self, plane: Any, wanted: Callable[[], Awaitable[object]]) -> None:
-        """Diagnose until cancelled, each time after `wanted()` has returned."""
+    async def watch(self, plane: Any, seen: asyncio.Event) -> None:
+        """Diagnose until cancelled, while `seen` is set: there are viewers."""
         graphs = getattr(plane, "graphs", None)
         try:
             diagnosis = importlib.import_module("dataplane.diagnosis.diagnosis")
         except ModuleNotFoundError:
             return
         while graphs is not None:
-            await wanted()
+            if not seen.is_set():
+                self.found = ()  # or the next viewer would be shown them
+                await seen.wait()
             try:
                 run = await diagnosis.watched(graphs, asyncio.sleep, WATCH_S)
                 self.found = said(await asyncio.to_thread(diagnosis.diagnosed, run))
-            except DataplaneError as error:  # too little was seen, or a node does not answer
-                log.debug("no diagnosis: %s", error)
+            except Exception as error:
+                if isinstance(error, DataplaneError):  # too little was seen, or a node does not answer
+                    log.debug("no diagnosis: %s", error)
+                else:
+                    log.exception("no diagnosis")
                 self.found = ()
                 await asyncio.sleep(WATCH_S)
 

@@ -177,7 +177,7 @@ class Feed:
         while True:
             try:
                 async with self._connecting(self.address) as plane:
-                    diagnosing = asyncio.ensure_future(self._causes.watch(plane, self._seen.wait))
+                    diagnosing = asyncio.ensure_future(self._causes.watch(plane, self._seen))
                     try:
                         await self._watch(plane)
                     finally:
