@@ -52,20 +52,29 @@ def main() -> None:
     parser.add_argument("--rewards", type=int, default=1, help="processes that score (%(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0, help="to look for (%(default)s)")
     chosen = parser.parse_args()
+    if chosen.rewards < 1:
+        parser.error("--rewards: without one, no step is made")
     context = multiprocessing.get_context("spawn")
     with dp.connect(config=dp.NodeConfig(memory="64MiB", spill=0)) as plane:
         rollouts = plane.stream("rollouts", tasks=["reward", "actor"], max_rows=64)
         roles = [train, *[reward] * chosen.rewards, roll_out, roll_out]
-        processes = [context.Process(target=role, args=(plane.address,), daemon=True) for role in roles]
+        processes = [
+            context.Process(target=role, args=(plane.address,), name=role.__name__, daemon=True) for role in roles
+        ]
         for process in processes:
             process.start()
-        while rollouts.stats()["task"]["actor"]["acked"] < 40:
-            time.sleep(0.1)
-        time.sleep(1.5)
-        print(as_text(plane.diagnose(chosen.seconds)))
-        rollouts.drop()
-        for process in processes:
-            process.join(5.0)
+        try:
+            while rollouts.stats()["task"]["actor"]["acked"] < 40:
+                for process in processes:
+                    if not process.is_alive():
+                        raise SystemExit(f"{process.name} ended with exit code {process.exitcode}")
+                time.sleep(0.1)
+            time.sleep(1.5)
+            print(as_text(plane.diagnose(chosen.seconds)))
+        finally:
+            rollouts.drop()
+            for process in processes:
+                process.join(5.0)
 
 
 if __name__ == "__main__":
