@@ -22,7 +22,7 @@ NEVER = ["--target", "2"]  # a mean reward is at most 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the last life: 0 where the count is exact and the target reached."""
+    """The exit code of the last life: 0 where the count is exact and the target reached; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         "python -m examples.multimodal_grpo.killed", description=__doc__.partition(": ")[2]
     )
@@ -32,20 +32,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, job = parser.parse_known_args(arguments)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
         directory = options.dir or Path(made)
-        for life in range(options.kills):
-            began = time.monotonic()
-            process = _start(directory, life, [*job, *NEVER])
-            try:
-                code = process.wait(random.uniform(*options.within))
-            except subprocess.TimeoutExpired:
-                killed = kill_all(process.pid)
-                process.wait()
-                said = f"life {life}: all {killed} processes were killed after {time.monotonic() - began:.1f} s"
-                print(said, flush=True)
-            else:
-                print(f"life {life} ended by itself, before it was killed")
-                return code
-        return _start(directory, options.kills, job).wait()
+        process = None
+        try:
+            for life in range(options.kills):
+                began = time.monotonic()
+                process = _start(directory, life, [*job, *NEVER])
+                try:
+                    code = process.wait(random.uniform(*options.within))
+                except subprocess.TimeoutExpired:
+                    killed = kill_all(process.pid)
+                    process.wait()
+                    said = f"life {life}: all {killed} processes were killed after {time.monotonic() - began:.1f} s"
+                    print(said, flush=True)
+                else:
+                    print(f"life {life} ended by itself, before it was killed")
+                    return code
+            process = _start(directory, options.kills, job)
+            return process.wait()
+        except KeyboardInterrupt:
+            if process is not None:
+                process.wait()  # it was interrupted too, and uses the directory until it has ended
+            return 130
 
 
 def _start(directory: Path, life: int, job: Sequence[str]) -> subprocess.Popen[bytes]:
