@@ -46,6 +46,8 @@ def run(job: Job, watch: Watch) -> None:
         pictures = plane.put(digits.load(job.seed))
         limits = {"max_bytes": job.in_flight, "max_lag": job.max_lag}
         rollouts = plane.stream("rollouts", tasks=["reward", "actor"], durable=kept is not None, **limits)
+        if job.data_dir is not None and not rollouts.stats()["appended"]:  # of a stream that a job dropped at its end
+            Path(job.data_dir, "trainer").unlink(missing_ok=True)
         board = Board(Path(directory, "newest"))
         learn, examine = pictures[:TRAINED_ON], pictures[TRAINED_ON:]
         deadline = time.monotonic() + job.seconds

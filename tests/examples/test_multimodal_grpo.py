@@ -178,6 +178,27 @@ def test_the_job_resumes_after_all_its_processes_were_killed(tmp_path: Path) -> 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(2 * LONG_S + 100)
+@pytest.mark.usefixtures("_no_other_node")
+def test_a_job_in_the_directory_of_one_that_has_ended_counts_its_own_rows_alone(tmp_path: Path) -> None:
+    for _ in range(2):
+        heard, told = torches.Pipe(duplex=False)
+        job = torches.Process(target=live, args=(tmp_path, 0, 2, told))
+        job.start()
+        try:
+            assert heard.poll(LONG_S)
+            steps, failed, books = heard.recv()
+            job.join()
+        finally:
+            if job.pid is not None and job.is_alive():
+                killed.kill_all(job.pid)
+                job.join()
+        assert failed is None
+        assert steps == 2
+        assert books.exact
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("_no_other_node")
 def test_a_process_that_fails_is_shown_and_ends_the_job(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
