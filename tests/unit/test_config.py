@@ -82,7 +82,7 @@ def test_cgroup_version_2_limits_include_those_of_all_parent_groups(groups: Grou
     assert groups.limits == [2000, 3000]
 
 
-def test_the_environment_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("DATAPLANE_ADDRESS", "DATAPLANE_SPILL_DIR", "XDG_RUNTIME_DIR"):
         monkeypatch.delenv(name, raising=False)
     nothing = environment()
@@ -93,9 +93,10 @@ def test_the_environment_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert environment().address is None
     monkeypatch.setenv("DATAPLANE_ADDRESS", "unix:///a.sock")
     monkeypatch.setenv("DATAPLANE_SPILL_DIR", "/some/where")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    said = environment()
-    assert (said.address, said.spill_dir, said.runtime_dir) == ("unix:///a.sock", "/some/where", str(tmp_path))
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # a longer path is not used
+        monkeypatch.setenv("XDG_RUNTIME_DIR", short)
+        said = environment()
+    assert (said.address, said.spill_dir, said.runtime_dir) == ("unix:///a.sock", "/some/where", short)
 
 
 def test_a_runtime_directory_whose_path_is_too_long_for_a_socket_is_not_used(
