@@ -145,7 +145,7 @@ def _view(buffer: Any, dtype: Any, offset: int, count: int) -> npt.NDArray[Any]:
 
 
 def _rectangle(array: Any) -> npt.NDArray[Any] | None:
-    """Numbers, or fixed-size lists of them, as an array [rows, *sizes]; None for other types."""
+    """Numbers, or fixed-size lists of them, as an array [rows, *sizes]; None for other types and lists with nulls."""
     if not pa.types.is_fixed_size_list(array.type):
         return _flat(array)
     if array.null_count:

@@ -241,8 +241,8 @@ class Frame:
         return self.take(ascending[new]), index
 
     def wanted(self) -> list[tuple[tuple[Cell, ...], RowIndices, Cut]]:
-        """The rows to read, by part: its cells, the rows, ascending, and the cut of each. A row that is cut in two ways
-        comes twice."""
+        """The rows to read. For each part: its cells, the ascending indices of the rows, and the cut to apply to each
+        row (see `cuts`). A row with two cuts is listed twice."""
         if self.bounds is not None or cuts.is_even(self.cut):  # a joined row's start is not known here
             cut = self.cut if self.bounds is None else NOTHING
             return [(part.cells, part.rows.distinct()[0], cut) for part in self.parts]

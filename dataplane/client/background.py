@@ -1,11 +1,11 @@
-"""Work besides a process's calls: a coroutine in its own thread, over its own plane.
+"""Background work: a coroutine that runs in a separate thread, with a separate plane.
 
 Recorders, replays and followers of a stream run in this way, so that they do not delay producers and consumers: they
 use neither the event loop nor the loop runner of the plane that started them.
 
 Invariants: `close` ends the work and waits for it; its error is raised by `wait`, once it has ended. Closing a plane
-ends the work that it began. The threads are daemons: when the process ends, unfinished work is aborted, so it must lose
-nothing by that.
+ends the work that it began. The threads are daemons: the end of the process aborts unfinished work, so the work is
+written such that an abort loses no data.
 """
 
 from __future__ import annotations

@@ -673,7 +673,11 @@ class TableCalls(Blocking):
         """The rows given to the task under this id; None if no claim had it."""
 
     def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo the claims of the task, or of all tasks, on these rows, or on all. The claims' ids are forgotten."""
+        """Undo claims. Their ids are forgotten.
+
+        task: whose claims are undone; those of all tasks if None.
+        numbers: the rows whose claims are undone; all rows if None.
+        """
 
     def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
         """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row

@@ -181,8 +181,8 @@ class Draft:
     def __getitem__(self, name: str) -> Any:
         """The column's memory: [rows, ...] for a dense column, a list of [length, ...] for a ragged one.
 
-        A dtype that NumPy lacks (bfloat16, float8) appears as unsigned integers of its bits; `torch(name)` gives it
-        as it is. Raises SchemaMismatch if there is no such column, Closed after the draft was dropped.
+        A dtype that NumPy lacks (bfloat16, float8) is exposed as unsigned integers with the same bits; `torch(name)`
+        returns the real dtype. Raises SchemaMismatch if there is no such column, Closed after the draft was dropped.
         """
         if name not in self._specs:
             raise SchemaMismatch(f"the draft has no column {name!r}; it has {', '.join(self._specs)}", column=name)

@@ -59,8 +59,8 @@ class Launched:
     """A running node, a child of this process. `address`: for `connect`."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Start it and wait until it answers. Raises Rejected if it cannot meet the settings, saying why;
-        PeerUnavailable if it does not start."""
+        """Start the node's process and wait until it answers. Raises Rejected, with the reason, if the node cannot meet
+        the settings; PeerUnavailable if it does not start."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
             command = node_command(config, theirs)

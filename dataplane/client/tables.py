@@ -361,7 +361,11 @@ class AsyncTable:
         return reply.rows if reply.granted else None
 
     async def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo the claims of the task, or of all tasks, on these rows, or on all. The claims' ids are forgotten."""
+        """Undo claims. Their ids are forgotten.
+
+        task: whose claims are undone; those of all tasks if None.
+        numbers: the rows whose claims are undone; all rows if None.
+        """
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         of = "" if task is None else arguments.text("a task", task)
         await self.ask(r.Release(task=of, rows=named, all=numbers is None), Succeeded)

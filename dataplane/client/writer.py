@@ -117,8 +117,8 @@ class ShardWriter:
         return await asyncio.get_running_loop().run_in_executor(self._pool, ordered) if in_thread else ordered()
 
     async def write(self, planned: PutPlan, scope: str, timeout: float, kept: Sequence[Placed] = ()) -> BatchRef:
-        """Write the planned columns, under the scope if it is not empty; `kept`: those that are stored already, which
-        are freed if this fails. Raises as `AsyncPlane.put`."""
+        """Write the planned columns, under the scope if it is not empty. `kept`: columns that are stored already; they
+        are freed if the write fails. Raises as `AsyncPlane.put`."""
         if not planned.rows:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
         names = {column.name for column, *_ in kept}

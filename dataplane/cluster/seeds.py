@@ -181,9 +181,9 @@ async def _is_removed(gateway: Gateway, peer_url: str) -> bool:
 
 
 async def _replace(gateway: Gateway, peer_url: str) -> tuple[str, int]:
-    """Register a server that has no data. If the others list it as one that has run, its entry is replaced by a new
-    one. Returns its initial cluster state, and its number if it was added, else 0. (A server that has not published a
-    client address has never run.)"""
+    """Register a server that has no data. If the cluster lists it with a client address, it has run before and lost its
+    data: its entry is replaced by a new one. Returns etcd's `initial-cluster-state` ("new" or "existing"), and the
+    etcd id of the server if it was added, else 0."""
     mine = [server for server in await _servers(gateway) if peer_url in server.peerURLs]
     if mine and not mine[0].clientURLs and mine[0].name:
         return "new", 0

@@ -1,9 +1,8 @@
 """An etcd server as a child process of the node. It is restarted when it dies, and ends with the node in any case.
 
 Invariants: the server uses TLS, and serves only clients and servers with a certificate of the cluster's authority. Its
-own certificate is passed in memory. If the node dies, the kernel ends the server (by a signal at its parent's death).
-If the node stops in order, the server gets SIGTERM, or SIGKILL if its data is temporary. It logs to `etcd.log` in its
-directory.
+own certificate is passed in memory. If the node dies, the kernel kills the server (`PR_SET_PDEATHSIG`). If the node
+shuts down, the server gets SIGTERM, or SIGKILL if its data is temporary. It logs to `etcd.log` in its directory.
 """
 
 from __future__ import annotations

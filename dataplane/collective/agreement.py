@@ -61,7 +61,8 @@ Decide = Callable[[Sequence[Statement]], AgreedTransfers]
 
 def agree(link: RankLink, said: Statement, decide: Decide, own: BaseException | None = None) -> AgreedTransfers:
     """The decision of rank 0. `decide` raises a DataplaneError if the statements do not fit together. `own`: the
-    error that this rank stated. Raises Agreed on all ranks if there is an error; else as `RankLink.wait`."""
+    error that this rank stated. Raises Agreed on all ranks if a rank stated an error or `decide` raised one, and what
+    `RankLink.wait` raises."""
     if link.rank:
         link.tell(0, msgspec.msgpack.encode(said, enc_hook=str))
         answer = _decoded(link.hear(0, _LONGER_S), AgreedTransfers)

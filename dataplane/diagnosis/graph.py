@@ -288,8 +288,8 @@ def _since(waits: list[Waited], before: list[Waited]) -> list[Waited]:
 
 
 def _named(processes: list[ProcessNode]) -> list[ProcessNode]:
-    """The processes with their roles: as declared, by the task that they consume for, else by the function that
-    calls."""
+    """The processes with their roles: the declared role, else the task that they consume for, else the name of the
+    function of their main call."""
     hosts = defaultdict(set)
     for process in processes:
         hosts[process.host].add(process.node)

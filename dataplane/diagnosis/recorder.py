@@ -242,7 +242,8 @@ class PlaceRecorder:
         return context
 
     def _gap(self, number: int, nanoseconds: int) -> None:
-        """Count the time for which the thread was elsewhere before a call of this place, which ends now."""
+        """Add the time between the thread's previous call and the call that ends now to the statistics of its call
+        site."""
         place, seconds = self._places[number if number < len(self._places) else 0], 1e-9 * nanoseconds
         self._threads.add(threading.get_ident())
         if not place.gaps:

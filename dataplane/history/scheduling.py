@@ -69,7 +69,7 @@ class Schedule:
 
     @property
     def bubbles(self) -> float:
-        """The predicted idle share of the workers' time if nothing of the next step is begun."""
+        """The predicted share of the workers' time that is idle if no worker starts on the next step early."""
         latest = float(self.ends.max(initial=0.0))
         return 1 - float(self.ends.mean()) / latest if latest else 0.0
 

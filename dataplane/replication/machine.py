@@ -62,8 +62,8 @@ class StateMachine(ABC):
 
     @abstractmethod
     def apply(self, command: bytes) -> bytes:
-        """Change the state, and return the result for the requester. Depends on the state and the command only. Must
-        detect a command whose producer sequence was applied before (`sessions`)."""
+        """Change the state, and return the result for the requester. Depends on the state and the command only. A
+        command whose producer sequence number was applied before changes nothing (see `replication.sessions`)."""
 
     @abstractmethod
     def snapshot(self) -> bytes:

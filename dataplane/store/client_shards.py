@@ -118,8 +118,8 @@ class ClientShards:
             kept.drop()
 
     def unpinned(self, number: int) -> bool:
-        """Drop the handle with this number, which no process maps any more, if its shard has landed or gone. Returns
-        whether there is such a handle."""
+        """Note that no process maps the handle with this number any more. Drops it if its shard was copied to the arena
+        or was freed. Returns whether there is such a handle."""
         kept = self._handles.get(number)
         if kept is not None and kept.over:
             self.end(kept)

@@ -147,7 +147,7 @@ class DirectoryClaim:
         self._remove_above()
 
     def _remove_above(self) -> None:
-        """Remove the directories that were created for this one, except those that others use."""
+        """Remove the parent directories that were created together with this directory and are empty."""
         above, self._above = self._above, []
         with suppress(OSError):
             for path in above:

@@ -89,8 +89,8 @@ class RowLease:
 
     @property
     def done_as_far_as_known(self) -> bool:
-        """Whether a grant whose lease has expired counts as acked: all announced replicas have acked or, if their
-        number is unknown, all that hold the grant."""
+        """Whether a grant whose lease has expired counts as acked. If the number of replicas is known, all of them have
+        acked; otherwise at least one has, and each that was given the grant."""
         if self.who.replicas:
             return len(self.acked) == self.who.replicas
         return bool(self.acked) and self.acked >= self.held_by.keys()

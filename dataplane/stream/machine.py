@@ -72,7 +72,8 @@ class StreamMachine(StreamLeader, StateMachine):
     # Without a log
 
     def alone(self, now: float, columns: ColumnStore) -> None:
-        """Work as the only replica, without a log: `run` decides and applies. `now`: the time of its clock."""
+        """Become the only replica, without a log: `run` decides and applies each request. `now`: the time of the
+        stream's clock."""
         self.columns, self.clock_s = columns, now
         self._lead(0, now)
 

@@ -109,7 +109,7 @@ class FreeParts(NumberedMessage, frozen=True, tag="free-parts"):
 
 class RetainColumns(NumberedMessage, frozen=True, tag="retain-columns"):
     """Retain the shards of these references that you store or have copies of, for the partition with the key `holder`.
-    Further requests of `node` may have the same number; they belong to the same claim. Answered by `Done`."""
+    `number` names a claim of `node`; several requests may add shards to one claim. Answered by `Done`."""
 
     node: Identity
     number: int

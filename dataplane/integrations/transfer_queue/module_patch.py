@@ -1,19 +1,20 @@
 """Replaces the calls of the module `transfer_queue`, so that code written for it runs unchanged.
 
 `install()` replaces TransferQueue's calls, client, data sets and errors by those of this package in all modules of this
-process, and sets an environment variable that child processes inherit. There, `if_asked()` does the same: the entry
-point `verl.plugins` calls it in every process that imports verl (`plugin`), and so does the first import of
-`transfer_queue` in a worker of a Ray that is initialised afterwards. `uninstall()` reverts all of it.
+process, and sets an environment variable that child processes inherit. `if_asked()` does the same in a process with
+that variable. It is called by the entry point `verl.plugins` in each process that imports verl, and at the first import
+of `transfer_queue` in a Ray worker, if Ray was initialised after `install()`. `uninstall()` reverts all of it.
 
 For the workers of a Ray job, `install()` names `environment_of_workers` in `$RAY_RUNTIME_ENV_HOOK`, which `ray.init()`
 calls in the driver: it gives all workers of the job the variables that children inherit, and `stand_in` as the hook
 that each worker calls at its start. The calls are replaced at the first import of `transfer_queue`. Earlier hooks are
-called too. A Ray that was initialised before `install()` is not reached; there `job_registry` reports it.
+called too. Workers of a Ray that was initialised before `install()` are not patched: if one calls TransferQueue itself,
+the actor of `job_registry` raises an error that says what to do.
 
-Metadata and samplers are TransferQueue's own classes in both cases.
+The classes of metadata and samplers are not replaced.
 
-Invariants: all modules have the calls of one system, whenever they were imported. If TransferQueue itself runs in
-this process, nothing is replaced.
+Invariants: all modules of a process use the calls of one system, whenever they were imported. If TransferQueue itself
+runs in this process, nothing is replaced.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ def _get(theirs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 async def _missing(asked: Mapping[str, Any]) -> str:
-    """The missing keys and fields, as text; empty if none is missing now, or the storage is another's."""
+    """The missing keys and fields, as text; empty if none is missing now, or if the client uses another storage."""
     from transfer_queue import interface
 
     client = interface._TQ_CLIENT

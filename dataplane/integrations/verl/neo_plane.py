@@ -1,9 +1,9 @@
-"""`trainer.data_plane=dataplane` of verl's `neo` branch: its NeoProto with the plane as its storage.
+"""Implements `trainer.data_plane=dataplane` for verl's `neo` branch: NeoProto stores its batches in the plane.
 
 verl imports this module in the trainer and in the workers of agent loops of a job with this setting. Other workers
-use the plane from the first batch that they get. The trainer's process owns the values. The nodes are those of the
-Ray job (`dataplane.integrations.ray.up`, which the trainer calls unless it was called before) or the one that
-`$DATAPLANE_ADDRESS` names.
+attach to the plane when they receive their first batch. The trainer's process owns the values. If `$DATAPLANE_ADDRESS`
+is set, that node is used. Otherwise the trainer starts a node on each host of the Ray job
+(`dataplane.integrations.ray.up`), unless they run already.
 """
 
 from __future__ import annotations

@@ -54,8 +54,9 @@ Indexes = Mapping[str, Index]
 def save(controller: Controller, directory: Path, timeout: float) -> None:
     """Add the rows to the checkpoint that TransferQueue writes to this directory.
 
-    Rows are put and cleared meanwhile, so the controller writes its state once more after the values are on disk,
-    and the rows put in between are added. Raises OSError, and as `write`.
+    Producers put and clear rows during the save. Therefore the values are written first, then the controller's state is
+    written again, then the values of rows that were put in between. Raises OSError, and the errors of
+    `write` below.
     """
     own = directory / _OURS
     own.mkdir()

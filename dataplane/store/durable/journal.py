@@ -98,7 +98,7 @@ class Journal:
         self._begin()
 
     def close(self, patience_s: float = 1.5) -> None:
-        """Stop. Cancels writes that have not begun, and waits at most this long for those in progress.
+        """Stop. Cancels writes that have not begun, and waits at most `patience_s` seconds for those in progress.
         Idempotent."""
         self._closed = True
         if self._timer is not None:
