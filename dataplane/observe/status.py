@@ -74,7 +74,9 @@ def waiters(stream: Mapping[str, Any]) -> list[str]:
     lines = []
     if stream["waiting"]:
         behind = ", ".join(stream["behind"])
-        lines.append(_waits(stream["waiting"], "append", "") + " for room" + (f", held up by {behind}" if behind else ""))
+        lines.append(
+            _waits(stream["waiting"], "append", "") + " for room" + (f", held up by {behind}" if behind else "")
+        )
     for name, task in stream["task"].items():
         if task["waiting"]:
             asked = "; ".join(f"{columns} ({count:,} rows ready)" for columns, count in task["ready"].items())

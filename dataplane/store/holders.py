@@ -62,7 +62,8 @@ class MemoryHolders:
         if not self._disk.quota:
             return "spilling is off"
         used, quota = format_size(self._disk.used), format_size(self._disk.quota)
-        return f"the disk budget is full: {used} of {quota}" if self._residency.disk_full else ""
+        full = f"the disk budget is full: {used} of {quota}, and the rest is kept free to exchange shards with memory"
+        return full if self._residency.disk_full else ""
 
     def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
         """See `all`."""

@@ -70,6 +70,7 @@ class GroupCounts:
                 raise Misuse(
                     f"group {name!r} has {there} rows{dropped}, and {more} more would make it larger than the stream's"
                     f" group_size of {size}: append at most {size} rows a group, and give each prompt its own group"
+                    f"{'; dropped rows are not replaced: extend a row in place of dropping it' if dropped else ''}"
                 )
 
     def _number(self, name: Any) -> int:

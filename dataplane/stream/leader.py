@@ -79,7 +79,7 @@ class StreamLeader(ReplicatedStream):
         leased = self.leased
         names, more = ", ".join(leased.partition.keys.names(rows[:_NAMED])), f" and {len(rows) - _NAMED} more"
         log.warning(
-            "stream %r: %s are dead letters of task %r after %d deliveries: %s",
+            "stream %r, %s: dead letters of task %r, deliveries: %d, reason: %s",
             self.name,
             names + more * (len(rows) > _NAMED),
             leased.settings.tasks[task],

@@ -52,7 +52,7 @@ def test_each_dead_letter_is_logged_with_its_cause(plane: dp.Plane, caplog: pyte
         list(loader)
     assert task(stream)["dead"] == 4
     said = [each.getMessage() for each in caplog.records if "dead letters of task 'actor'" in each.getMessage()]
-    assert [line.rpartition("deliveries: ")[2].split(":")[0] for line in said] == [
+    assert [line.rpartition("reason: ")[2].split(":")[0] for line in said] == [
         "ValueError",
         "out of memory",
         "the loop over deliveries was left with them in hand",
