@@ -75,6 +75,8 @@ def main() -> None:
             rollouts.drop()
             for process in processes:
                 process.join(5.0)
+                process.kill()  # if it has not begun yet
+                process.join()
 
 
 if __name__ == "__main__":
