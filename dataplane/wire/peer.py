@@ -7,14 +7,13 @@ Every message names the node that it is for, in a part before it: another node m
 ended.
 
 Invariants: nothing is decoded from peers without the cluster's key. A message for another node is never handled: a
-request gets PeerUnavailable. Every request has a deadline, after which it raises
-PeerUnavailable, even if ZeroMQ still tries to send it. Queues are bounded: a peer with too many pending requests, or
-too many bytes of them, gets Backpressure and may repeat the request later; messages that do not fit into ZeroMQ's
-queues are dropped. A request whose number can be read gets one answer, even if its decoding, execution or encoding
-raises (`wire.boundary`). An answer that
-arrives after its caller gave up is passed to the `late` callback of the request, even if the caller was cancelled but
-has not run since. A message without a readable number is dropped and counted, and a log line names its sender.
-Connections are made only to tcp://HOST:PORT.
+request gets PeerUnavailable. Every request has a deadline, after which it raises PeerUnavailable, even if ZeroMQ still
+tries to send it. Queues are bounded: a peer with too many pending requests, or too many bytes of them, gets
+Backpressure and may repeat the request later; messages that do not fit into ZeroMQ's queues are dropped. A request
+whose number can be read gets one answer, even if its decoding, execution or encoding raises (`wire.boundary`). An
+answer that arrives after its caller gave up is passed to the `late` callback of the request, even if the caller was
+cancelled but has not run since. A message without a readable number is dropped and counted, and a log line names its
+sender. Connections are made only to tcp://HOST:PORT.
 """
 
 from __future__ import annotations

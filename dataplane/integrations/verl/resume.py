@@ -55,8 +55,8 @@ def save(controller: Controller, directory: Path, timeout: float) -> None:
     """Add the rows to the checkpoint that TransferQueue writes to this directory.
 
     Producers put and clear rows during the save. Therefore the values are written first, then the controller's state is
-    written again, then the values of rows that were put in between. Raises OSError, and the errors of
-    `write` below.
+    written again, then the values of rows that were put in between. Raises OSError, and the
+    errors of `write`.
     """
     own = directory / _OURS
     own.mkdir()

@@ -89,8 +89,8 @@ class _Sequences:
 
     async def take(self, deadline: Deadline) -> int:
         """The next sequence number. Waits until it is within the window. Raises TimeoutError."""
-        async with asyncio.timeout(deadline.remaining_s):
-            while self._open and self._next - next(iter(self._open)) >= WINDOW:
+        while self._open and self._next - next(iter(self._open)) >= WINDOW:
+            async with asyncio.timeout(deadline.remaining_s):
                 await self._wait()
         number, self._next = self._next, self._next + 1
         self._open[number] = None
