@@ -67,7 +67,7 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
     """
     own, path = session(), Path(checkpoint_dir) / _ROWS
     if not path.is_file():
-        raise FileNotFoundError(f"there is no checkpoint at {checkpoint_dir}")
+        raise FileNotFoundError(f"there is no checkpoint at {checkpoint_dir}, which would have {_ROWS} and {_METADATA}")
     with CheckpointReader(path) as file:
         kind = -1
         while not file.ended:

@@ -64,6 +64,7 @@ class TransferQueueClient:
                 raise ValueError("there are no rows to put")
             partition = session().partition(partition_id)
             numbers = row_access.insert(partition, rows, columns)
+            partition.note_shapes(data)
             return _new(partition, partition.indexes(numbers), list(columns)).add_fields(data)
         if not len(metadata):
             raise ValueError("the metadata has no rows")
@@ -71,7 +72,9 @@ class TransferQueueClient:
             raise ValueError(f"{rows} rows of fields for metadata of {len(metadata)}")
         if len(set(metadata.partition_ids)) > 1:
             raise ValueError("rows are put into one partition at a time: use metadata.chunk_by_partition()")
-        row_access.put_by_meta(session().partition(metadata.partition_ids[0]), metadata, columns)
+        partition = session().partition(metadata.partition_ids[0])
+        row_access.put_by_meta(partition, metadata, columns)
+        partition.note_shapes(data)
         return metadata.add_fields(data)
 
     def set_custom_meta(self, metadata: BatchMeta) -> None:
@@ -229,7 +232,7 @@ class TransferQueueClient:
     def clear_partition(self, partition_id: str) -> None:
         """Delete all rows of the partition and the record of their consumption."""
         own = session()
-        own.partition(partition_id).table.drop()
+        own.partition(partition_id).drop()
         own.sampler.clear_cache(partition_id)
 
     async_put = twin(put, "puts")

@@ -90,6 +90,12 @@ class DataplaneController:
         names: list[str] = self._client().get_partition_list()
         return names
 
+    def get_partition_snapshot(self, partition_id: str) -> Any:
+        """See `JobPartition.snapshot`."""
+        from dataplane.integrations.transfer_queue.session import session
+
+        return session().partition(partition_id).snapshot()
+
     def clear_partition(self, partition_id: str, clear_consumption: bool = True) -> None:
         """Delete all rows of the partition."""
         self._client().clear_partition(partition_id)

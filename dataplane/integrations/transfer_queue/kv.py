@@ -101,7 +101,7 @@ def kv_batch_get_by_meta(meta: KVBatchMeta, select_fields: list[str] | str | Non
     fields = [select_fields] if isinstance(select_fields, str) else list(select_fields)
     absent = [name for name in fields if name not in (meta.fields or [])]
     if absent:
-        raise ValueError(f"the KVBatchMeta does not have the field {absent[0]!r}; it has {meta.fields}")
+        raise ValueError(f"select_fields: {absent[0]!r} was not found in the KVBatchMeta, which has {meta.fields}")
     return kv_batch_get(meta.keys, meta.partition_id, fields)
 
 

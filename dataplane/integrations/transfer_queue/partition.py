@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.tensors import is_tensor
 from dataplane.client.sync import Plane, Table
 from dataplane.client.table_rows import TableSlice
 from dataplane.errors import Misuse, OwnerDied
@@ -32,6 +33,7 @@ from dataplane.integrations.transfer_queue.errors import NotThere
 from dataplane.integrations.transfer_queue.values import stored_schema
 
 if TYPE_CHECKING:
+    from transfer_queue.controller import DataPartitionStatus
     from transfer_queue.metadata import BatchMeta
 
 Index = npt.NDArray[np.int64]
@@ -86,6 +88,7 @@ class JobPartition:
         self.name = name
         self.table = cast("Table", _Watched(plane.table(prefix(job) + name), lost))
         self._names = names
+        self._shapes: dict[str, tuple[int, ...] | None] = {}  # of a row, by field; None if rows differ
         self._indexes = Indexes(plane, blocks(job), name)
 
     # naming rows
@@ -114,8 +117,8 @@ class JobPartition:
         lost = [key for key in keys if key not in there]
         first = f"the first is {lost[0]!r}" if lost else "they went meanwhile"
         return NotThere(
-            f"{len(lost)} of {len(keys)} keys are not in partition {self.name!r}, {first}: put them first; they are"
-            " gone if they were cleared"
+            f"{len(lost)} of {len(keys)} keys were not found in partition {self.name!r}, {first}: put them first; they"
+            " are gone if they were cleared"
         )
 
     def missing(self) -> NotThere:
@@ -125,7 +128,7 @@ class JobPartition:
         shown = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
         advice = f"did you mean {near[0]!r}?" if near else f"there are {shown}" if names else "there is none"
         return NotThere(
-            f"there is no partition {self.name!r}: nothing was put into it yet, or it was cleared; {advice}"
+            f"not found: there is no partition {self.name!r}: nothing was put into it yet, or it was cleared; {advice}"
         )
 
     # metadata
@@ -135,18 +138,56 @@ class JobPartition:
         rows = self.table.look(columns=list(columns), tags=tags, since=since)
         return rows if rows.changes else None
 
+    def note_shapes(self, fields: Any) -> None:
+        """Remember the shapes of a row of the dense tensors of this TensorDict, which this process has put."""
+        for name, value in fields.items():
+            if is_tensor(value) and not value.is_nested:
+                shape = tuple(value.shape[1:])
+                self._shapes[name] = shape if self._shapes.get(name, shape) == shape else None
+
+    def drop(self) -> None:
+        """Delete all rows, and the record of their consumption."""
+        self.table.drop()
+        self._shapes.clear()
+
     def meta(self, rows: TableSlice, names: Sequence[str], ready: npt.ArrayLike) -> BatchMeta:
         """These rows as a BatchMeta with these fields."""
         from transfer_queue.metadata import BatchMeta
 
-        schema = {name: field for name, field in self.table.schema().items() if name in names}
+        schema = stored_schema({name: field for name, field in self.table.schema().items() if name in names})
+        for name, known in schema.items():
+            known["is_nested"] |= not known["is_non_tensor"] and self._shapes.get(name, ()) is None
         return BatchMeta(
             self.indexes(rows.numbers),
             [self.name] * len(rows),
-            stored_schema(schema),
+            schema,
             ready,
             None,
             [shown(tags) for tags in rows.tags],
+        )
+
+    def snapshot(self) -> DataPartitionStatus | None:
+        """The keys, tags and produced fields of all rows, as TransferQueue's controller gives them, without what tasks
+        have consumed; None if the partition does not exist."""
+        import torch
+        from transfer_queue.controller import DataPartitionStatus
+
+        names = list(self.table.schema())
+        rows = self.all(names)
+        if rows is None:
+            return None
+        indexes = self.indexes(rows.numbers)
+        produced = torch.zeros(max(indexes, default=0) + 1, max(len(names), 1), dtype=torch.int8)
+        produced[indexes, : len(names)] = torch.from_numpy(rows.have.astype(np.int8))
+        keys = {key: index for key, index in zip(rows.keys, indexes, strict=True) if not has_own_key(key)}
+        return DataPartitionStatus(
+            self.name,
+            production_status=produced,
+            global_indexes=set(indexes),
+            field_name_mapping={name: at for at, name in enumerate(names)},
+            custom_meta={index: shown(tags) for index, tags in zip(indexes, rows.tags, strict=True) if tags},
+            keys_mapping=keys,
+            revert_keys_mapping={index: key for key, index in keys.items()},
         )
 
     # for samplers

@@ -179,7 +179,7 @@ def close() -> None:
     metrics.end()
     if left.first:
         for name in left.partitions():
-            left.partition(name).table.drop()
+            left.partition(name).drop()
         left.plane.table(blocks(left.job.name)).drop()
         job_settings.forget(left.plane, left.job)
         job_registry.clear()

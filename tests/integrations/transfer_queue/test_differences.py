@@ -80,7 +80,7 @@ def test_too_few_rows_raise_not_ready_at_the_deadline(ours: Any, pid: str) -> No
 
 def test_an_unknown_key_is_an_error_and_not_a_shorter_batch(ours: Any, pid: str) -> None:
     ours.kv_batch_put(KEYS, pid, fields=dense())
-    with pytest.raises(ours.NotThere, match=r"1 of 2 keys are not in partition .* the first is 'never'"):
+    with pytest.raises(ours.NotThere, match=r"1 of 2 keys were not found in partition .* the first is 'never'"):
         ours.kv_batch_get(["k0", "never"], pid)
 
 

@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from dataplane.errors import Misuse
+from dataplane.integrations.transfer_queue.session import session
 from tests.integrations.marks import KEPT
 from tests.integrations.nursery import Nursery
 
@@ -83,6 +84,30 @@ def test_an_index_of_another_partition_denotes_no_row(ours: Any, pid: str) -> No
             client.get_data(ours.BatchMeta([index], [f"{pid}-other"], {"x": {}}))
     client.clear_samples(ours.BatchMeta(one.global_indexes, [f"{pid}-other"] * 2))
     assert client.get_meta(["x"], partition_id=f"{pid}-other", mode="force_fetch").size == 2
+
+
+def test_metadata_says_that_rows_of_a_field_differ_in_shape(ours: Any, pid: str) -> None:
+    client = ours.get_client()
+
+    def nested_after_put(width: int) -> Any:
+        client.put(TensorDict({"x": torch.ones(2, width)}, batch_size=[2]), partition_id=pid)
+        return client.get_meta(["x"], partition_id=pid, mode="force_fetch").field_schema["x"]["is_nested"]
+
+    assert [nested_after_put(width) for width in (4, 4, 6)] == [False, False, True]
+    client.clear_partition(pid)
+    assert nested_after_put(6) is False
+
+
+def test_the_snapshot_of_a_partition_has_its_keys_and_produced_fields(ours: Any, pid: str) -> None:
+    ours.kv_batch_put(["a", "b"], pid, fields=batch(2), tags=[{"n": 1}, {"n": 2}])
+    ours.kv_put("b", pid, fields={"y": torch.ones(3)})
+    held = session().partition(pid).snapshot()
+    assert held is not None
+    columns = [held.field_name_mapping[name] for name in ("x", "y")]
+    found = {key: held.production_status[index, columns].tolist() for key, index in held.keys_mapping.items()}
+    assert found == {"a": [1, 0], "b": [1, 1]}
+    assert [held.custom_meta[held.keys_mapping[key]] for key in "ab"] == [{"n": 1}, {"n": 2}]
+    assert held.global_indexes == set(held.revert_keys_mapping)
 
 
 def test_init_accepts_the_packaged_configuration_of_transfer_queue(ours: Any) -> None:

@@ -60,8 +60,11 @@ def test_workers_that_import_transfer_queue_use_the_plane_of_the_job(driver: Cal
             controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
             config = ray.get(controller.get_config.remote())
             names = ray.get(controller.list_partitions.remote())
+            held = ray.get(controller.get_partition_snapshot.remote("train"))
+            tags = {key: held.custom_meta[index]["from"] for key, index in held.keys_mapping.items()}
             ray.get(controller.clear_partition.remote("train"))
-            found = config.controller.polling_mode, config.backend.storage_backend, names
+            gone = ray.get(controller.get_partition_snapshot.remote("train"))
+            found = config.controller.polling_mode, config.backend.storage_backend, names, tags, gone
             return transfer_queue.kv_put.__module__, seen, found
 
         tell([*ray.get(work.remote()), tq.kv_list()])
@@ -70,7 +73,8 @@ def test_workers_that_import_transfer_queue_use_the_plane_of_the_job(driver: Cal
         name, seen, found, left = process.hear()
     assert name == "dataplane.integrations.transfer_queue.kv"
     assert seen == {"train": {"a": {"from": "driver"}, "b": {"from": "worker"}}}
-    assert (found, left) == ([True, "Dataplane", ["train"]], {})
+    assert found == [True, "Dataplane", ["train"], {"a": "driver", "b": "worker"}, None]
+    assert left == {}
 
 
 @pytest.mark.long
