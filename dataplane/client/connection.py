@@ -118,7 +118,7 @@ class Connection:
         self._requests = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: the caller has stopped waiting
         self._unsent: set[int] = set()  # requests that did not reach the node, which had gone
-        self.untold: list[rm.LostRowsTaken] = []  # lost rows whose caller had stopped waiting
+        self.lost_rows: list[rm.LostRowsTaken] = []  # lost rows whose caller had stopped waiting
         self._gone: DataplaneError | None = None
         self._closing = False
         self._settling: asyncio.Future[None] | None = None

@@ -30,7 +30,7 @@ def undo(to: Connection, reply: m.Reply) -> None:
         case rm.StreamAnswer(result=r.SnapshotTaken() as taken):
             to.tell(rm.AskStream(to.next_id(), reply.stream, r.ReleaseSnapshot(snapshot=taken.snapshot)))
         case rm.LostRowsTaken():
-            to.untold.append(reply)
+            to.lost_rows.append(reply)
         case rm.RowsAdmitted():
             to.tell(rm.ReturnPermit(reply.stream, reply.ticket))
         case sm.ShardStored():

@@ -362,8 +362,8 @@ class AsyncStream:
         reply = await self._connection.request(
             rm.TakeLostRows(self._connection.next_id(), self._token), rm.LostRowsTaken, 0.0
         )
-        told = [reply, *(earlier for earlier in self._connection.untold if earlier.stream == self._token)]
-        self._connection.untold[:] = [other for other in self._connection.untold if other not in told]
+        told = [reply, *(earlier for earlier in self._connection.lost_rows if earlier.stream == self._token)]
+        self._connection.lost_rows[:] = [other for other in self._connection.lost_rows if other not in told]
         unnamed: Counter[str] = Counter()
         for each in told:
             unnamed.update(each.unnamed)

@@ -109,7 +109,7 @@ def held(node: NodeServer) -> dict[str, int]:
         "rows": sum(leased.partition.rows.count for leased in streams),
         "grants": sum(len(leased.leases) for leased in streams),
         "tickets": sum(len(leased.admission.coming()) for leased in streams),
-        "untold": sum(len(list(machine.waiting())) for machine in machines),
+        "waiting": sum(len(list(machine.waiting())) for machine in machines),
         "retained": len(node.hosts._retained.holders),
         "needed": sum(node._needed._needed.values()),
     }

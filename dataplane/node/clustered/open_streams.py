@@ -61,7 +61,7 @@ class ClusteredStream:
         self.token = token_of(f"{record.name}/{record.generation}")
         self.settings = decode_settings(record.settings)
         self._directory = directory
-        self.untold: list[LostRowsTaken] = []
+        self.unreported: list[LostRowsTaken] = []
         """Lost rows that the partition has reported and no client was told of."""
 
     @property

@@ -202,27 +202,27 @@ class ClusteredStreams:
 
         def settled(outcome: Outcome) -> None:
             if not waits and isinstance(outcome, r.LostRowsResult):
-                stream.untold.append(_lost_rows(request, outcome))
+                stream.unreported.append(_lost_rows(request, outcome))
 
         try:
             asked = r.TakeLost(most=_LOST)
             found = await self.on(stream, lambda at: session.ask(at, asked, r.LostRowsResult, settled=settled))
         finally:
             waits = False
-        stream.untold.append(_lost_rows(request, found))
+        stream.unreported.append(_lost_rows(request, found))
         unnamed: Counter[str] = Counter()
         for lost in await patiently(lambda: self.partitions.directory.take_lost(stream.name)):
             unnamed.update(dict(lost.rows))
-        told, stream.untold = stream.untold, []
+        told, stream.unreported = stream.unreported, []
         for reply in told:
             unnamed.update(reply.unnamed)
         return rm.LostRowsTaken(request.id, stream.token, [row for reply in told for row in reply.rows], dict(unnamed))
 
-    def untold(self, reply: rm.LostRowsTaken) -> None:
+    def report_again(self, reply: rm.LostRowsTaken) -> None:
         """See `interface.StreamService`."""
         stream = self.streams.named(reply.stream)
         if stream is not None:
-            stream.untold.append(reply)
+            stream.unreported.append(reply)
 
     # figures
 

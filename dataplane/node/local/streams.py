@@ -384,7 +384,7 @@ class LocalStreams:
         """None: the columns of a local stream are on this node."""
         return rm.LostRowsTaken(request.id, stream.token, [])
 
-    def untold(self, reply: rm.LostRowsTaken) -> None:
+    def report_again(self, reply: rm.LostRowsTaken) -> None:
         """See `interface.StreamService`."""
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:

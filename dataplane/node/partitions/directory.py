@@ -67,7 +67,7 @@ class Directory:
         self._opening = opening
         self._care_s = care_s
         self._me = members.me
-        self._untold: dict[tuple[str, str], tuple[LostPartition, ...]] = {}
+        self._unreported: dict[tuple[str, str], tuple[LostPartition, ...]] = {}
         """By name and generation: lost partitions whose report may have failed, to be reported again."""
         self._prepared: set[str] = set()  # partitions that a record will name later
         self._unnamed: dict[str, float] = {}  # partitions led here that no record names -> since this time
@@ -263,23 +263,23 @@ class Directory:
         """The partitions of a stream of which every replica has died. Each is reported once, or again if a report may
         have failed. Raises as `open`."""
         known = self.records.find(name)
-        if known is not None and not known.lost and (name, known.generation) not in self._untold:
+        if known is not None and not known.lost and (name, known.generation) not in self._unreported:
             return ()
         record = await self.open(name, None)
         key = name, record.generation
-        untold = self._untold.pop(key, ())
+        unreported = self._unreported.pop(key, ())
         while record.lost:
-            lost = tuple(dict.fromkeys((*untold, *record.lost)))
+            lost = tuple(dict.fromkeys((*unreported, *record.lost)))
             wanted = record.told(secrets.token_hex(8))
             try:
                 found = await self.records.swap(record, wanted)
             except BaseException:
-                self._untold[key] = lost
+                self._unreported[key] = lost
                 raise
             if found is None or found == wanted:
                 return lost
             record = found
-        return untold
+        return unreported
 
     # Periodic checks
 

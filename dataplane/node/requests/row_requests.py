@@ -90,7 +90,7 @@ class RowRequests:
             else:
                 self._channel.send(reply)
         except BaseException:  # the reply is too large, or was cancelled while it waited to be sent
-            self._streams.untold(request, reply)
+            self._streams.undo(request, reply)
             raise
 
     # The end

@@ -116,7 +116,7 @@ class StreamClient:
         self._session.leave()
         self._service.forget(self._session.client)
 
-    def untold(self, request: Any, reply: m.Reply) -> None:
+    def undo(self, request: Any, reply: m.Reply) -> None:
         """Give back what a reply that cannot be sent has granted."""
         match reply:
             case rm.StreamAnswer(stream=stream, result=r.Delivered() as given):
@@ -126,7 +126,7 @@ class StreamClient:
                 if found is not None and found.partition is not None:
                     self._release_snapshot(found.partition, taken)
             case rm.LostRowsTaken():
-                self._service.untold(reply)
+                self._service.report_again(reply)
             case rm.RowsAdmitted(ticket=ticket):
                 self.permits.give_back(ticket)
 

@@ -145,7 +145,7 @@ class StreamService(Protocol):
     async def take_lost(self, request: rm.TakeLostRows, stream: Any, session: Any) -> rm.LostRowsTaken:
         """Lost rows, each reported once."""
 
-    def untold(self, reply: rm.LostRowsTaken) -> None:
+    def report_again(self, reply: rm.LostRowsTaken) -> None:
         """Report these rows again, since the reply cannot be sent."""
 
     def figures(self, after: str | None = None, most: int = ...) -> dict[str, Any]:

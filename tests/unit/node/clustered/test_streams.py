@@ -271,7 +271,7 @@ async def test_an_undelivered_report_of_lost_rows_is_given_to_the_next_caller() 
         await until(lambda: not leader.machine().leased.lost)
         cancelled.cancel()
         left.deaf = False
-        await until(lambda: client.stream.untold)
+        await until(lambda: client.stream.unreported)
         assert len((await client.lost()).rows) == 2
         assert not (await client.lost()).rows
 
