@@ -61,9 +61,9 @@ class Backpressure(Retryable):
     """There was no room, or spilled data were not read back, before the deadline.
 
     `needed`: the requested bytes; `waited_s`: the seconds waited. `holders`: the processes that hold memory, the
-    largest first: dicts of `holder` (text), `bytes`, `how` ("pinned", "reserved" or "stored"), `owner` (the stream,
-    table or scope, or empty) and `oldest_s` (the age of the oldest of these shards). `spill_error` says why spilling
-    did not help, or is empty.
+    largest first, then those that hold the disk: dicts of `holder` (text), `bytes`, `how` ("pinned", "reserved",
+    "stored" or "spilled"), `owner` (the stream, table or scope, or empty) and `oldest_s` (the age of the oldest of
+    these shards). `spill_error` says why spilling did not help, or is empty.
     """
 
     FIELDS = {"needed": 0, "waited_s": 0.0, "holders": (), "spill_error": ""}

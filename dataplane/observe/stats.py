@@ -19,8 +19,9 @@ class Stats:
     follows, each with the epoch of its replica set.
 
     waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
-    memory: dicts of `holder`, a process; `bytes`; `how` ("pinned", "reserved", "stored"); `owner` ("stream NAME",
-    "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the oldest shard of these; the largest first.
+    memory, the largest first, and then the disk: dicts of `holder`, a process; `bytes`; `how` ("pinned", "reserved",
+    "stored", "spilled"); `owner` ("stream NAME", "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the
+    oldest shard of these.
 
     streams has the statistics of each stream by its name, of the first 50 if there are more; streams_in_all is their
     number, and `plane.streams()` has all of them; tables and tables_in_all are the same for the tables led by this

@@ -61,7 +61,7 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
             yield from _stream(name, stream, before, seconds)
     if stats.holders:
         yield ""
-        yield "who holds memory"
+        yield "who holds memory and disk"
         for holder in stats.holders[:_HOLDERS]:
             yield f"  {format_size(holder['bytes']):>10} {holder['how']:<8} {holder['holder']}{attributed(holder)}"
 

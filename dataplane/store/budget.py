@@ -27,7 +27,7 @@ from dataplane.errors import Backpressure, LimitExceeded
 
 @dataclass(frozen=True, slots=True)
 class Holders:
-    """The holders of the bytes, and the reason why no more bytes can go to disk."""
+    """The holders of memory and disk, and the reason why no more bytes can go to disk."""
 
     holders: tuple[dict[str, Any], ...] = ()
     spill_error: str = ""
@@ -146,7 +146,10 @@ class Budget:
     def backpressure(self, nbytes: int, deadline: Deadline) -> Backpressure:
         """The error of a wait for `nbytes` that ended in vain."""
         why = self._explain()
-        held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}{attributed(h)}" for h in why.holders[:4])
+        named = [holder for holder in why.holders if holder["how"] != "spilled"][:4]
+        if why.spill_error:
+            named += [holder for holder in why.holders if holder["how"] == "spilled"][:2]
+        held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}{attributed(h)}" for h in named)
         return Backpressure(
             f"no room for {format_size(nbytes)} of {format_size(self.capacity)} within {deadline.waited_s:.1f} s;"
             f" held by: {held or 'requests before this one'}"

@@ -1,4 +1,4 @@
-"""The holders of a store's memory, for statistics and for the errors of requests that get none."""
+"""The holders of a store's memory and disk, for statistics and for the errors of requests that get no memory."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dataplane.store.reservations import Reservations
 from dataplane.store.residency import Residency
 from dataplane.store.shards import Shards
 from dataplane.store.spill import Disk
+from dataplane.store.spill_file import SpillFile
 
 _HOLDERS = 64  # the most holders that are named
 _HOLDERS_S = 1.0  # between two scans of many shards
@@ -44,10 +45,10 @@ class MemoryHolders:
         self._holders_until = 0.0
 
     def all(self) -> tuple[dict[str, Any], ...]:
-        """The holders of memory, the largest first: `holder` (a process), `bytes`, `how` ("pinned", "reserved",
-        "stored"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and `oldest_s`, the age of the
-        oldest shard of these; 0 for reservations. With more than `_MANY` shards the result may be a second old,
-        because each failed request for memory asks, and a scan visits all shards."""
+        """The holders of memory, the largest first, then those of the disk: `holder` (a process), `bytes`, `how`
+        ("pinned", "reserved", "stored", "spilled"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and
+        `oldest_s`, the age of the oldest shard of these; 0 for reservations. With more than `_MANY` shards the result
+        may be a second old, because each failed request for memory asks, and a scan visits all shards."""
         now = self._clock()
         if len(self._shards) > _MANY and now < self._holders_until:
             return self._last_holders
@@ -81,7 +82,11 @@ class MemoryHolders:
         stored: dict[tuple[str, str, str], list[float]] = {}  # -> bytes, and since when the oldest is here
         pinned = self._pins.shards()
         for shard in self._shards.values():  # the oldest first
-            if shard.extent is not None and shard.number not in pinned:
+            if shard.extent is None and isinstance(shard.file, SpillFile):
+                key = shard.holder, "spilled", shard.owner or _scope(shard.scope)
+                held[key] += shard.file.size
+                since.setdefault(key, shard.since_s)
+            elif shard.extent is not None and shard.number not in pinned:
                 whose = shard.holder, shard.owner, shard.scope
                 if whose in stored:
                     stored[whose][0] += shard.size if shard.shared else shard.held
@@ -91,7 +96,7 @@ class MemoryHolders:
             key = holder, "stored", owner or _scope(scope)
             held[key] += int(held_bytes)
             since.setdefault(key, since_s)
-        ordered = sorted(held.items(), key=lambda item: -item[1])
+        ordered = sorted(held.items(), key=lambda item: (item[0][1] == "spilled", -item[1]))
         return tuple(
             {"holder": key[0], "bytes": n, "how": key[1], "owner": key[2], "oldest_s": now - since.get(key, now)}
             for key, n in ordered[:_HOLDERS]

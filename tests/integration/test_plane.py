@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -205,6 +206,19 @@ def test_everything_after_close_is_closed(node: StandingNode, plane: Any) -> Non
 
 
 # Figures
+
+
+def test_bytes_on_disk_are_attributed_too(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="8MiB", spill="8MiB", spill_dir=tmp_path, prewarm=0, compression="never")
+    with dp.connect(config=config) as plane:
+        for seed in range(3):
+            plane.put({"x": pattern(seed, 2 * MIB)}, scope="old")
+        views = [plane.get(plane.put({"x": pattern(seed, 2 * MIB)}, scope="new"))["x"].numpy() for seed in range(3)]
+        with pytest.raises(dp.Backpressure, match=r"6\.0 MiB pinned of scope new.* spilled of scope old.*; the disk"):
+            plane.put({"x": pattern(9, 2 * MIB)}, timeout=0)
+        held = [(each["how"], each["owner"]) for each in plane.stats().holders]
+        assert held == [("pinned", "scope new"), ("stored", "scope old"), ("spilled", "scope old")]
+        assert len(views) == 3
 
 
 def test_memory_is_attributed_to_streams_tables_and_scopes(node: StandingNode) -> None:
