@@ -44,7 +44,6 @@ from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import frame
 from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.local import LocalChannel, peer
-from dataplane.wire.partial_frames import PartialFrames
 
 if TYPE_CHECKING:
     from dataplane.node.clustered.single_node import SingleNode
@@ -76,7 +75,6 @@ class NodeServices:
     clustered: Hosts | SingleNode | None
     """The streams and tables, if they are partitions; else None."""
     waits: WaitingBytes
-    partial_frames: PartialFrames
     observing: Telemetry
     figures: Callable[[], dict[str, Any]]
     clients: Collection[Client]
@@ -105,10 +103,7 @@ class Client:
         self._socket = connected
         self._waiting: dict[int, asyncio.Task[None]] = {}
         self._kept = services.waits.client()
-        partial = services.partial_frames
-        self._channel = LocalChannel(
-            connected, _decoder, self._received, self._closed, refused=self._refused, partial_frames=partial
-        )
+        self._channel = LocalChannel(connected, _decoder, self._received, self._closed, refused=self._refused)
         staged = StagedColumns(services.needed)
         self._shards = ShardRequests(self, services, staged, self._channel)
         self._rows = RowRequests(self, services, staged, self._channel)

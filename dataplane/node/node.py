@@ -46,7 +46,6 @@ from dataplane.store.store import Store
 from dataplane.wire.boundary import failure
 from dataplane.wire.framing import frame
 from dataplane.wire.local import format_address, listen, peer
-from dataplane.wire.partial_frames import PartialFrames
 from dataplane.wire.polling import polling_loop
 
 if TYPE_CHECKING:
@@ -118,9 +117,7 @@ class NodeServer:
                 self._single = SingleNode(self._store.persistence, self._needed)
             if cluster is not None:
                 self.hosts = self._join(cluster, durable=directory is not None)
-            self._services = self._serving(
-                WaitingBytes(freed=self._trimming.freed), PartialFrames(freed=self._trimming.freed)
-            )
+            self._services = self._serving(WaitingBytes(freed=self._trimming.freed))
             self._listener = _listen(path)
             undo.pop_all()
 
@@ -135,7 +132,7 @@ class NodeServer:
         hosts.measured = self.figures
         return hosts
 
-    def _serving(self, waits: WaitingBytes, partial_frames: PartialFrames) -> NodeServices:
+    def _serving(self, waits: WaitingBytes) -> NodeServices:
         return NodeServices(
             self.id,
             self._store,
@@ -145,7 +142,6 @@ class NodeServer:
             self.hosts,
             self._clustered,
             waits,
-            partial_frames,
             self._observing,
             self.figures,
             self._clients,

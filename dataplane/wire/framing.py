@@ -30,11 +30,6 @@ class Framer:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    @property
-    def held(self) -> int:
-        """Bytes that are kept of incomplete messages."""
-        return len(self._buffer)
-
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The messages that `data` completes. Raises ProtocolMismatch for an invalid length."""
         if not self._buffer and _is_one(data):

@@ -11,7 +11,8 @@ The other end always reads: if each end waited for the other, neither would cont
 
 Invariants: `closed` is called once, with the reason, and nothing is delivered after it. Unsent bytes are bounded: a
 peer that lets more accumulate is disconnected. A message that cannot be decoded, or whose receiver raises, delays no
-other message. Descriptors that were not taken are closed. After the end, no bytes of a partial message are kept.
+other message. Descriptors that were not taken are closed. Of a partial message at most `MAX_FRAME` bytes and one read
+are kept, and none after the end.
 """
 
 from __future__ import annotations
@@ -30,12 +31,11 @@ from typing import Any
 
 import msgspec
 
-from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, ProtocolMismatch, Unauthenticated
+from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch, Unauthenticated
 from dataplane.log_lines import error_line
 from dataplane.wire.boundary import refusal
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.messages import Message
-from dataplane.wire.partial_frames import PartialFrames
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +153,12 @@ class LocalChannel:
         *,
         descriptors: bool = False,
         refused: Callable[[bytes, DataplaneError], bool] | None = None,
-        partial_frames: PartialFrames | None = None,
         paced: bool = True,
     ) -> None:
         """`descriptors`: whether to accept any. `refused(body, error)` is called with a message that cannot be
-        decoded; it sends the answer, if any, and returns whether the channel continues. `partial_frames`: the partial
-        messages of all connections. `paced`: whether to stop reading while more than `_PAUSE_AT` bytes wait to be sent.
-        Only one end may be paced: two could both stop reading and wait for each other."""
+        decoded; it sends the answer, if any, and returns whether the channel continues. `paced`: whether to stop
+        reading while more than `_PAUSE_AT` bytes wait to be sent. Only one end may be paced: two could both stop
+        reading and wait for each other."""
         self._socket = connected
         self._loop = asyncio.get_running_loop()
         self._decoder = decoder
@@ -168,11 +167,9 @@ class LocalChannel:
         self._framer = Framer()
         self._takes_descriptors = descriptors
         self._refused = refused
-        self._halves = partial_frames
         self._paced = paced
         self.size = 0
         """Bytes of the message that was received last."""
-        self._noted = 0  # bytes of a partial message that `partial_frames` counts
         self._descriptors: deque[int] = deque()
         self._unsent: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._unsent_bytes = 0
@@ -182,7 +179,6 @@ class LocalChannel:
         self._writing = False
         self._messages: Iterator[bytes] = iter(())
         self._paused = False
-        self._held_on = False
         self._rooms: deque[asyncio.Future[None]] = deque()
         self.broken = False
         """Whether the other side has stopped receiving: the last messages have not reached it."""
@@ -202,7 +198,7 @@ class LocalChannel:
     @property
     def quiet(self) -> bool:
         """Whether messages are sent and received at once, without waiting for others."""
-        return self._open and not (self._gathering or self._unsent or self._paused or self._held_on)
+        return self._open and not (self._gathering or self._unsent or self._paused)
 
     def read(self) -> None:
         """Deliver the messages that have arrived. For callers outside of the event loop, while it does not run."""
@@ -377,7 +373,7 @@ class LocalChannel:
         except OSError as error:
             if error.errno in _SHORT_OF:
                 self._loop.remove_reader(self._socket.fileno())
-                self._loop.call_later(_AGAIN_S, self._read_again)
+                self._loop.call_later(_AGAIN_S, self._read_on)
             else:
                 self.close(PeerUnavailable(f"the connection broke: {error.strerror}"))
             return
@@ -387,7 +383,7 @@ class LocalChannel:
         self._messages = self._framer.feed(data)
         self._deliver()
 
-    def _read_again(self) -> None:
+    def _read_on(self) -> None:
         if self._open and not self._paused:
             self._watch(self._loop.add_reader, self._readable)
 
@@ -411,10 +407,6 @@ class LocalChannel:
         finally:
             if gathers:
                 self._gathered()
-        held = self._framer.held if self._open else 0
-        if self._halves is not None and (held or self._noted):
-            self._halves.note(self, held, anew=held < self._noted)
-            self._noted = held
 
     def _hand_over(self, body: bytes) -> bool:
         """Deliver a message. Returns whether the channel continues."""
@@ -437,26 +429,6 @@ class LocalChannel:
             return True
         self.close(error if isinstance(error, ProtocolMismatch) else ProtocolMismatch(f"not a message: {error}"))
         return False
-
-    # Bytes of partial messages of all connections
-
-    def hold_on(self) -> None:
-        """See `partial_frames.FrameSource`."""
-        self._held_on = True
-        self._loop.remove_reader(self._socket.fileno())
-
-    def go_on(self) -> None:
-        """See `partial_frames.FrameSource`."""
-        self._held_on = False
-        self._read_on()
-
-    def cut_off(self, error: LimitExceeded) -> None:
-        """See `partial_frames.FrameSource`."""
-        self._refuse(b"", error)
-
-    def _read_on(self) -> None:
-        if self._open and not self._paused and not self._held_on:
-            self._watch(self._loop.add_reader, self._readable)
 
     def take_descriptors(self, count: int) -> list[int]:
         """The next `count` descriptors that came; the caller closes them. Raises ProtocolMismatch if too few came."""
@@ -491,8 +463,6 @@ class LocalChannel:
         self._drop_unsent()
         self._framer.clear()  # else the memory of a partial message stays until the next collection of cycles
         self._messages = iter(())
-        if self._halves is not None:
-            self._halves.gone(self)
         self._let_in()
         for descriptor in self._descriptors:
             os.close(descriptor)
