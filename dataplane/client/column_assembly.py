@@ -27,6 +27,7 @@ from dataplane.batch.stored_column import Copied, ExtentMemory, Scattered, Selec
 from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
 from dataplane.client.pins import ShardPin
 from dataplane.errors import Misuse, ProtocolMismatch
+from dataplane.store.live_cells import LiveBlock
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, Table, unpack
 
@@ -302,8 +303,8 @@ class HeldShards:
         self._pins: list[ShardPin] = []
         self._arrays: dict[int, Callable[[ShardPlace], Bytes]] = {}  # by pin
 
-    def live(self) -> dict[ShardKey, tuple[bytes, CheckedLayout]]:
-        """The live bits of the shards of which some rows were freed, and their layouts."""
+    def live(self) -> dict[ShardKey, tuple[list[LiveBlock], CheckedLayout]]:
+        """The live blocks of the shards of which some rows were freed, and their layouts."""
         if not self._lives:
             return {}
         partly = np.flatnonzero(self._places[:, 5])

@@ -15,8 +15,6 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from dataplane.batch import cuts, locations
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field, refuse
@@ -24,7 +22,6 @@ from dataplane.batch.layout import ColumnLayout
 from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.batch.locations import RowSpan
 from dataplane.batch.ref import BatchRef, ShardKey
-from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
 from dataplane.batch.stored_column import ExtentMemory, Selection, StoredColumn, check_fits
 from dataplane.client import kept_columns
@@ -34,8 +31,9 @@ from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
 from dataplane.client.pins import ShardPin
 from dataplane.client.row_requests import portions
 from dataplane.errors import Freed, LimitExceeded, Misuse, ProtocolMismatch
+from dataplane.store.live_cells import LiveBlock, LiveCells
 from dataplane.wire import shard_messages as sm
-from dataplane.wire.places import ShardPlace, numbers, only, unpack
+from dataplane.wire.places import ShardPlace, numbers, only
 
 _NAMED = 5  # at most so many columns are named in an error
 _ALL: Mapping[ShardKey, sm.ChunkPart] = {}
@@ -71,7 +69,7 @@ class Getter:
             return None
 
         def finish(reply: sm.Held) -> Batch | Coroutine[Any, Any, Batch]:
-            if reply.kept or reply.apart:
+            if reply.kept:
                 return self._rest(ref, mine, others, reply, timeout)
             return _opened(ref, self._holding(ref, [*mine, *others], {}, reply))
 
@@ -119,7 +117,7 @@ class Getter:
         timeout: float,
     ) -> dict[ShardKey, PinnedShard]:
         own = [shard for _, shard in mine]
-        request = sm.PinShards(self._connection.next_id(), own, timeout, others, True, False, True, [], chunks)
+        request = sm.PinShards(self._connection.next_id(), own, timeout, others, False, True, [], chunks)
         reply = await self._connection.request(request, sm.Held, timeout)
         keys = [*mine, *((node, shard) for node, shard, _ in others)]
         holding = self._holding(ref, keys, {}, reply)
@@ -130,7 +128,7 @@ class Getter:
         keys = [span.shard[:2]]
 
         def finish(reply: sm.Held) -> Batch | Coroutine[Any, Any, Batch]:
-            if reply.kept or reply.apart:
+            if reply.kept:
                 return self._rest(ref, keys, [], reply, timeout)
             if reply.lives:
                 return _opened(ref, self._holding(ref, keys, {}, reply))
@@ -141,7 +139,7 @@ class Getter:
                 raise
             return shown.opened(span, self._connection.segments, self._connection.pins.hold)
 
-        request = sm.PinShards(self._connection.next_id(), [span.shard.id], timeout, [], True, True, True)
+        request = sm.PinShards(self._connection.next_id(), [span.shard.id], timeout, [], True, True)
         return Exchange(self._connection, request, sm.Held, timeout, finish)
 
     async def _rest(
@@ -152,29 +150,17 @@ class Getter:
         reply: sm.Held,
         timeout: float,
     ) -> Batch:
-        """Complete a get that the first reply does not answer in full: map the shards that other processes keep
-        (`reply.kept`), and request the live bits of large shards (`reply.apart`). Returns its batch."""
-        mapped: dict[ShardKey, PinnedShard] = {}
-        if reply.kept:
-            try:
-                more, again = self._mapped(ref, reply)
-                mapped |= more
-            except BaseException:
-                self._let_go(reply)
-                raise
-            mine = [key for key in mine if key not in mapped]
-            if again:
-                self._let_go(reply)
-                reply = await self._connection.request(self._pin(ref, mine, others, timeout), sm.Held, timeout)
-        keys = [*mine, *others]
-        if reply.apart:
-            try:
-                named = dict(zip(unpack(reply.places)[:, 0].tolist(), keys, strict=True))
-                await self._check_apart(ref, {named[number]: number for number in reply.apart})
-            except BaseException:
-                self._let_go(reply)
-                raise
-        return _opened(ref, self._holding(ref, keys, mapped, reply))
+        """Map the shards of the reply that other processes keep, and return the batch."""
+        try:
+            mapped, again = self._mapped(ref, reply)
+        except BaseException:
+            self._let_go(reply)
+            raise
+        mine = [key for key in mine if key not in mapped]
+        if again:
+            self._let_go(reply)
+            reply = await self._connection.request(self._pin(ref, mine, others, timeout), sm.Held, timeout)
+        return _opened(ref, self._holding(ref, [*mine, *others], mapped, reply))
 
     def _holding(
         self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, PinnedShard], reply: sm.Held
@@ -198,7 +184,7 @@ class Getter:
         self, ref: BatchRef, mine: list[ShardKey], others: list[ShardKey], timeout: float, *, devices: bool = False
     ) -> sm.PinShards:
         own, wanted, parts = [shard for _, shard in mine], _wanted(ref, others), _parts(ref, others)
-        return sm.PinShards(self._connection.next_id(), own, timeout, wanted, True, devices, True, parts)
+        return sm.PinShards(self._connection.next_id(), own, timeout, wanted, devices, True, parts)
 
     def _let_go(self, reply: sm.Held) -> None:
         """Release what the node has granted for its own shards."""
@@ -211,7 +197,7 @@ class Getter:
         mapped: dict[ShardKey, PinnedShard] = {}
         again = False
         pins = [self._connection.pins.hold(hold) for _, hold, *_ in reply.kept]  # dropped if this fails
-        for pin, (number, hold, size, encoded, bits, handle) in zip(pins, reply.kept, strict=True):
+        for pin, (number, hold, size, encoded, live, handle) in zip(pins, reply.kept, strict=True):
             key = (self._connection.welcome.node, number)
             memory = kept_columns.mapped(hold, size, handle, pin, self._connection.pins.access)
             if memory is None:
@@ -219,22 +205,9 @@ class Getter:
                 continue
             layout = check_layout(encoded, size)
             mapped[key] = PinnedShard(memory, size, layout)
-            if bits:
-                _check_live(ref, {key: (bits, layout)})
+            if live:
+                _check_live(ref, {key: (live, layout)})
         return mapped, again
-
-    async def _check_apart(self, ref: BatchRef, numbers: Mapping[ShardKey, int]) -> None:
-        """Raises Freed if a row of the reference was freed by itself. For large shards, whose numbers at this node are
-        `numbers`: the node is asked for the live bits of the columns in question, some rows at a time."""
-        for key, selected in locations.footprint(ref).items():
-            for ordinals, rows in selected if key in numbers else ():
-                for first in range(rows.start, rows.stop, sm.MAX_LIVE):
-                    count = min(sm.MAX_LIVE, rows.stop - first)
-                    for ordinal in ordinals:
-                        asked = sm.LiveRows(self._connection.next_id(), numbers[key], ordinal, first, count)
-                        bits = (await self._connection.request(asked, sm.LiveBits, 0.0)).bits
-                        if bits:
-                            _check_some(bits, rows, first, count, key[1])
 
     def fetch_ahead(self, ref: BatchRef, timeout: float) -> None:
         """As `prefetch`, if a part of it is on other hosts."""
@@ -277,18 +250,19 @@ def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[sm.RowParts]:
     return [[(list(o), rows.encode(), cuts.encode(cut)) for o, rows, cut in wanted[key]] for key in keys]
 
 
-def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[bytes, CheckedLayout]]) -> None:
-    """Raises Freed if a row of the reference was freed by itself, for shards with these live bits."""
+def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[list[LiveBlock], CheckedLayout]]) -> None:
+    """Raises Freed if a row of the reference was freed by itself, for shards with these live blocks."""
     for key, selected in locations.footprint(ref).items():
         if key not in live:
             continue
         told, layout = live[key]
         columns = layout.layout.columns
-        rows = columns[0][1].rows
-        bits = np.unpackbits(np.frombuffer(told, dtype=np.uint8), count=len(columns) * rows)
-        alive = bits.reshape(len(columns), rows).astype(np.bool_)
-        for ordinals, chosen in selected:
-            _check_rows(alive, ordinals, chosen, key[1])
+        cells = LiveCells.of(told, len(columns), columns[0][1].rows)
+        for ordinals, rows in selected:
+            gone = cells.freed(ordinals, rows)
+            if len(gone):
+                text = f"row {gone[0]} of shard {key[1]} was freed, and {len(gone) - 1} more"
+                raise Freed(text, shard=key[1])
 
 
 def with_columns(error: Freed, ref: BatchRef) -> Freed:
@@ -303,28 +277,6 @@ def with_columns(error: Freed, ref: BatchRef) -> Freed:
 
 def _is_in(ref: BatchRef, column: str, shard: int) -> bool:
     return any(shard_of(piece.shard) == shard_of(shard) for piece in locations.sources(ref, column)[0])
-
-
-def _check_some(bits: bytes, rows: RowIndices, first: int, count: int, shard: int) -> None:
-    """Raises Freed if one of `rows` was freed. `bits`: the live bits of `count` rows of the shard from `first` on."""
-    dead = np.unpackbits(np.frombuffer(bits, np.uint8), count=count) == 0
-    if rows.slice is not None:
-        gone = np.flatnonzero(dead)
-    else:
-        inside = rows.array() - first
-        inside = inside[(inside >= 0) & (inside < count)]
-        gone = inside[dead[inside]]
-    if len(gone):
-        row, more = first + int(gone[0]), f"{len(gone) - 1} more of the {count} from row {first} on"
-        raise Freed(f"row {row} of shard {shard} was freed, and {more}", shard=shard)
-
-
-def _check_rows(alive: Any, ordinals: Sequence[int], chosen: RowIndices, shard: int) -> None:
-    for ordinal in ordinals:
-        gone = np.flatnonzero(~alive[ordinal, chosen.slice or chosen.array()])
-        if len(gone):
-            row = int(chosen.array()[gone[0]])
-            raise Freed(f"row {row} of shard {shard} was freed, and {len(gone) - 1} more", shard=shard)
 
 
 _FEW = 64

@@ -58,7 +58,7 @@ from dataplane.wire.messages import (
 from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer import Peers
 from dataplane.wire.row_messages import ListStreams
-from dataplane.wire.shard_messages import MAX_LIVE, MAX_RETAINED
+from dataplane.wire.shard_messages import MAX_RETAINED
 
 log = logging.getLogger(__name__)
 
@@ -257,11 +257,6 @@ class Hosts:
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
-            case pm.PeerLiveRows():
-                if request.count > MAX_LIVE:
-                    raise ProtocolMismatch(f"a request for {request.count} rows of a shard")
-                bits = self._store.descriptions.live(request.shard, request.column, request.first, request.count)
-                return pm.PeerLiveBits(request.id, bits)
             case pm.TakeReplicas() if self.fetcher is not None:
                 return self.fetcher.replicas.take(request)
             case pm.FreeReplicas() if self.fetcher is not None:
@@ -335,14 +330,13 @@ class Hosts:
 
     def _describe(self, request: pm.DescribeShards) -> pm.Described:
         left, described = pm.MAX_INLINE_ALL, []
-        shards = self._store.descriptions.describe(request.shards, apart=request.apart)
+        shards = self._store.descriptions.describe(request.shards)
         for shard, what in zip(request.shards, shards, strict=True):
             payload = self._store.descriptions.payload(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
             self._inline_bytes += len(payload)
             described.append((*what, payload))
-        apart = [shard for shard in request.shards if request.apart and self._store.descriptions.apart(shard)]
-        return pm.Described(request.id, described, apart)
+        return pm.Described(request.id, described)
 
     def statistics(self) -> HostsStatistics:
         """Traffic, and the number of known shards."""

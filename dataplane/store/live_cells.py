@@ -13,6 +13,7 @@ Invariants: a freed cell never exists again; a returned page has values of freed
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +25,11 @@ from dataplane.config import PAGE
 
 BLOCK = 1 << 16
 
-APART = 64 << 10
-"""The number of bytes from which on the live bits of a shard are sent separately."""
+LiveBlock: TypeAlias = tuple[int, int, bytes]
+"""A column, one of its blocks of which rows were freed, and a bit for each row of the block, 1 if it was not freed; no
+bits if all rows were freed."""
+
+_ENTRY = 16  # bytes of a block in a message beside its bits, at most
 
 Flags = npt.NDArray[np.bool_]
 Place = slice | Index
@@ -34,49 +38,42 @@ Place = slice | Index
 class LiveCells:
     """The existing cells of `columns` by `rows`; at first all."""
 
-    __slots__ = ("_blocks", "_left", "columns", "rows")
+    __slots__ = ("_blocks", "_freed", "columns", "rows")
 
     def __init__(self, columns: int, rows: int) -> None:
         self.columns = columns
         self.rows = rows
-        self._left = columns * rows
+        self._freed = 0  # blocks of which no row is live
         self._blocks: dict[tuple[int, int], npt.NDArray[np.uint8] | None] = {}
         """By column and block: packed bits of live rows; None if no row is live, no entry if all are."""
 
     @classmethod
-    def decode(cls, bits: bytes, columns: int, rows: int) -> LiveCells:
-        """The inverse of `encode`. Raises ValueError for another number of bits."""
-        if len(bits) != -(-rows * columns // 8):
-            raise ValueError(f"{len(bits)} bytes for {columns} columns of {rows} rows")
+    def of(cls, blocks: Sequence[LiveBlock], columns: int, rows: int) -> LiveCells:
+        """The inverse of `blocks`. Raises ValueError for blocks that such columns do not have."""
         live = cls(columns, rows)
-        flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=rows * columns).view(np.bool_).reshape(columns, rows)
-        for column, of in enumerate(flags):
-            live.set(column, 0, of)
+        for column, block, bits in blocks:
+            if not (0 <= column < columns and 0 <= block * BLOCK < rows) or (column, block) in live._blocks:
+                raise ValueError(f"no block {block} of column {column}, for {columns} columns of {rows} rows")
+            size = live._size(block)
+            if len(bits) not in (0, -(-size // 8)):
+                raise ValueError(f"{len(bits)} bytes for a block of {size} rows")
+            live._blocks[column, block] = np.frombuffer(bits, np.uint8) if bits else None
+            live._freed += not bits
         return live
 
-    def encode(self) -> bytes:
-        """A bit for each cell, row-major."""
-        flags = [self.flags(column, 0, self.rows) for column in range(self.columns)]
-        return np.packbits(np.concatenate(flags)).tobytes() if flags else b""
-
     @property
-    def encoded(self) -> int:
-        """The number of bytes that `encode` returns."""
-        return -(-self.rows * self.columns // 8)
-
-    @property
-    def large(self) -> bool:
-        """Whether the bits are so many that they are sent separately, for the columns and rows that are read."""
-        return self.encoded > APART
+    def blocks(self) -> list[LiveBlock]:
+        """The blocks of which rows were freed."""
+        return [(*key, b"" if bits is None else bits.tobytes()) for key, bits in self._blocks.items()]
 
     @property
     def nbytes(self) -> int:
-        """The memory of the bits."""
-        return sum(bits.nbytes for bits in self._blocks.values() if bits is not None)
+        """The bytes of `blocks` in a message, approximately."""
+        return sum(_ENTRY + (0 if bits is None else bits.nbytes) for bits in self._blocks.values())
 
     def __bool__(self) -> bool:
         """Whether any cell exists."""
-        return self._left > 0
+        return self._freed < self.columns * -(-self.rows // BLOCK)
 
     def free(self, columns: Sequence[int], rows: RowIndices) -> None:
         """Free these existing cells."""
@@ -86,15 +83,10 @@ class LiveCells:
 
     def _free(self, column: int, block: int, inside: Place) -> None:
         flags = self._block(column, block)
-        self._left -= int(np.count_nonzero(flags[inside]))
         flags[inside] = False
-        self._keep(column, block, flags)
-
-    def _keep(self, column: int, block: int, flags: Flags) -> None:
-        if flags.any():
-            self._blocks[column, block] = np.packbits(flags)
-        else:
-            self._blocks[column, block] = None
+        left = np.packbits(flags) if flags.any() else None
+        self._freed += left is None and self._blocks.get((column, block), _ALL) is not None
+        self._blocks[column, block] = left
 
     def _size(self, block: int) -> int:
         return min(BLOCK, self.rows - block * BLOCK)
@@ -109,21 +101,20 @@ class LiveCells:
             return np.zeros(size, np.bool_)
         return np.unpackbits(bits, count=size).view(np.bool_)
 
-    def set(self, column: int, first: int, flags: Flags) -> None:
-        """Set the flags of rows of a column of which nothing was freed yet, from `first` on, a whole number of
-        blocks."""
-        for start in range(0, len(flags), BLOCK):
-            of = flags[start : start + BLOCK]
-            if not of.all():
-                self._keep(column, (first + start) // BLOCK, of)
-                self._left -= len(of) - int(np.count_nonzero(of))
-
     def all(self, column: int, rows: RowIndices) -> bool:
         """Whether all of these rows of the column exist."""
+        return not len(self.freed([column], rows))
+
+    def freed(self, columns: Sequence[int], rows: RowIndices) -> Index:
+        """Those of these rows that were freed in one of the columns, ascending."""
+        found = []
         for block, inside in by_block(rows):
-            if (column, block) in self._blocks and not self._block(column, block)[inside].all():
-                return False
-        return True
+            for column in columns:
+                flags = self._block(column, block)[inside] if (column, block) in self._blocks else _ALL
+                if not flags.all():
+                    gone = np.flatnonzero(~flags)
+                    found.append(block * BLOCK + (inside.start + gone if isinstance(inside, slice) else inside[gone]))
+        return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
     def flags(self, column: int, first: int, stop: int) -> Flags:
         """Flags of these rows of the column: whether each exists."""
@@ -143,12 +134,6 @@ class LiveCells:
         bounds = np.concatenate([[0], edges, [len(dead)]])
         starts = bounds[:-1][dead[bounds[:-1]] & (np.diff(bounds) >= least)]
         return RowIndices.index(first + starts)
-
-    def bits(self, column: int, first: int, stop: int) -> bytes:
-        """The flags as bits; empty if all rows exist."""
-        if not any((column, block) in self._blocks for block in range(first // BLOCK, -(-stop // BLOCK))):
-            return b""
-        return np.packbits(self.flags(column, first, stop)).tobytes()
 
 
 _ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)

@@ -26,7 +26,7 @@ from dataplane.store.arena import Extent, pages
 from dataplane.store.durable.shards import DurableShard
 from dataplane.store.extents import RangeSet
 from dataplane.store.links import Links
-from dataplane.store.live_cells import LiveCells
+from dataplane.store.live_cells import LiveBlock, LiveCells
 from dataplane.store.spill_file import SpillFile
 
 _LAYOUT = 16 << 10  # bytes of layout that even the smallest shard may have
@@ -129,6 +129,6 @@ class Shard:
         if any(not 0 <= column < self.columns for column in columns) or rows.stop > self.rows:
             raise IndexError(f"shard {self.number} has {self.columns} columns of {self.rows} rows")
 
-    def live_bits(self) -> bytes:
-        """`live`, one bit a cell, row-major; empty if all are live."""
-        return b"" if self.live is None else self.live.encode()
+    def live_blocks(self) -> list[LiveBlock]:
+        """The blocks of `live` of which rows were freed; empty if all cells are live."""
+        return [] if self.live is None else self.live.blocks

@@ -42,7 +42,7 @@ from dataplane.store.holders import MemoryHolders
 from dataplane.store.hole_punching import HolePunching
 from dataplane.store.inline_put import InlinePuts, laid_out
 from dataplane.store.links import Selected
-from dataplane.store.live_cells import LiveCells
+from dataplane.store.live_cells import LiveBlock, LiveCells
 from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
 from dataplane.store.reservations import Reservations
@@ -180,7 +180,7 @@ class Store:
         rows: int,
         columns: int,
         layout: bytes,
-        live: bytes | LiveCells,
+        live: Sequence[LiveBlock],
         payload: bytes,
         backing: Backing,
         *,
@@ -191,11 +191,9 @@ class Store:
         other. Raises ProtocolMismatch, Corrupt or LimitExceeded for an invalid layout or payload."""
         described = check_described(size, rows, columns, layout)
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
-        if isinstance(live, LiveCells):
-            shard.live = live
-        elif live:
+        if live:
             try:
-                shard.live = LiveCells.decode(live, columns, rows)
+                shard.live = LiveCells.of(live, columns, rows)
             except ValueError:
                 raise Corrupt("a shard that is described falsely") from None
         if payload and len(payload) == size:

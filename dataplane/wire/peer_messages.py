@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from dataplane.store.live_cells import LiveBlock
 from dataplane.wire.messages import (
     ClockRead,
     Done,
@@ -51,21 +52,9 @@ class NumberedMessage(Message, frozen=True):
 
 
 class DescribeShards(NumberedMessage, frozen=True, tag="describe"):
-    """Ask for the descriptions of these shards. Answered by `Described`. `apart`: leave out the live bits of large
-    shards, which are requested by `PeerLiveRows`."""
+    """Ask for the descriptions of these shards. Answered by `Described`."""
 
     shards: list[int]
-    apart: bool = False
-
-
-class PeerLiveRows(NumberedMessage, frozen=True, tag="live-rows"):
-    """Ask which rows of a column of a shard are not freed; see `wire.shard_messages.LiveRows`. Answered by
-    `PeerLiveBits`."""
-
-    shard: int
-    column: int
-    first: int
-    count: int
 
 
 class Offer(NumberedMessage, frozen=True, tag="offer"):
@@ -173,7 +162,6 @@ class FindReplicas(NumberedMessage, frozen=True, tag="find-replicas"):
 
 PeerRequest = (
     DescribeShards
-    | PeerLiveRows
     | Offer
     | Withdraw
     | RetainParts
@@ -196,11 +184,9 @@ PeerRequest = (
 
 
 class Described(NumberedMessage, frozen=True, tag="described"):
-    """For each shard: its size, rows, columns, encoded layout, live bits and, if it is small, its bytes. `apart`: the
-    numbers of the shards whose live bits must be requested by `PeerLiveRows`."""
+    """For each shard: its size, rows, columns, encoded layout, live blocks and, if it is small, its bytes."""
 
-    shards: list[tuple[int, int, int, bytes, bytes, bytes]]
-    apart: list[int] = []
+    shards: list[tuple[int, int, int, bytes, list[LiveBlock], bytes]]
 
 
 class Linked(NumberedMessage, frozen=True, tag="linked"):
@@ -213,12 +199,6 @@ class PartsFreed(NumberedMessage, frozen=True, tag="parts-freed"):
     """The parts were freed. `owned`: the shards of which other owners still need a part."""
 
     owned: list[int]
-
-
-class PeerLiveBits(NumberedMessage, frozen=True, tag="live-bits"):
-    """One bit for each requested row, 1 if it is not freed; empty if none is freed."""
-
-    bits: bytes
 
 
 class Offered(NumberedMessage, frozen=True, tag="offered"):
@@ -240,7 +220,6 @@ class FoundReplicas(NumberedMessage, frozen=True, tag="found-replicas"):
 
 PeerReply = (
     Described
-    | PeerLiveBits
     | Offered
     | Figures
     | Linked

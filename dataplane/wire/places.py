@@ -21,7 +21,7 @@ Table = npt.NDArray[np.int64]
 
 class ShardPlace(NamedTuple):
     """A shard and its place. `segment`: -1 means that it is at `offset` of the bytes that the answer contains.
-    `layout`: the index of its layout among those of the answer. `live`: the position of its live bits among those of
+    `layout`: the index of its layout among those of the answer. `live`: the position of its live blocks among those of
     the answer, from 1; 0 if all of its rows are live."""
 
     shard: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from dataplane.store.live_cells import LiveBlock
 from dataplane.wire.messages import FromClient, Reply, Request, SegmentGrant
 
 MAX_INLINE = 64 << 10
@@ -27,9 +28,6 @@ MAX_SHARDS = 1 << 16
 
 MAX_RETAINED = 4096
 """The most links that one request may create."""
-
-MAX_LIVE = 1 << 23
-"""The most rows of one `LiveRows`: their bits fill a quarter of a frame."""
 
 
 class Reserve(Request, frozen=True, tag="reserve"):
@@ -106,7 +104,6 @@ little-endian int64 pairs, empty for all bytes; and the deltas from which the ch
 class PinShards(Request, frozen=True, tag="pin"):
     """Pin shards of this node and of others. Answered by `Held`, in the order `shards`, `others`.
 
-    apart: the live bits of large shards are left out of the answer and read by `LiveRows`.
     devices: shards that a client keeps are not copied into the arena; the answer has their handles.
     carry: if all shards together have at most `MAX_CARRIED` bytes, the answer contains the bytes and nothing is pinned.
     parts: for each of `others`, the part of its rows that is read, if that is less than whole rows.
@@ -116,21 +113,10 @@ class PinShards(Request, frozen=True, tag="pin"):
     shards: list[int]
     timeout_s: float
     others: list[Wanted] = []
-    apart: bool = False
     devices: bool = False
     carry: bool = False
     parts: list[RowParts] = []
     chunks: list[ChunkPart] = []
-
-
-class LiveRows(Request, frozen=True, tag="live-rows"):
-    """Ask which rows of a column of a pinned shard were not freed: `count` rows (at most `MAX_LIVE`) from `first`
-    on. Answered by `LiveBits`."""
-
-    shard: int
-    column: int
-    first: int
-    count: int
 
 
 Selection: TypeAlias = list[tuple[list[int], tuple[int, int, bytes]]]
@@ -224,29 +210,22 @@ class Keeping(Reply, frozen=True, tag="keeping"):
     land: bool
 
 
-KeptOne: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
-"""(shard, number of the pin on its handle, size, encoded layout, live bits, handle)."""
+KeptOne: TypeAlias = tuple[int, int, int, bytes, list[LiveBlock], bytes]
+"""(shard, number of the pin on its handle, size, encoded layout, live blocks, handle)."""
 
 
 class Held(Reply, frozen=True, tag="held"):
-    """The place of each pinned shard (`wire.places`), each distinct layout once, and the live bits of shards of
-    which rows were freed (`Shard.live_bits`). `gone`: as in `Reserved`. `apart`: shards whose live bits are read by
-    `LiveRows`. `kept`: shards that a client keeps. `carried`: the bytes of shards that were not pinned."""
+    """The place of each pinned shard (`wire.places`), each distinct layout once, and the live blocks of shards of
+    which rows were freed. `gone`: as in `Reserved`. `kept`: shards that a client keeps. `carried`: the bytes of shards
+    that were not pinned."""
 
     places: bytes
     layouts: list[bytes]
     grants: list[SegmentGrant]
-    lives: list[bytes] = []
+    lives: list[list[LiveBlock]] = []
     gone: list[int] = []
-    apart: list[int] = []
     kept: list[KeptOne] = []
     carried: bytes = b""
-
-
-class LiveBits(Reply, frozen=True, tag="live-bits"):
-    """A bit for each row: 1 if it was not freed. Empty if none was."""
-
-    bits: bytes
 
 
 class ShardsReplicated(Reply, frozen=True, tag="replicated"):

@@ -104,6 +104,20 @@ def test_single_rows_of_a_shard_can_be_freed(plane: Any) -> None:
     assert plane.stats().memory_used == 0
 
 
+def test_freed_rows_of_a_large_shard_are_known_up_to_a_bound(plane: Any) -> None:
+    """A row of each block of 65,536 is freed; the bits of 25 million rows are sent."""
+    block = 1 << 16
+    ref = plane.put({"x": np.zeros(400 * block, np.uint8)})
+    plane.free(ref[: 360 * block : block])
+    assert len(plane.get(ref[1:block])) == block - 1
+    with pytest.raises(dp.Freed):
+        plane.get(ref[5 * block :])
+    plane.free(ref[360 * block :: block])
+    with pytest.raises(dp.LimitExceeded, match="put fewer rows"):
+        plane.get(ref[1:block])
+    plane.free(ref)
+
+
 def test_scopes_are_freed_together(plane: Any) -> None:
     first = plane.put(columns(), scope="step-1")
     second = plane.put({"x": [1, 2]}, scope="step-1")

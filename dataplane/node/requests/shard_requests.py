@@ -22,6 +22,7 @@ from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.remote import wanted_of
 from dataplane.node.shards.retention import links_of
 from dataplane.store.freeings import UNKNOWN, FreeCause
+from dataplane.store.live_cells import LiveBlock
 from dataplane.store.reservations import Reservation
 from dataplane.store.store import Pinned
 from dataplane.wire import messages as m
@@ -34,17 +35,7 @@ if TYPE_CHECKING:
     from dataplane.node.clients import Client, NodeServices
     from dataplane.node.shards.fetch import Fetcher
 
-_Own = (
-    sm.PinShards
-    | sm.LiveRows
-    | sm.UnpinShards
-    | sm.InheritPins
-    | sm.Reserve
-    | sm.SealShards
-    | sm.Keep
-    | sm.Landed
-    | sm.Stays
-)
+_Own = sm.PinShards | sm.UnpinShards | sm.InheritPins | sm.Reserve | sm.SealShards | sm.Keep | sm.Landed | sm.Stays
 ShardRequest = _Own | sm.Abort | sm.Free | sm.Prefetch | sm.Retain | sm.ReplicateShards
 SHARD_REQUESTS = frozenset(get_args(ShardRequest))
 
@@ -79,10 +70,6 @@ class ShardRequests:
                 return self._free_elsewhere(request)
             case sm.Free():
                 self._free(request)
-            case sm.LiveRows():
-                bound("rows of a shard, to be told which count", sm.MAX_LIVE, request.count)
-                bits = self._store.descriptions.live(request.shard, request.column, request.first, request.count)
-                self._channel.send(sm.LiveBits(request.id, bits))
             case sm.InheritPins():
                 self._inherit(request)
             case sm.Prefetch():
@@ -162,7 +149,7 @@ class ShardRequests:
             return self._pin_rest(request)
         if request.others:
             return self._pin_others(request)
-        self._check_pin(request.shards, apart=request.apart)
+        self._check_pin(request.shards)
         held = self._store.pin_now(self._client, request.shards)
         if held is None:
             return self._pin_later(request)
@@ -179,7 +166,7 @@ class ShardRequests:
         deadline = deadline_of(request.timeout_s)
         copies = await self._copies(request.others, deadline, request.parts, request.chunks)
         shards = [*request.shards, *copies]
-        self._check_pin(shards, apart=request.apart)
+        self._check_pin(shards)
         held = self._store.pin_now(self._client, shards)
         if held is None:
             async with self._patched(copies, request.chunks, deadline):
@@ -196,23 +183,23 @@ class ShardRequests:
             deadline = deadline_of(request.timeout_s)
             copies = await self._copies(request.others, deadline, request.parts) if request.others else []
             shards = [*rest, *copies]
-            self._check_pin(shards, apart=request.apart)
+            self._check_pin(shards)
             held = await self._store.pin(self._client, shards, deadline) if shards else []
             await self._when_room(held)
         except BaseException:
             self._store.unpin(self._client, [each.number for _, each in kept])
             raise
-        told = [(s.number, each.number, s.size, s.layout, s.live_bits(), each.handle) for s, each in kept]
+        told = [(s.number, each.number, s.size, s.layout, s.live_blocks(), each.handle) for s, each in kept]
         self._send_held(request, held, told)
 
-    def _check_pin(self, shards: list[int], *, apart: bool) -> None:
+    def _check_pin(self, shards: list[int]) -> None:
         bound("request for so many shards", sm.MAX_SHARDS, len(shards))
         if len(set(shards)) < len(shards):
             raise ProtocolMismatch("a request for shards names one twice")
         bound(
-            "description of what is to be read; get fewer rows or columns at a time",
-            m.MAX_FRAME // 2,
-            self._store.descriptions.nbytes(shards, apart=apart),
+            "description of what is to be read; get fewer shards at a time, or put fewer rows if they are freed singly",
+            m.MAX_FRAME // 4 * 3,
+            self._store.descriptions.nbytes(shards),
         )
 
     async def _when_room(self, held: list[Pinned]) -> None:
@@ -225,19 +212,16 @@ class ShardRequests:
 
     def _send_held(self, request: sm.PinShards, held: list[Pinned], kept: Sequence[sm.KeptOne] = ()) -> None:
         layouts: dict[bytes, int] = {}
-        lives: list[bytes] = []
-        apart: list[int] = []
+        lives: list[list[LiveBlock]] = []
         numbers: list[int] = []
         for shard, extent, layout, cells in held:
             live = 0
-            if cells is not None and request.apart and cells.large:
-                apart.append(shard)
-            elif cells is not None:
-                lives.append(cells.encode())
+            if cells is not None:
+                lives.append(cells.blocks)
                 live = len(lives)
             numbers += shard, extent.segment, extent.offset, extent.size, layouts.setdefault(layout, len(layouts)), live
         gone = self.grants.gone()
-        carried = self._carried(held) if request.carry and not (kept or apart) else b""
+        carried = self._carried(held) if request.carry and not kept else b""
         if carried:
             at = 0
             for first, size in enumerate(numbers[3 :: places.WIDTH]):
@@ -246,7 +230,7 @@ class ShardRequests:
         segments = {p.extent.segment for p in held} if not carried else ()
         grants, descriptors = self.grants.new(segments, writable=False)
         packed = places.pack(numbers)
-        reply = sm.Held(request.id, packed, list(layouts), grants, lives, gone, apart, list(kept), carried)
+        reply = sm.Held(request.id, packed, list(layouts), grants, lives, gone, list(kept), carried)
         self._channel.send(reply, descriptors)
 
     def _carried(self, held: Sequence[Pinned]) -> bytes:

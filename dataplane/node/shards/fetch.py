@@ -15,26 +15,22 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-import numpy as np
-
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Member, Membership
+from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import ShardReads, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
 from dataplane.node.shards.shard_replicas import Part, ShardReplicas
-from dataplane.store.descriptions import check_described
-from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store
 from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.peer import Peers
-from dataplane.wire.shard_messages import MAX_LIVE, Selection
+from dataplane.wire.shard_messages import Selection
 
 MAX_COPIES = 1 << 16
 """Shards of other nodes that are remembered; those that were asked for longest ago are forgotten."""
@@ -147,15 +143,10 @@ class Fetcher:
         """Get descriptions of the owner's shards from the node `source`. `numbered`: for each its number at the owner
         and at `source`."""
         member = member_of(self._membership, source)
-        request = pm.DescribeShards(self._peers.next_id(), [number for _, number in numbered], True)
+        request = pm.DescribeShards(self._peers.next_id(), [number for _, number in numbered])
         reply = await self._peers.request(member, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
         if len(reply.shards) != len(numbered):
             raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
-        apart = {
-            there: await self._learn_live(member, there, described[:4], deadline)
-            for (_, there), described in zip(numbered, reply.shards, strict=True)
-            if there in reply.apart
-        }
         for (shard, there), described in zip(numbered, reply.shards, strict=True):
             key = (owner, shard)
             copy = self._copies.get(key)
@@ -170,32 +161,13 @@ class Fetcher:
                 rows,
                 columns,
                 layout,
-                apart.get(there, live),
+                live,
                 payload,
                 backing,
                 holder=f"copy of {owner.hex()}",
             )
             self._copies[key], self._remotes[number] = number, backing
             self._inline_bytes += len(payload)
-
-    async def _learn_live(
-        self, member: Member, shard: int, described: tuple[int, int, int, bytes], deadline: Deadline
-    ) -> LiveCells:
-        """Which cells of a large shard are not freed. Raises as `Store.adopt`, and ProtocolMismatch."""
-        _, rows, columns, _ = described
-        check_described(*described)
-        live = LiveCells(columns, rows)
-        for column in range(columns):
-            for first in range(0, rows, MAX_LIVE):
-                count = min(MAX_LIVE, rows - first)
-                asked = pm.PeerLiveRows(self._peers.next_id(), shard, column, first, count)
-                timeout_s = min(_CONTROL_S, deadline.remaining_s)
-                bits = (await self._peers.request(member, asked, pm.PeerLiveBits, timeout_s)).bits
-                if bits and len(bits) != -(-count // 8):
-                    raise ProtocolMismatch(f"{len(bits)} bytes of bits for {count} rows")
-                if bits:
-                    live.set(column, first, np.unpackbits(np.frombuffer(bits, np.uint8), count=count).view(np.bool_))
-        return live
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, and of their local copies; parts that went with the owner are ignored.

@@ -20,6 +20,7 @@ from dataplane.batch.shard_ids import shard_of
 from dataplane.config import NodeConfig
 from dataplane.errors import Freed, LimitExceeded
 from dataplane.store import row_owners
+from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store
 
 COLUMNS, ROWS = 2, 12
@@ -144,9 +145,9 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
             left = self.physical(shard)
             with suppress(Freed):
                 described = self.store.descriptions.describe([shard])[0]
-                bits = described[4]
-                flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=COLUMNS * ROWS) if bits else np.ones(24)
-                assert {(at // ROWS, at % ROWS) for at in np.flatnonzero(flags).tolist()} == left
+                cells = LiveCells.of(described[4], COLUMNS, ROWS)
+                flags = [cells.flags(column, 0, ROWS) for column in range(COLUMNS)]
+                assert {(column, row) for column, row in np.argwhere(flags).tolist()} == left
                 continue
             assert not left
 

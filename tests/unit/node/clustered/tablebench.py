@@ -17,6 +17,7 @@ from dataplane.node.clustered.column_holders import ColumnHolders
 from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.hosted import HostedReplica
+from dataplane.store.live_cells import LiveCells
 from dataplane.table import requests as t
 from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
@@ -62,8 +63,8 @@ class TableBench(StoringBench):
         """How many cells are stored here."""
         found = 0
         for _, rows, columns, _, live in self.store.descriptions.describe([*self.store.shards]):
-            bits = np.unpackbits(np.frombuffer(live, np.uint8), count=rows * columns)
-            found += int(bits.sum()) if live else rows * columns
+            cells = LiveCells.of(live, columns, rows)
+            found += sum(int(cells.flags(column, 0, rows).sum()) for column in range(columns))
         return found
 
     async def aclose(self) -> None:

@@ -42,7 +42,7 @@ class Owner:
             if number in self.freed:
                 raise Freed(f"shard {number} was freed", shard=number)
         encoded = layout(NBYTES)
-        return pm.Described(request.id, [(NBYTES, 1, 1, encoded, b"", content(n, NBYTES)) for n in request.shards])
+        return pm.Described(request.id, [(NBYTES, 1, 1, encoded, [], content(n, NBYTES)) for n in request.shards])
 
 
 @asynccontextmanager
