@@ -2,7 +2,7 @@
 
 Invariants: an offered shard stays as it is until it was read, the offer expired, or the reader is no longer a
 member: it is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` exist at a time;
-waiting requests are served in turn by node, and after a long wait the reader is told to ask again.
+requests wait in order, of which a node has few (`reading`), and after a long wait the reader is told to ask again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Protocol
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
-from dataplane.node.shards.gate import Gate
 from dataplane.node.shards.sources import SHARED, Sources
 from dataplane.store.spill_file import CHUNK, SpillFile
 from dataplane.store.store import Store
@@ -76,7 +75,7 @@ class Offers:
         self._transports = transports
         self._others = others
         self._sources = Sources(node)
-        self._gate = Gate(MAX_OFFERS, MAX_OFFERS)
+        self._gate = asyncio.Semaphore(MAX_OFFERS)
         self._offers: dict[bytes, _Offer] = {}
         self._background = BackgroundTasks()
         self.sent_bytes = 0
@@ -104,7 +103,7 @@ class Offers:
                 place = await self._sources.choose(shard, request.node, request.avoid, patience_s, deadline)
                 undo.callback(self._sources.ended, shard, place)
             if place == self._node:
-                await self._enter(reader, deadline, undo)
+                await self._enter(deadline, undo)
                 offered = await self._offer_file(transport, request, shard, undo)
                 if offered is None:
                     offered = await self._offer_memory(transport, request, shard, deadline, undo)
@@ -136,13 +135,13 @@ class Offers:
             raise PeerUnavailable("this node has no copy of the shard")
         return number
 
-    async def _enter(self, reader: _Reader, deadline: Deadline, undo: AsyncExitStack) -> None:
+    async def _enter(self, deadline: Deadline, undo: AsyncExitStack) -> None:
         try:
             async with asyncio.timeout(deadline.remaining_s):
-                await self._gate.enter(reader.node)
+                await self._gate.acquire()
         except TimeoutError:
-            raise Backpressure(f"{len(self._gate)} shards are being read here", waited_s=deadline.waited_s) from None
-        undo.callback(self._gate.leave, reader.node)
+            raise Backpressure(f"{MAX_OFFERS} shards are being read here", waited_s=deadline.waited_s) from None
+        undo.callback(self._gate.release)
 
     async def _offer_file(
         self, transport: Transport, request: pm.Offer, shard: int, undo: AsyncExitStack

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from weakref import WeakValueDictionary
 
 import xxhash
 
@@ -20,7 +21,6 @@ from dataplane.batch.byte_ranges import ByteRanges, rounded, total, without
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
-from dataplane.node.shards.gate import Gate
 from dataplane.node.shards.remote_operations import RemoteOperations
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Transport, TransportError
@@ -93,7 +93,8 @@ class ShardReads:
         self._membership = membership
         self._choice = choice
         self.needing = RemoteOperations(membership, self._answers).needing
-        self._turns = Gate(_AT_ONCE, _FROM_ONE)
+        self._turns = asyncio.Semaphore(_AT_ONCE)
+        self._turns_of: WeakValueDictionary[bytes, asyncio.Semaphore] = WeakValueDictionary()
         self._checking = Pool(2, "dataplane-check")
         self._closed = False
         self.fetched_bytes = 0
@@ -135,7 +136,8 @@ class ShardReads:
     async def read(self, wanted: WantedRanges) -> ByteRanges:
         """Fill the wanted memory, by the best transport that both nodes have and that works. Returns the ranges read,
         at least the wanted ones. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
-        async with self._turns.turn(wanted.owner):
+        turns = self._turns_of.setdefault(wanted.owner, asyncio.Semaphore(_FROM_ONE))
+        async with turns, self._turns:
             with self._one_more():
                 return await self._read(wanted)
 
