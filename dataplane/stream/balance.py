@@ -3,25 +3,21 @@
 A step of training lasts as long as its most loaded rank. Each row goes to exactly one shard, a shard's rows ascend,
 and the same lengths always give the same shards. The largest sum is never above that of dealing the rows out in turn.
 
-There are two steps. First, largest differencing (Karmarkar & Karp 1982) over tuples of one sum a shard: the two least
-balanced partial solutions are joined, the largest shard of one with the smallest of the other, until one is left. For
-equal counts the first solutions are not rows but runs of `shards` rows of about the same length, one a shard, so that
-every join keeps the counts (Michiels, Korst, Aarts & van Leeuwen 2003). Second, rows of the largest shard are exchanged
-with rows of others while that makes the largest smaller, each time by the exchange after which the larger of the two
-sums is smallest.
+First, the rows are given to shards, the longest first, each to the shard with the smallest sum that has a place (Graham
+1969). Then rows of the largest shard are exchanged with rows of others while that makes the largest smaller, each time
+by the exchange after which the larger of the two sums is smallest.
 
-A join is one sort of a few numbers; the rows of each shard are computed once, at the end, from the tree of joins.
-Measured, the largest sum over the mean, 512 rows in 64 equal shards, medians over draws from two recorded tasks:
-differencing alone 1.0009 and 1.56, with the exchanges 1.0002 and 1.10. The second task has long tails: its longest row
-and the shortest rows beside it make 1.09 already. Rejected: longest first to the least loaded shard that has a place
-(1.010 and 1.14), and trying exchanges shard by shard from the smallest on (no better, and slower).
+Measured, the largest sum over the mean, 512 rows in 64 equal shards, medians over 100 steps of two recorded tasks
+(code_14b and math_dapo_32b of `bench.workloads`): longest first alone 1.011 and 1.18, with the exchanges 1.0003 and
+1.18. The second task has long tails: its longest row and the shortest rows beside it make 1.18 already. Rejected:
+largest differencing (Karmarkar & Karp 1982) in place of longest first (1.0004 and 1.18 with the exchanges), and trying
+exchanges shard by shard from the smallest on (no better, and slower).
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from typing import TypeAlias
 
 import numpy as np
 
@@ -34,8 +30,6 @@ _PAIRS = 1 << 14  # pairs of rows that are compared for one exchange
 
 _MOST = 1 << 62  # sums of two shards stay below 2**63
 
-_NONE = -1  # in place of a row, if a shard has none
-
 
 def balanced(lengths: Index, shards: int, *, equal: bool = True) -> list[Index]:
     """The rows of each of `shards` shards, given each row's length (int64[n], none negative).
@@ -46,8 +40,7 @@ def balanced(lengths: Index, shards: int, *, equal: bool = True) -> list[Index]:
     lengths = _checked(lengths, shards)
     if not len(lengths):
         return [np.empty(0, np.int64) for _ in range(shards)]
-    start = _runs(lengths, shards) if equal else _singles(lengths)
-    split = _differenced(lengths, start, shards)
+    split = _longest_first(lengths, shards, equal=equal)
     in_turn = [np.arange(shard, len(lengths), shards, dtype=np.int64) for shard in range(shards)]
     if _largest(lengths, in_turn) < _largest(lengths, split):
         split = in_turn
@@ -71,60 +64,23 @@ def _largest(lengths: Index, split: list[Index]) -> int:
     return max(int(lengths[rows].sum()) for rows in split)
 
 
-def _runs(lengths: Index, shards: int) -> Index:
-    """The rows, longest first, `shards` to a line; the last line's places without a row come last."""
-    order = np.argsort(-lengths, kind="stable")
-    runs = np.full(-(-len(order) // shards) * shards, _NONE, np.int64)
-    runs[: len(order)] = order
-    return runs.reshape(-1, shards)
-
-
-def _singles(lengths: Index) -> Index:
-    """The rows, longest first, one to a line."""
-    return np.argsort(-lengths, kind="stable").reshape(-1, 1)
-
-
-_Join: TypeAlias = tuple[int, int, Index, Index]  # two partial solutions; for each, the shard that each shard receives
-
-
-def _differenced(lengths: Index, start: Index, shards: int) -> list[Index]:
-    """The rows of each shard by largest differencing. A line of `start` is a partial solution, longest first."""
-    sums: dict[int, Index] = {}  # by partial solution, the sums of its shards, the largest first
-    heap: list[tuple[int, int]] = []  # minus a solution's largest sum less its smallest; the solution's number
-    for number, rows in enumerate(start):
-        line = np.zeros(shards, np.int64)
-        line[: len(rows)] = np.where(rows == _NONE, 0, lengths[rows])
-        sums[number] = line
-        heap.append((int(line[-1] - line[0]), number))
-    heapq.heapify(heap)
-    joins: list[_Join] = []
-    while len(heap) > 1:
-        (_, left), (_, right) = heapq.heappop(heap), heapq.heappop(heap)
-        joined = sums.pop(left) + sums.pop(right)[::-1]
-        order = np.argsort(-joined, kind="stable")
-        number = len(start) + len(joins)
-        joins.append((left, right, order, shards - 1 - order))
-        sums[number] = line = joined[order]
-        heapq.heappush(heap, (int(line[-1] - line[0]), number))
-    return _unfolded(start, joins, shards)
-
-
-def _unfolded(start: Index, joins: list[_Join], shards: int) -> list[Index]:
-    """The rows of each shard of the last solution, from the top of the tree of joins down to its leaves."""
-    of_row: list[tuple[Index, Index]] = []  # rows, and the shard of each
-    pending = [(len(start) + len(joins) - 1, np.arange(shards, dtype=np.int64))]
-    while pending:
-        number, places = pending.pop()  # places: for each shard of the result, its place in this solution
-        if number >= len(start):
-            left, right, of_left, of_right = joins[number - len(start)]
-            pending += [(left, of_left[places]), (right, of_right[places])]
-            continue
-        line = start[number]
-        shard_at = np.empty(shards, np.int64)
-        shard_at[places] = np.arange(shards)
-        held = line != _NONE
-        of_row.append((line[held], shard_at[: len(line)][held]))
-    return _by_shard(np.concatenate([rows for rows, _ in of_row]), np.concatenate([at for _, at in of_row]), shards)
+def _longest_first(lengths: Index, shards: int, *, equal: bool) -> list[Index]:
+    """The rows of each shard, each row given to the shard with the smallest sum that has a place, the longest first."""
+    rows = len(lengths)
+    places = -(-rows // shards) if equal else rows
+    last = rows - (places - 1) * shards if equal else rows  # shards that get the last of their places
+    shard_of, counts = np.empty(rows, np.int64), [0] * shards
+    heap = [(0, shard) for shard in range(shards)]
+    for row in np.argsort(-lengths, kind="stable").tolist():
+        total, shard = heapq.heappop(heap)
+        while counts[shard] == places - 1 and not last:
+            total, shard = heapq.heappop(heap)
+        counts[shard] += 1
+        last -= counts[shard] == places
+        shard_of[row] = shard
+        if counts[shard] < places:
+            heapq.heappush(heap, (total + int(lengths[row]), shard))
+    return _by_shard(np.arange(rows, dtype=np.int64), shard_of, shards)
 
 
 def _improved(lengths: Index, split: list[Index], *, equal: bool) -> list[Index]:
