@@ -1,4 +1,4 @@
-"""Bubbles and step times of schedules, over the lengths of the workloads, in the model of `history.timeline`.
+"""Bubbles and step times of schedules, over the lengths of the workloads, in the model of `bench.history.timeline`.
 
 A task's prompts are drawn once, and each epoch draws the responses to them: of a trace of `2 * samples` responses a
 prompt, half are an earlier epoch's, which are history, and half are what comes, which nobody knows before it has. So
@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from bench.history.timeline import Rollouts
 from bench.workloads import generate
 from dataplane.history.drafter import COST
 from dataplane.history.lengths import Floats, Lengths, Past, predict
 from dataplane.history.scheduling import BASE, Schedule, plan
-from dataplane.history.timeline import Rollouts
 
 TASKS = ("video_understanding_7b", "math_dapo_32b", "code_14b", "search_7b")
 WORKERS = (8, 16, 32, 64)

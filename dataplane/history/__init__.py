@@ -7,7 +7,6 @@ from dataplane.history.drafter import Drafter, DraftStatistics, Learnt, Response
 from dataplane.history.lengths import Lengths, Past, predict
 from dataplane.history.sampling import HistoPipe
 from dataplane.history.scheduling import Move, Schedule, plan
-from dataplane.history.timeline import Rollouts, Timeline
 from dataplane.history.verifying import accepted, accepted_of_tree, choose
 
 __all__ = [
@@ -19,9 +18,7 @@ __all__ = [
     "Move",
     "Past",
     "Response",
-    "Rollouts",
     "Schedule",
-    "Timeline",
     "accepted",
     "accepted_of_tree",
     "choose",

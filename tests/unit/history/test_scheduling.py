@@ -1,4 +1,4 @@
-"""Schedules and what becomes of them in the model: bubbles, lag, migration, partial rollouts; and the sampler."""
+"""Schedules, and the sampler that takes prompts as they say."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 import dataplane as dp
 from dataplane.history.lengths import Past, predict
 from dataplane.history.sampling import HistoPipe
-from dataplane.history.scheduling import BASE, plan
-from dataplane.history.timeline import Rollouts
+from dataplane.history.scheduling import plan
 from dataplane.stream.sampler import Candidates, checked
 
 
@@ -24,14 +23,6 @@ def steps(count: int, prompts: int = 64, samples: int = 4, error: float = 0.2):
     return told, now
 
 
-def run(told, now, workers: int, **how):
-    schedules = []
-    for step, each in enumerate(told):
-        behind = schedules[-1].ends - schedules[-1].ends.min() if schedules else None
-        schedules.append(plan(each, workers, step=step, samples=now[0].shape[1], slots=16, behind=behind))
-    return Rollouts(schedules, now, **how).run()
-
-
 def test_each_prompt_has_one_worker_and_they_end_together() -> None:
     told, _ = steps(1)
     schedule = plan(told[0], 8, samples=4, slots=4)
@@ -40,16 +31,6 @@ def test_each_prompt_has_one_worker_and_they_end_together() -> None:
     assert schedule.bubbles < 0.15
     assert plan(told[0], 100).bubbles < 1  # more workers than prompts
     assert plan(predict([]), 3).bubbles == 0
-
-
-def test_a_timeline_agrees_with_the_cost_model() -> None:
-    told, _ = steps(1, prompts=2, samples=1)
-    schedule = plan(told[0], 2, samples=1)
-    timeline = Rollouts([schedule], [np.array([[100.0], [40.0]])]).run()
-    assert timeline.duration == pytest.approx(100 * (BASE + 1))
-    assert timeline.idle == pytest.approx(60 * (BASE + 1))
-    drafted = Rollouts([schedule], [np.array([[100.0], [40.0]])], pace=4, each=2).run()
-    assert drafted.duration == pytest.approx(25 * (BASE + 2))
 
 
 def candidates(predicted: list[float], version: list[int], group: list[int]) -> Candidates:

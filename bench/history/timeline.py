@@ -1,5 +1,5 @@
 """A simulation of schedules in the model of `history.scheduling`: workers decode, end, continue with the next step, and
-hand responses to each other. For measurements and choices; nothing here runs a model.
+hand responses to each other. Nothing here runs a model.
 
 A step may begin when the one `max_lag + 1` before it has ended on all workers, except for the share `partial` of its
 responses, which continue (partial rollouts). All responses of a worker have the same rate: in `BASE + active * each`
