@@ -760,7 +760,8 @@ class HistoryCalls(Blocking):
     def drafter(self, key: str, *, max_tokens: int = 64) -> Drafter:
         """A drafter, which proposes the tokens of a new response to this prompt, from its first token on.
 
-        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
+        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable, and
+        Misuse if the extension for drafts was not built.
         """
 
     def lengths(self, keys: Sequence[str]) -> Lengths:

@@ -29,7 +29,7 @@ from dataplane.client.tables import TIMEOUT_S, AsyncTable
 from dataplane.errors import DataplaneError, Freed, Lost, Misuse, PeerUnavailable, SchemaMismatch
 from dataplane.history.drafter import LONGEST, Drafter, Learnt, Response
 from dataplane.history.lengths import Lengths, Past, predict
-from dataplane.history.matching import Tokens, order
+from dataplane.history.matching import BUILT, Tokens, order
 from dataplane.history.scheduling import Schedule, plan
 
 if TYPE_CHECKING:
@@ -353,6 +353,8 @@ class AsyncHistory:
 
     def _response(self, held: StoredResponse, tokens: Any) -> Response:
         own = np.ascontiguousarray(tokens, np.int32)
+        if not BUILT:
+            return Response(own, held.epoch, held.reward)
         known = self._orders.pop(held.mark, None)
         if known is None or len(known) != len(own):
             known = order(own)
@@ -365,7 +367,8 @@ class AsyncHistory:
     async def drafter(self, key: str, *, max_tokens: int = LONGEST) -> Drafter:
         """A drafter, which proposes the tokens of a new response to this prompt, from its first token on.
 
-        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable.
+        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable, and
+        Misuse if the extension for drafts was not built.
         """
         return Drafter(await self.responses(key), max_tokens=max_tokens, learnt=self._learnt)
 

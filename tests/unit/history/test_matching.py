@@ -1,4 +1,4 @@
-"""Matching: the extension and the Python propose the same, whatever they are given; orders are sorted."""
+"""Matching: proposals follow the longest match that there is; orders are sorted."""
 
 from __future__ import annotations
 
@@ -7,45 +7,58 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import dataplane as dp
 from dataplane.history import matching
 from tests.cases import each_case
 
 texts = st.lists(st.integers(0, 3), max_size=90).map(lambda values: np.array(values, np.int32))
-native = pytest.mark.skipif(not matching.NATIVE, reason="the extension is not built: no C compiler was there")
+native = pytest.mark.skipif(not matching.BUILT, reason="the extension is not built: no C compiler was there")
+
+
+def common(a: list[int], b: list[int]) -> int:
+    """How many of the last tokens are equal, of 64; the beginning of both counts as one."""
+    pairs = zip([-1, *a][:-65:-1], [-1, *b][:-65:-1], strict=False)
+    return next((count for count, (x, y) in enumerate(pairs) if x != y), min(len(a) + 1, len(b) + 1, 64))
 
 
 @native
-@given(
-    st.lists(st.tuples(texts, st.floats(0.1, 2.0)), max_size=5), texts, st.integers(1, 3), st.sampled_from([0.0, 0.3])
-)
-def test_the_extension_and_the_plain_matcher_propose_the_same_tokens(
-    responses: list, new: np.ndarray, branches: int, threshold: float
-) -> None:
-    both = matching._suffix.Matcher(), matching.PlainMatcher()
-    for each in both:
-        for tokens, weight in responses:
-            each.add(tokens, matching.order(tokens), weight)
-    at = 0
-    while at < len(new):
-        said = [each.propose(12, threshold, branches) for each in both]
-        assert said[0] == said[1]
-        came = new[at : at + 3].copy()
-        assert len({each.accept(came) for each in both}) == 1
-        assert both[0].chances() == both[1].chances()
-        at += len(came)
+@given(texts)
+def test_positions_are_ordered_by_the_tokens_before_them(tokens: np.ndarray) -> None:
+    listed = tokens.tolist()
+    assert matching.order(tokens).tolist() == sorted(range(len(listed)), key=lambda at: listed[:at][:-65:-1])
 
 
-MATCHERS = [pytest.param(matching.PlainMatcher, id="python")]
-if matching.NATIVE:
-    MATCHERS.append(pytest.param(matching._suffix.Matcher, id="extension"))
+@native
+@given(texts, texts)
+def test_a_proposal_continues_a_longest_match(old: np.ndarray, new: np.ndarray) -> None:
+    each, response, own = matching.matcher(), old.tolist(), new.tolist()
+    each.add(old, matching.order(old), 1.0)
+    for done in range(0, len(own), 3):
+        tokens, _ = each.propose(12, 0.0, 1)
+        matches = [common(own[:done], response[:at]) for at in range(len(response))]
+        longest = min(max(matches, default=0), 32)  # a match of 32 at the expected position is enough
+        found = [response[at : at + 12] for at, match in enumerate(matches) if match >= longest]
+        assert tokens in found if tokens else not longest
+        came = own[done : done + 3]
+        same = next(
+            (at for at, (a, b) in enumerate(zip(tokens, came, strict=False)) if a != b), min(len(tokens), len(came))
+        )
+        assert each.accept(np.array(came, np.int32)) == same
 
 
-@each_case("make", MATCHERS)
+@native
 @each_case("order", [[-1, -5, 99, 1 << 30], [7, 7, 7, 7], [0, 0, 0, 0], [3, 2, 1, 0]])
-def test_an_invalid_suffix_order_causes_no_read_out_of_bounds(make: type, order: list[int]) -> None:
-    each = make()
+def test_an_invalid_suffix_order_causes_no_read_out_of_bounds(order: list[int]) -> None:
+    each = matching.matcher()
     each.add(np.array([1, 2, 3, 4], np.int32), np.array(order, np.int32), 1.0)
     for token in (1, 9, 3, 3, 2, 1):
         tokens, _ = each.propose(8, 0.0, 2)
         assert set(tokens) <= {1, 2, 3, 4}
         each.accept(np.array([token], np.int32))
+
+
+def test_drafts_without_the_extension_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matching, "_suffix", None)
+    for refused in (matching.matcher, lambda: matching.order([1])):
+        with pytest.raises(dp.Misuse, match="install a C compiler"):
+            refused()
