@@ -123,6 +123,11 @@ def down() -> None:
         time.sleep(0.01)
 
 
+def running() -> bool:
+    """Whether this Ray job has nodes. Raises Misuse if Ray has not been initialised."""
+    return _manager() is not None
+
+
 def find(config: NodeConfig | None = None, dead: str = "") -> str:
     """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and differs from that of
     the `dead` one. In a driver that has not called `up`, calls it. Raises as `up`."""

@@ -6,9 +6,10 @@ all clients of a process share one.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from dataplane.client.table_rows import Flags, TableSlice
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import row_access, sampling
-from dataplane.integrations.transfer_queue.async_calls import twin
+from dataplane.integrations.transfer_queue.async_calls import executor, twin
 from dataplane.integrations.transfer_queue.errors import NoKey, NotThere
 from dataplane.integrations.transfer_queue.partition import JobPartition, has_own_key
 from dataplane.integrations.transfer_queue.row_access import Parser
@@ -41,6 +42,11 @@ class TransferQueueClient:
 
     def close(self) -> None:
         """Does nothing: the plane belongs to the process."""
+
+    def _run_coroutine(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """The result of a coroutine, for a call of TransferQueue's own that was under way when this client replaced its
+        client (`module_patch.take_over`)."""
+        return executor("waits").submit(asyncio.run, coroutine).result()
 
     # putting
 

@@ -1,6 +1,6 @@
 """Errors of `dataplane.errors` that code written for TransferQueue catches too.
 
-Each has the base class of its counterpart in TransferQueue: ValueError for a missing partition, key or field;
+Each has the base class of its counterpart in TransferQueue: ValueError for a missing partition, key, field or setting;
 RuntimeError for a timeout; StorageKeyNotFoundError (a KeyError) for rows that were cleared between a lookup and a
 read.
 """
@@ -27,6 +27,10 @@ class _Whole:
 
 class NotThere(_Whole, Misuse, ValueError):
     """A partition, a key or a field that does not exist."""
+
+
+class InvalidSetting(_Whole, Misuse, ValueError):
+    """A setting that does not exist, or whose value is invalid."""
 
 
 class NotStarted(_Whole, Misuse, AssertionError, RuntimeError):

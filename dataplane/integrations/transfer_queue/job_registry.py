@@ -4,8 +4,8 @@
     ray.get(controller.get_config.remote())
 
 The first `init()` of a Ray job creates the actor. Workers get the name and the address of the job from it, independent
-of their environment; recipes get the configuration. A worker that uses TransferQueue itself finds a controller, so it
-starts no second one, and gets an error from it that says what to do.
+of their environment; recipes get the configuration. A worker that uses TransferQueue itself finds a controller, asks it
+for the configuration, and has its calls replaced when that arrives: by `init()`, as in verl, or by its first call.
 
 Invariants: without Ray the registry does nothing; the actor of another Ray job is never used. A Ray cluster has at most
 one actor of a name: if two Ray jobs run, the second has no actor, and its workers use only their environment.
@@ -25,16 +25,17 @@ from dataplane.errors import Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import module_patch
 from dataplane.integrations.transfer_queue.job import Job
+from dataplane.integrations.transfer_queue.settings import at
 
 log = logging.getLogger(__name__)
 
 NAME, NAMESPACE = "TransferQueueController", "transfer_queue"
 """The name and namespace of TransferQueue's own controller."""
 
-_SECOND = (
-    "this process has imported TransferQueue itself, and its job uses dataplane in its place: rows put here would be in"
-    " a second system. Call dataplane.integrations.transfer_queue.install() here before transfer_queue is imported, or"
-    " in the driver before ray.init(), which does so in every worker"
+_OTHERS = (
+    "the TransferQueue of this Ray cluster is that of another Ray job, which stores in the plane, and rows of one job are"
+    " not there for another: close that one first, or start a Ray for each job; or call transfer_queue.init() in the"
+    " driver of this job with backend.storage_backend=Dataplane, and it has rows of its own"
 )
 _THEIRS = (
     "TransferQueue itself runs in this Ray cluster: what imports transfer_queue there reaches that, and what imports"
@@ -82,8 +83,8 @@ class DataplaneController:
         return self._posted
 
     def get_config(self) -> Any:
-        """The configuration, as `init()` got it; Misuse for TransferQueue itself."""
-        return _Config(self._config)
+        """The configuration, as `init()` got it."""
+        return _Config(self._config, process.ray_job())
 
     def list_partitions(self) -> list[str]:
         """The names of the job's partitions."""
@@ -111,18 +112,23 @@ class DataplaneController:
 
 
 class _Config:
-    """A configuration that is unpickled to itself, except by TransferQueue."""
+    """A configuration that is unpickled to itself; if TransferQueue asked for it, its calls are replaced then."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, job: Any) -> None:
         self._config = config
+        self._job = job
 
-    def __reduce__(self) -> tuple[Callable[[Any], Any], tuple[Any]]:
-        return _arrived, (self._config,)
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, Any]]:
+        return _arrived, (self._config, self._job)
 
 
-def _arrived(config: Any) -> Any:
+def _arrived(config: Any, job: Any) -> Any:
     if _theirs():
-        raise Misuse(_SECOND)
+        from dataplane.integrations import ray as nodes
+
+        if process.ray_job() != job and environment().address is None and not nodes.running():
+            raise Misuse(_OTHERS)
+        module_patch.take_over(dense=bool(at(config, "backend.Dataplane.dense")))
     return config
 
 
@@ -149,17 +155,23 @@ def read() -> Posted | None:
     return posted
 
 
+def check() -> None:
+    """Raises Misuse if the calls of TransferQueue were replaced in this process while it runs in the Ray cluster."""
+    actor = _actor()
+    if actor is None or _class_of(actor) == DataplaneController.__name__:
+        return
+    if module_patch.is_in():
+        raise Misuse(f"{_THEIRS}: call transfer_queue.close() where that was initialised, and then init() again")
+    log.warning(_THEIRS)
+
+
 def post(job: Job, config: Any) -> None:
-    """Write the registry of this Ray job. Raises Misuse if the calls of TransferQueue were replaced while it runs."""
+    """Write the registry of this Ray job, unless the cluster has an actor of that name."""
     global _posted
-    if process.ray_job() is None:
+    if process.ray_job() is None or _actor() is not None:
         return
     import ray
 
-    actor = _actor()
-    if actor is not None and not _is_own(actor):
-        _refuse(actor)
-        return
     posted = Posted(job, environment().address or "", _place())
     made = ray.remote(DataplaneController).options(name=NAME, namespace=NAMESPACE, num_cpus=0)
     with suppress(ValueError):  # another process was first, with the same
@@ -174,15 +186,6 @@ def clear() -> None:
         import ray
 
         ray.kill(actor)
-
-
-def _refuse(actor: Any) -> None:
-    if _class_of(actor) == DataplaneController.__name__:
-        log.warning("another Ray job of the cluster uses dataplane: workers find this job only by their environment")
-    elif module_patch.is_in():
-        raise Misuse(f"{_THEIRS}: call transfer_queue.close() where that was initialised, and then init() again")
-    else:
-        log.warning(_THEIRS)
 
 
 def _actor() -> Any:

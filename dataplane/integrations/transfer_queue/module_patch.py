@@ -5,11 +5,14 @@ process, and sets an environment variable that child processes inherit. `if_aske
 that variable. It is called by the entry point `verl.plugins` in each process that imports verl, and at the first import
 of `transfer_queue` in a Ray worker, if Ray was initialised after `install()`. `uninstall()` reverts all of it.
 
+A configuration that names this package does the same for one job (`watch`): `init()` of TransferQueue is replaced by
+one that looks at the configuration, and the other calls only for such a job, until its `close()`.
+
 For the workers of a Ray job, `install()` names `environment_of_workers` in `$RAY_RUNTIME_ENV_HOOK`, which `ray.init()`
 calls in the driver: it gives all workers of the job the variables that children inherit, and `stand_in` as the hook
 that each worker calls at its start. The calls are replaced at the first import of `transfer_queue`. Earlier hooks are
-called too. Workers of a Ray that was initialised before `install()` are not patched: if one calls TransferQueue itself,
-the actor of `job_registry` raises an error that says what to do.
+called too. In a worker of a Ray that was initialised before, the calls are replaced when TransferQueue itself looks for
+its controller there, and finds the actor of `job_registry` (`take_over`).
 
 The classes of metadata and samplers are not replaced.
 
@@ -24,13 +27,17 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
+from dataplane.config import environment
 from dataplane.errors import Misuse
+from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import job
+from dataplane.integrations.transfer_queue.settings import NAME, at, check
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +49,9 @@ _NAME = "transfer_queue"
 
 _theirs: dict[str, Any] = {}
 """The replaced originals; empty if nothing is replaced."""
+
+_for_job = False
+"""Whether they were replaced for one job, until its `close()`."""
 
 
 def install(*, dense: bool = False) -> None:
@@ -71,10 +81,78 @@ def install(*, dense: bool = False) -> None:
 
 def uninstall() -> None:
     """Undo `install`: this process, and those that it starts, use TransferQueue itself again. Idempotent."""
+    global _for_job
     os.environ.pop(VARIABLE, None)
     withdraw()
     _exchange(_ours(), _theirs)
     _theirs.clear()
+    _for_job = False
+    interface: Any = sys.modules.get(f"{_NAME}.interface")
+    if type(getattr(interface, "_TQ_CLIENT", None)).__module__.startswith(_HERE):  # `take_over`
+        interface._TQ_CLIENT = interface._TQ_CONTROLLER = None
+
+
+def watch() -> None:
+    """Replace `init` of `transfer_queue` by one that calls `install` and this package's `init`, if its configuration
+    names this package. Idempotent. Raises ImportError without TransferQueue."""
+    theirs = importlib.import_module(f"{_NAME}.interface").init
+    if is_in() or hasattr(theirs, _MARK):
+        return
+
+    @wraps(theirs)
+    def init(conf: Any = None) -> Any:
+        if at(conf, "backend") is not None:
+            check(conf)
+        return _init(conf) if at(conf, "backend.storage_backend") == NAME else theirs(conf)
+
+    setattr(init, _MARK, True)
+    _exchange({"init": theirs}, {"init": init})
+
+
+_MARK = "__of_dataplane__"
+
+
+def _init(conf: Any) -> Any:
+    _install_for_job(dense=bool(at(conf, f"backend.{NAME}.dense")))
+    try:
+        made = importlib.import_module(_HERE).init(conf)
+    except BaseException:
+        leave()
+        raise
+    known = environment().address
+    where = f"the node at {known}, which has its own settings" if known is not None else "a node on each Ray node"
+    if process.ray_job() is None:
+        where = "a node of this process"
+    _say(f"TransferQueue stores in the plane ({NAME}): by {where}")
+    return made
+
+
+def take_over(*, dense: bool) -> None:
+    """Replace the calls in this process, in one of which TransferQueue itself is about to make its client: it finds
+    one of this package."""
+    _install_for_job(dense=dense)
+    sys.modules[f"{_NAME}.interface"]._TQ_CLIENT = importlib.import_module(_HERE).TransferQueueClient()  # type: ignore[attr-defined]
+
+
+def _install_for_job(*, dense: bool) -> None:
+    global _for_job
+    before = is_in()
+    install(dense=dense)
+    _for_job = _for_job or not before
+
+
+def leave() -> None:
+    """Undo the replacement if it was made for one job. Idempotent."""
+    if _for_job:
+        uninstall()
+
+
+def _say(what: str) -> None:
+    """Log a line at the level that frameworks show, which is WARNING."""
+    if log.isEnabledFor(logging.INFO):
+        log.info("%s", what)
+    else:
+        sys.stderr.write(f"dataplane: {what}\n")
 
 
 def if_asked() -> bool:

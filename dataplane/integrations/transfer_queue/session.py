@@ -87,21 +87,24 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
 
     With Ray initialised, each Ray node gets a node. Without it, `$DATAPLANE_ADDRESS` names a node, or one is started
     for this process and its children. Of `conf`, a mapping as TransferQueue takes it, these settings are used:
-    `controller.sampler`, `controller.polling_mode`, `metrics`, and `backend.Dataplane` with `dense`, `job` and `node`.
+    `controller.sampler`, `controller.polling_mode`, `metrics`, and `backend.Dataplane` with `dense`, `job` and those of
+    the nodes: the arguments of `NodeConfig`, `transports` and `key`.
     The settings of the first `init()` hold for the whole job, except samplers of the user's own.
 
     job: its name, as `backend.Dataplane.job`: only processes with the same name share keys. None: $DATAPLANE_JOB, or
         the name of the Ray job, or else a job of this process and its children.
 
-    Raises ValueError for an invalid `conf`, Misuse if it contradicts the job's first `init()` and for a second job
-    without a name, PeerUnavailable, Rejected (the host cannot meet `node`).
+    Raises InvalidSetting for an invalid `conf`, Misuse if it contradicts the job's first `init()` and for a second job
+    without a name, PeerUnavailable, Rejected (a host cannot meet the settings).
     """
     global _session, _pid
     wanted, own = job_settings.read(conf, dense=module_patch.dense())
     name = job if job is not None else at(conf, "backend.Dataplane.job")
     with _lock:
         posted = job_registry.read()
-        plane = _plane(job_settings.node_config(conf), posted)
+        if posted is None:
+            job_registry.check()
+        plane = _plane(job_settings.nodes(wanted.nodes), posted)
         chosen = jobs.named(name) if name is not None else _job(posted) or jobs.new()
         before = _session if _session is not None and _pid == os.getpid() and _session.job == chosen else None
         settings, first = job_settings.agree(plane, chosen, wanted)
@@ -119,15 +122,15 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     return agreed
 
 
-def _plane(config: Any, posted: job_registry.Posted | None) -> Plane:
+def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None) -> Plane:
     if posted is not None:
         posted.attach()
     if process.ray_job() is not None and environment().address is None:
         from dataplane.integrations import ray as nodes
 
-        nodes.up(config, keep=False)
+        nodes.up(given.config, transports=given.transports, key=given.key, keep=False)
         return process.plane()
-    return process.start(config)
+    return process.start(given.config)
 
 
 def _job(posted: job_registry.Posted | None) -> Job | None:
@@ -167,11 +170,13 @@ def session() -> Session:
 def close() -> None:
     """Leave the job; the first process of the job also deletes all partitions. Idempotent.
 
-    The plane stays open, because other integrations of this process may use it; it ends with the process.
+    The plane stays open, because other integrations of this process may use it; it ends with the process. If the
+    calls of `transfer_queue` were replaced for the job's sake (`configured`), they are TransferQueue's again.
     """
     global _session
     with _lock:
         left, _session = _session, None
+    module_patch.leave()
     if left is None or _pid != os.getpid():
         return
     pickles.uninstall()

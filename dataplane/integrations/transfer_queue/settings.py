@@ -5,38 +5,46 @@ sampler is code, so only the processes that pass it to `init()` use it.
 
 A configuration is a nested mapping, or one of OmegaConf. Unknown settings are refused, with the nearest known one.
 The settings of TransferQueue's own backends are ignored: verl's configuration names all of them.
+
+    transfer_queue.backend.storage_backend=Dataplane
+    +transfer_queue.backend.Dataplane.memory=64GiB      # and so on; all of it is optional
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.sync import Plane
 from dataplane.client.table_rows import TableSlice
-from dataplane.config import NodeConfig
+from dataplane.config import TRANSPORTS, NodeConfig
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import job as jobs
+from dataplane.integrations.transfer_queue.errors import InvalidSetting
 from dataplane.integrations.transfer_queue.job import Job
 
 if TYPE_CHECKING:
     from transfer_queue import BaseSampler
+
+NAME = "Dataplane"
+"""The name of this package among TransferQueue's backends."""
 
 OTHERS = ("SimpleStorage", "MooncakeStore", "Yuanrong", "RayStore")
 """TransferQueue's own backends."""
 
 _SHOWN = 24  # names that an error lists
 
-_NODE = tuple(each.name for each in fields(NodeConfig))
+_SECTION = f"backend.{NAME}"
+_NODES = (*(each.name for each in fields(NodeConfig)), "transports", "key")
 _KNOWN: dict[str, Iterable[str]] = {
     "": ("enable", "metrics", "controller", "backend"),
     "metrics": ("enabled", "port", "endpoint"),
     "controller": ("sampler", "polling_mode", "zmq_info"),
-    "backend": ("storage_backend", "Dataplane", *OTHERS),
-    "backend.Dataplane": ("dense", "job", "node"),
-    "backend.Dataplane.node": _NODE,
+    "backend": ("storage_backend", NAME, *OTHERS),
+    _SECTION: ("dense", "job", *_NODES),
 }
 _ROW, _WHO, _TAG, _TOKEN, _METRICS = "settings", "first", "settings", "token", "metrics"
 _WAIT_S = 30.0
@@ -47,12 +55,14 @@ _ARGUMENTS = ("n_samples_per_prompt", "dp_size", "group_by")
 @dataclass(frozen=True, slots=True)
 class JobSettings:
     """sampler: the name of its class, one of `_SAMPLERS`. polling: whether `get_meta` returns without waiting. dense:
-    whether tensors that were put dense are returned dense, rather than nested as by TransferQueue."""
+    whether tensors that were put dense are returned dense, rather than nested as by TransferQueue. nodes: the settings
+    that `nodes` read."""
 
     sampler: str = "SequentialSampler"
     arguments: tuple[tuple[str, Any], ...] = ()
     polling: bool = False
     dense: bool = True
+    nodes: dict[str, Any] = field(default_factory=dict)
 
     @property
     def grouped(self) -> bool:
@@ -70,7 +80,7 @@ class JobSettings:
 
 
 def read(conf: Any, *, dense: bool) -> tuple[JobSettings, BaseSampler | None]:
-    """The settings of a configuration, and the sampler object if it has one. Raises ValueError."""
+    """The settings of a configuration, and the sampler object if it has one. Raises InvalidSetting."""
     import transfer_queue
 
     check(conf)
@@ -87,20 +97,49 @@ def read(conf: Any, *, dense: bool) -> tuple[JobSettings, BaseSampler | None]:
         if name not in _SAMPLERS:
             near = difflib.get_close_matches(name, _SAMPLERS, 1, 0.5)
             meant = f"did you mean {near[0]}? " if near else ""
-            raise ValueError(
+            raise InvalidSetting(
                 f"there is no sampler {name!r}: {meant}name one of {', '.join(_SAMPLERS)}, or pass an object"
             )
     elif own is not None:
-        raise ValueError(f"a sampler is a BaseSampler, its class, or a name; not {type(own).__name__}")
-    given = at(conf, "backend.Dataplane.dense")
+        raise InvalidSetting(f"a sampler is a BaseSampler, its class, or a name; not {type(own).__name__}")
+    given = at(conf, f"{_SECTION}.dense")
+    if not isinstance(given, bool | None):
+        raise InvalidSetting(f"{_SECTION}.dense is true or false, not {given!r}")
     polling = bool(at(conf, "controller.polling_mode") or False)
-    return JobSettings(name, arguments, polling, dense if given is None else bool(given)), own
+    return JobSettings(name, arguments, polling, dense if given is None else given, _nodes(conf)), own
 
 
-def node_config(conf: Any) -> NodeConfig | None:
-    """The settings of a node to start: `backend.Dataplane.node`, the arguments of `dataplane.NodeConfig`."""
-    given = at(conf, "backend.Dataplane.node")
-    return None if given is None else NodeConfig(**{str(name): given[name] for name in given})
+def _nodes(conf: Any) -> dict[str, Any]:
+    """The settings of nodes to start, as plain values."""
+    section = at(conf, _SECTION) or {}
+    given = {name: section[name] for name in _NODES if section.get(name) is not None}
+    if "transports" in given:
+        named = given["transports"]
+        given["transports"] = named.replace(",", " ").split() if isinstance(named, str) else list(map(str, named))
+    return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """The arguments of `integrations.ray.up`."""
+
+    config: NodeConfig | None
+    transports: tuple[str, ...]
+    key: str | None
+
+
+def nodes(given: Mapping[str, Any]) -> Nodes:
+    """The nodes to start with these settings. Raises InvalidSetting."""
+    rest = dict(given)
+    transports, key = tuple(rest.pop("transports", ())), rest.pop("key", None)
+    if set(transports) - set(TRANSPORTS) or len(set(transports)) < len(transports):
+        raise InvalidSetting(f"{_SECTION}.transports are some of {', '.join(TRANSPORTS)}, each once, not {transports}")
+    if key is not None and not Path(str(key)).is_file():
+        raise InvalidSetting(f"{_SECTION}.key is a file that `dataplane keygen` wrote; there is none at {key}")
+    try:
+        return Nodes(NodeConfig(**rest) if rest else None, transports, None if key is None else str(key))
+    except (ValueError, TypeError) as error:
+        raise InvalidSetting(f"{_SECTION}: {error}") from error
 
 
 def agree(plane: Plane, job: Job, own: JobSettings) -> tuple[JobSettings, bool]:
@@ -142,7 +181,8 @@ def compare(conf: Any, own: JobSettings, job: JobSettings) -> None:
     said = {
         "controller.sampler": ((own.sampler, own.arguments), (job.sampler, job.arguments)),
         "controller.polling_mode": (own.polling, job.polling),
-        "backend.Dataplane.dense": (own.dense, job.dense),
+        f"{_SECTION}.dense": (own.dense, job.dense),
+        **{f"{_SECTION}.{name}": (value, job.nodes.get(name)) for name, value in own.nodes.items()},
     }
     for path, (wanted, holds) in said.items():
         if at(conf, path) is not None and wanted != holds:
@@ -170,7 +210,7 @@ def _of(rows: TableSlice, job: Job, plane: Plane) -> JobSettings:
     if job.token and rows.tags[0].get(_TOKEN) != job.token:
         raise jobs.refuse(job, plane.address)
     arguments = tuple((str(name), value) for name, value in given["arguments"])
-    return JobSettings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]))
+    return JobSettings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]), given["nodes"])
 
 
 def merged(conf: Any, settings: JobSettings, job: Job, endpoint: str | None) -> Any:
@@ -179,12 +219,12 @@ def merged(conf: Any, settings: JobSettings, job: Job, endpoint: str | None) -> 
 
     filled = {
         "controller": {"sampler": settings.sampler, "polling_mode": settings.polling, "zmq_info": None},
-        "backend": {"storage_backend": "Dataplane", "Dataplane": {"dense": settings.dense, "job": job.name}},
+        "backend": {"storage_backend": NAME, NAME: {"dense": settings.dense, "job": job.name}},
         "metrics": {"enabled": endpoint is not None, "port": 0, "endpoint": None},
     }
     whole = OmegaConf.create(filled, flags={"allow_objects": True})
     whole = OmegaConf.merge(whole, conf if conf is not None else {})
-    whole.backend.storage_backend, whole.metrics.endpoint = "Dataplane", endpoint  # whatever was given
+    whole.backend.storage_backend, whole.metrics.endpoint = NAME, endpoint  # whatever was given
     return whole
 
 
@@ -198,19 +238,19 @@ def at(conf: Any, path: str) -> Any:
 
 
 def check(conf: Any) -> None:
-    """Raises ValueError for an unknown setting, and for a section that is not a mapping."""
+    """Raises InvalidSetting for an unknown setting, and for a section that is not a mapping."""
     for path, known in _KNOWN.items():
         part = at(conf, path)
         if part is None:
             continue
         if not hasattr(part, "keys"):
-            raise ValueError(f"{path or 'a configuration'} is a mapping of settings, not {type(part).__name__}")
+            raise InvalidSetting(f"{path or 'a configuration'} is a mapping of settings, not {type(part).__name__}")
         for name in part.keys():  # noqa: SIM118  # OmegaConf's iterates over values where it is a list
             if name not in known:
-                raise ValueError(_unknown("setting", f"{path}.{name}".lstrip("."), name, known, path))
+                raise InvalidSetting(_unknown("setting", f"{path}.{name}".lstrip("."), name, known, path))
     backend = at(conf, "backend.storage_backend")
-    if backend is not None and backend not in ("Dataplane", *OTHERS):
-        raise ValueError(_unknown("backend", str(backend), str(backend), ("Dataplane", *OTHERS)))
+    if backend is not None and backend not in (NAME, *OTHERS):
+        raise InvalidSetting(_unknown("backend", str(backend), str(backend), (NAME, *OTHERS)))
 
 
 def _unknown(what: str, named: str, name: str, known: Iterable[str], path: str = "") -> str:
