@@ -92,7 +92,7 @@ def _round(queue: Any, *, ours: bool) -> dict[str, float]:
 
 def _serve(door: str) -> None:
     """Rounds by this door, answered with their figures."""
-    from dataplane.integrations import sharing
+    from dataplane.integrations.transfer_queue import known_values as sharing
 
     if door.endswith("apart"):
         sharing.LEAST = sharing.TENSOR = 1 << 62

@@ -14,10 +14,9 @@ import numpy as np
 
 from dataplane.batch import ref_codec
 from dataplane.batch.field import Field, merge_fields
-from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, join
+from dataplane.batch.frame import ColumnPlace, Frame, join
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.ref_codec import together
-from dataplane.batch.rows import RowIndices
 from dataplane.errors import Misuse, SchemaMismatch
 
 
@@ -55,25 +54,6 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     origin = join(origins) if len(origins) == len(filled) else None
     traces = ref_codec.together(*(ref.traces for ref in filled))
     return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames), origin, traces)
-
-
-def of_rows(columns: Sequence[tuple[str, Iterable[Field], Sequence[Cell]]], rows: Sequence[int]) -> BatchRef:
-    """The reference whose row i is, of each column, row `rows[i]` of its i-th cell. `columns` are name, the fields of
-    cells, and cells. Raises SchemaMismatch as `concat`."""
-    places = {name: ColumnPlace(merge_fields(name, fields), 0, slot) for slot, (name, fields, _) in enumerate(columns)}
-    beside = zip(*[cells for _, _, cells in columns], strict=True)
-    parts = tuple([BlockRows(cells, RowIndices(row, row + 1)) for cells, row in zip(beside, rows, strict=True)])
-    return BatchRef(len(rows), places, (Frame(parts),))
-
-
-def described(ref: BatchRef) -> tuple[bytes, list[tuple[str, Field, int, int, int]]]:
-    """The arguments of `locations.ref_to`: the node, and of each column name, field, logical bytes, shard and ordinal.
-    For a reference with rows, as a put returns it."""
-    found = []
-    for name, (field, frame, slot) in ref._columns.items():
-        shard, ordinal, nbytes = ref._frames[frame].parts[0].cells[slot]
-        found.append((name, field, nbytes, shard.id, ordinal))
-    return shard.node, found
 
 
 def _require_ref(ref: Any) -> None:

@@ -122,15 +122,6 @@ def values_of(rows: Sequence[ObjectRow]) -> Values:
     return _column([*stored, *([contents[number]] for number in shared)], np.array(index, np.int64))
 
 
-def shared(column: str, values: Values) -> Values:
-    """The column with large parts of several rows stored once. Its rows refer to no others so far; columns of other
-    kinds are returned unchanged. Raises Corrupt for an invalid row."""
-    if values.field.kind != "object" or values.index is not None or values.data is None:
-        return values
-    found = values_of([row_of(column, values.data.row(i), nowhere) for i in range(values.rows)])
-    return values if found.index is None else found
-
-
 def _alike(parts: Sequence[Any]) -> list[int] | None:
     """A number for each part, equal for equal parts; None if all parts differ."""
     if len(parts) < 2:

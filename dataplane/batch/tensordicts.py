@@ -101,7 +101,7 @@ def rows_of(column: str, entry: Any) -> Any:
     if isinstance(entry, list) or tensors.is_tensor(entry):
         return entry
     if type(entry).__name__ == _STACK:
-        return values_of_stack(entry)
+        return _values_of_stack(entry)
     if is_non_tensor(entry):
         return _rows_of_data(column, entry.data, entry.batch_size)
     rows = int(entry.batch_size[0])
@@ -166,7 +166,7 @@ def stack_of(rows: Sequence[Any]) -> Any:
     return _maker()(rows)
 
 
-def values_of_stack(stacked: Any) -> list[Any]:
+def _values_of_stack(stacked: Any) -> list[Any]:
     """The values of a NonTensorStack, a row each, as its `tolist` gives them."""
     if _maker().__name__ == _COPYING:
         own = vars(stacked)

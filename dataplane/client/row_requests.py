@@ -67,12 +67,6 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
     return [locations.numbered(ref, links.__getitem__) for ref, links in zip(refs, made, strict=True)]
 
 
-async def links(connection: Connection, node: bytes, rows: Sequence[tuple[int, int, int]]) -> list[int]:
-    """A link to each of these rows: (number of a shard or link, ordinal, row). Raises as `AsyncPlane.retain`; then
-    none is made."""
-    return await _linked(connection, node, [(number, [([at], (row, row + 1, b""))]) for number, at, row in rows])
-
-
 async def _linked(connection: Connection, node: bytes, wanted: Sequence[Wanted]) -> list[int]:
     """Links to these rows of shards of the node. A shard's rows are never split, because they get one link."""
     made: list[int] = []

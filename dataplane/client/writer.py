@@ -207,18 +207,6 @@ class ShardWriter:
         seal = sm.SealShards(connection.next_id(), [(shard, laid.layout)], scope, False)
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
-    def row_put_exchange(self, row: SmallColumns, timeout: float) -> Exchange[sm.ShardStored, tuple[bytes, int]]:
-        """The request to put a row that is laid out already, of at most `sm.MAX_INLINE` bytes. Its result is the node
-        and the number of the shard. Raises as `AsyncPlane.put`."""
-        request = sm.PutShard(self._connection.next_id(), row.payload, row.layout, "", timeout)
-        return Exchange(
-            self._connection,
-            request,
-            sm.ShardStored,
-            timeout,
-            lambda reply: (self._connection.welcome.node, reply.shard),
-        )
-
     async def _put_inline(self, group: PutPlan, scope: str, timeout: float) -> int:
         payload = await self.in_thread(_IN_LOOP + 1 if group.on_device else 0, _payload, group.columns)
         request = sm.PutShard(self._connection.next_id(), payload, layout_of(group.columns), scope, timeout)

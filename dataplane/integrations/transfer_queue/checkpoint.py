@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +22,19 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.batch import Batch
+from dataplane.batch.ref import BatchRef
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, CheckpointReader, CheckpointWriter
+from dataplane.client.sync import Plane
 from dataplane.client.table_rows import TableSlice
-from dataplane.errors import Freed, Misuse
-from dataplane.integrations.pages import read_pages
+from dataplane.errors import Freed, LimitExceeded, Misuse
+from dataplane.integrations.transfer_queue import sharing
 from dataplane.integrations.transfer_queue.partition import Index, JobPartition, new_keys
 from dataplane.integrations.transfer_queue.session import Session, session
 
 log = logging.getLogger(__name__)
 
 _ROWS, _METADATA = "dataplane.rows", "metadata.json"
-_TIMEOUT_S = 60.0
+_PAGE_BYTES = 32 << 20
 _TRIES = 8
 _encode, _decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
@@ -109,14 +111,16 @@ def _save(own: Session, partition: JobPartition, file: CheckpointWriter) -> None
             tasks = own.plane.tables().get(partition.table.name, {}).get("tasks", [])
             consumed = {task: np.flatnonzero(partition.table.claimed(task, rows.numbers)).tolist() for task in tasks}
             file.frame(BLOCK, _encode(_Saved(partition.name, rows.keys, rows.tags, consumed)))
-            _save_values(partition, rows, names, file)
+            _save_values(own.plane, partition, rows, names, file)
         except (Misuse, Freed):  # rows were cleared or replaced since: as they are now, then
             continue
         return
     raise Misuse(f"rows of partition {partition.name!r} are cleared or replaced all the time: save when that is done")
 
 
-def _save_values(partition: JobPartition, rows: TableSlice, names: Sequence[str], file: CheckpointWriter) -> None:
+def _save_values(
+    plane: Plane, partition: JobPartition, rows: TableSlice, names: Sequence[str], file: CheckpointWriter
+) -> None:
     """Write the values: a table for rows that have the same fields, several if they are large, each behind the
     positions of its rows."""
     kinds, which = np.unique(rows.have, axis=0, return_inverse=True) if len(names) else (np.empty((0, 0)), np.empty(0))
@@ -126,12 +130,30 @@ def _save_values(partition: JobPartition, rows: TableSlice, names: Sequence[str]
         if not fields:
             continue
         ref = partition.table.read(rows.numbers[places], fields)
-        read_pages(ref, _TIMEOUT_S, partial(_write, file, places))
+        for page, batch in _pages(plane, ref):
+            file.frame(COLUMNS, _encode(places[page].tolist()))
+            file.table(batch)
 
 
-def _write(file: CheckpointWriter, places: Index, page: slice, batch: Batch) -> None:
-    file.frame(COLUMNS, _encode(places[page].tolist()))
-    file.table(batch)
+def _pages(plane: Plane, ref: BatchRef) -> Iterator[tuple[slice, Batch]]:
+    """The rows in pages of about 32 MiB, with their positions. What does not fit into the node's memory comes in
+    smaller ones: of fewer rows, and of one row column by column. Raises as `Plane.get`."""
+    step = max(1, _PAGE_BYTES * len(ref) // max(1, ref.nbytes))
+    left = [(slice(start, min(start + step, len(ref))), ref) for start in reversed(range(0, len(ref), step))]
+    while left:
+        page, of = left.pop()
+        half = (page.start + page.stop) // 2
+        try:
+            batch = plane.get(of[page])
+        except LimitExceeded:
+            if half > page.start:
+                left += [(slice(half, page.stop), of), (slice(page.start, half), of)]
+            elif len(of.columns) > 1:
+                left += [(page, of.select(name)) for name in of.columns]
+            else:
+                raise
+        else:
+            yield page, batch
 
 
 def _load(own: Session, file: CheckpointReader) -> None:
@@ -157,6 +179,6 @@ def _load(own: Session, file: CheckpointReader) -> None:
                         table.claim(task, numbers[positions])
             else:
                 places = _decode(payload, type=list[int])
-                table.upsert(numbers[places], file.columns())
+                sharing.write(partial(table.upsert, numbers[places]), file.columns())
         except (msgspec.MsgspecError, IndexError) as error:
             raise file.corrupt(f"has an invalid entry: {error}") from error

@@ -32,8 +32,8 @@ from dataplane.batch.small_columns import Single, laid_out_row, single
 from dataplane.batch.values import Values
 from dataplane.client.table_rows import TableSlice
 from dataplane.errors import SchemaMismatch
-from dataplane.integrations.sharing import LEAST, TENSOR
 from dataplane.integrations.transfer_queue import sharing, values
+from dataplane.integrations.transfer_queue.known_values import LEAST, TENSOR
 from dataplane.integrations.transfer_queue.partition import JobPartition
 
 if TYPE_CHECKING:

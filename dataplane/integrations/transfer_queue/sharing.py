@@ -17,7 +17,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values
 from dataplane.errors import Freed, OwnerDied, PeerUnavailable
-from dataplane.integrations.sharing import LocationCache, keys_of, keys_of_columns
+from dataplane.integrations.transfer_queue.known_values import LocationCache, keys_of, keys_of_columns
 
 R = TypeVar("R")
 

@@ -1,1 +1,1 @@
-"""Integrations with verl: `proto` for its DataProto and single controller; a storage backend for its TransferQueue."""
+"""Integrations with verl: `proto` for its DataProto and single controller; `plugin` for its TransferQueue."""

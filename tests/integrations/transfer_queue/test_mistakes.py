@@ -24,7 +24,7 @@ HEAD = """
 import signal
 from pathlib import Path
 import dataplane as dp
-SMALL = {"backend": {"Dataplane": {"node": {"memory": "8MiB", "spill": 0, "prewarm": 0}}}}
+SMALL = {"backend": {"Dataplane": {"memory": "8MiB", "spill": 0, "prewarm": 0}}}
 def error_of(call):
     try:
         call()
@@ -134,7 +134,11 @@ def test_a_second_init_with_other_settings_is_misuse(
             {"backend": {"Dataplane": {"dence": True}}},
             "'backend.Dataplane.dence': did you mean backend.Dataplane.dense?",
         ),
-        ({"backend": {"Dataplane": {"node": {"memry": 1}}}}, "did you mean backend.Dataplane.node.memory?"),
+        ({"backend": {"Dataplane": {"memry": 1}}}, "did you mean backend.Dataplane.memory?"),
+        ({"backend": {"Dataplane": {"memory": "much"}}}, "backend.Dataplane: memory is bytes, or a number"),
+        ({"backend": {"Dataplane": {"transports": "tcp,smoke"}}}, "transports are some of tcp, ucx, nixl"),
+        ({"backend": {"Dataplane": {"dense": "yes"}}}, "dense is true or false"),
+        ({"backend": {"Dataplane": {"key": "/nowhere/key"}}}, "dataplane keygen"),
         ({"controler": {}}, "no setting 'controler': did you mean controller?"),
         ({"controller": {"samplr": "x"}}, "did you mean controller.sampler?"),
         ({"controller": {"sampler": "RankAwareSampeler"}}, "did you mean RankAwareSampler?"),
@@ -142,9 +146,10 @@ def test_a_second_init_with_other_settings_is_misuse(
         ({"zzz": 1}, "there are enable, metrics, controller, backend"),
     ],
 )
-def test_a_misspelt_setting_is_a_value_error(ours: Any, conf: Any, match: str) -> None:
-    with pytest.raises(ValueError, match=match.replace("?", r"\?")):
+def test_an_invalid_setting_is_misuse_and_a_value_error(ours: Any, conf: Any, match: str) -> None:
+    with pytest.raises(dp.Misuse, match=match.replace("?", r"\?")) as raised:
         ours.init(conf)
+    assert isinstance(raised.value, ValueError)
 
 
 def test_jobs_on_one_host_share_keys_only_under_one_name(
@@ -222,7 +227,7 @@ def test_calls_after_a_ray_restart_require_another_init(program: Callable[..., P
 def test_a_full_disk_budget_is_backpressure_with_a_remedy(program: Callable[..., Process]) -> None:
     """Or what a node may use of it."""
     code = """
-        tq.init({"backend": {"Dataplane": {"node": {"memory": "4MiB", "spill": "1MiB", "prewarm": 0}}}})
+        tq.init({"backend": {"Dataplane": {"memory": "4MiB", "spill": "1MiB", "prewarm": 0}}})
         from dataplane.client import sync
         write = sync.Table.upsert_and_look
         sync.Table.upsert_and_look = lambda *args, **kwargs: write(*args, **{**kwargs, "timeout": 0.5})
@@ -264,7 +269,7 @@ def test_a_node_of_another_user_is_refused_with_a_remedy(program: Callable[..., 
 
 def test_a_memory_setting_beyond_the_host_is_refused(program: Callable[..., Process]) -> None:
     code = """
-        tell(error_of(lambda: tq.init({"backend": {"Dataplane": {"node": {"memory": "900TiB", "spill": 0}}}})))
+        tell(error_of(lambda: tq.init({"backend": {"Dataplane": {"memory": "900TiB", "spill": 0}}})))
     """
     with program(code) as process:
         kind, said = process.hear()

@@ -25,7 +25,7 @@ def start_ray():
         assert time.monotonic() < deadline, "the job before has ended"
         time.sleep(0.01)
     return ray
-SMALL = {"backend": {"Dataplane": {"node": {"memory": "64MiB", "spill": 0, "prewarm": 0}}}}
+SMALL = {"backend": {"Dataplane": {"memory": "64MiB", "spill": 0, "prewarm": 0}}}
 """
 
 
@@ -77,38 +77,57 @@ def test_workers_that_import_transfer_queue_use_the_plane_of_the_job(driver: Cal
     assert left == {}
 
 
-@pytest.mark.long
-def test_workers_of_a_ray_started_before_install_are_refused(driver: Callable[[str], Process]) -> None:
-    """They have TransferQueue itself: they start no second system, and hear what to do."""
-    code = """
+@pytest.mark.parametrize("installed", [False, *long(True)], ids=["configured", "installed"])
+def test_workers_of_a_ray_started_before_join_the_job_at_their_first_call(
+    driver: Callable[[str], Process], *, installed: bool
+) -> None:
+    """They have TransferQueue itself, which finds the job's controller: by `init()`, or by any other call."""
+    code = f"""
         ray = start_ray()
-        ours.install()
-        tq.init(SMALL)
-        tq.kv_put("a", "train", tag={})
-
-        @ray.remote
-        def work(call):
-            import transfer_queue
-            try:
-                getattr(transfer_queue, call)()
-            except Exception as error:
-                return getattr(transfer_queue, call).__module__, str(error)
-
-        @ray.remote
-        def told():
+        if {installed}:
             ours.install()
+            tq.init(SMALL)
+        else:
+            import dataplane.integrations.verl.plugin
             import transfer_queue
-            return transfer_queue.kv_list()
+            transfer_queue.init({{"backend": {{"storage_backend": "Dataplane", **SMALL["backend"]}}}})
+        tq.kv_put("a", "train", {{"x": torch.ones(2)}}, {{"by": "driver"}})
 
-        tell([ray.get(work.remote("init")), ray.get(work.remote("kv_list")), ray.get(told.remote())])
+        @ray.remote
+        def work(call, *arguments, **named):
+            import asyncio, inspect
+            import transfer_queue
+            first = getattr(transfer_queue, call)(*arguments, **named)
+            if inspect.iscoroutine(first):
+                asyncio.run(first)
+            seen = transfer_queue.kv_list()
+            transfer_queue.close()
+            return seen, transfer_queue.kv_list.__module__
+
+        row = {{"x": torch.zeros(3)}}
+        batch = TensorDict({{"x": torch.ones(1, 3)}}, batch_size=[1])
+        tell([ray.get(work.remote(*each)) for each in [
+            ("init",),
+            ("kv_list",),
+            ("kv_batch_get", "a", "train"),
+            ("kv_put", "b", "train", row, {{"by": "kv_put"}}),
+            ("kv_batch_put", ["c"], "train", batch, [{{"by": "kv_batch_put"}}]),
+            ("async_kv_put", "d", "train", row, {{"by": "async_kv_put"}}),
+            ("async_kv_batch_put", ["e"], "train", batch, [{{"by": "async_kv_batch_put"}}]),
+        ]])
+        tell([tq.kv_list(), sorted(map(len, tq.kv_batch_get(list("abcde"), "train")["x"].unbind()))])
+        tq.close()
+        tell("done")
     """
     with driver(code) as process:
-        *refused, seen = process.hear()
-    for name, said in refused:
-        assert name == "transfer_queue.interface"
-        assert "a second system" in said
-        assert "install()" in said
-    assert seen == {"train": {"a": {}}}
+        for seen, module in process.hear():
+            assert seen["train"]["a"] == {"by": "driver"}
+            assert module == "transfer_queue.interface", "until its next call"
+        tags, lengths = process.hear()
+        by = ["driver", "kv_put", "kv_batch_put", "async_kv_put", "async_kv_batch_put"]
+        assert tags == {"train": {key: {"by": each} for key, each in zip("abcde", by, strict=True)}}
+        assert lengths == [2, 3, 3, 3, 3]
+        assert process.hear() == "done"
 
 
 @pytest.mark.long

@@ -114,7 +114,7 @@ def test_a_close_in_the_first_process_clears_the_job(address: str, start: Callab
 
 def test_init_without_a_node_starts_one_that_children_share(start: Callable[..., Process]) -> None:
     program = """
-        tq.init({"backend": {"Dataplane": {"node": {"memory": "32MiB", "spill": 0, "prewarm": 0}}}})
+        tq.init({"backend": {"Dataplane": {"memory": "32MiB", "spill": 0, "prewarm": 0}}})
         tq.kv_put("a", "p", fields={"x": torch.arange(3)})
         if not os.fork():
             tell(tq.kv_batch_get("a", "p")["x"].tolist())
@@ -128,6 +128,27 @@ def test_init_without_a_node_starts_one_that_children_share(start: Callable[...,
         process.wait()
     gone = Path(address.removeprefix("unix://"))
     eventually(lambda: not gone.exists(), "the node ended with the process")
+
+
+def test_rows_of_a_killed_writer_and_values_read_before_a_clear_remain_readable(
+    address: str, start: Callable[..., Process]
+) -> None:
+    writer = """
+        tq.init(job="killed")
+        tq.kv_put("a", "p", fields={"x": torch.ones(1 << 18)})
+        tell("put"); sys.stdin.readline()
+    """
+    reader = """
+        tq.init(job="killed")
+        got = tq.kv_batch_get("a", "p")["x"]
+        tq.kv_clear("a", "p")
+        tell([tq.kv_list(), float(got.sum())])
+    """
+    with start(writer, DATAPLANE_ADDRESS=address) as one:
+        one.hear()
+        one.running.kill()
+        with start(reader, DATAPLANE_ADDRESS=address) as other:
+            assert other.hear() == [{"p": {}}, 1 << 18]
 
 
 # streaming
@@ -303,7 +324,7 @@ def test_a_checkpoint_is_saved_on_a_node_with_less_memory_than_a_page(
 ) -> None:
     """Its rows are larger together, and most of them are on its disk."""
     program = f"""
-        tq.init({{"backend": {{"Dataplane": {{"node": {{"memory": "8MiB", "spill": "64MiB", "prewarm": 0}}}}}}}})
+        tq.init({{"backend": {{"Dataplane": {{"memory": "8MiB", "spill": "64MiB", "prewarm": 0}}}}}})
         for row in range(6):
             tq.kv_put(str(row), "p", {{"x": torch.full((1 << 20,), float(row))}})
         tq.save_checkpoint("{tmp_path}/here")

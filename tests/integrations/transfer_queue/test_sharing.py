@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +60,15 @@ def test_rows_put_without_keys_share_images(ours: Any, pid: str) -> None:
         del found, entry
     client.clear_partition(pid)
     eventually(lambda: used() == before, "nothing is left")
+
+
+def test_a_loaded_checkpoint_shares_values_as_before(queue: Any, partition: str, tmp_path: Path) -> None:
+    before, keys = used(), [str(number) for number in range(24)]
+    prompts = [number // 8 for number in range(24)]
+    for key, prompt in zip(keys, prompts, strict=True):
+        queue.kv_batch_put(keys=[key], fields=trajectories([prompt]), partition_id=partition)
+    assert used() - before <= 3 * IMAGE + 24 * PAGES
+    queue.save_checkpoint(tmp_path / "checkpoint")
+    queue.load_checkpoint(tmp_path / "checkpoint")
+    eventually(lambda: used() - before <= 3 * IMAGE + 24 * PAGES, "shared as before")
+    check(queue, partition, keys, prompts)

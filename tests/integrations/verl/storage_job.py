@@ -18,10 +18,11 @@ from tests.processes import eventually
 HEAD = """
 import time
 import ray
-import dataplane.integrations.verl.plugin as plugin
+import dataplane.integrations.verl.plugin
 import transfer_queue as tq
 from omegaconf import OmegaConf
 from dataplane.integrations import process
+from dataplane.integrations import transfer_queue as ours
 
 def start(address="local"):
     alone = {"num_cpus": 4, "include_dashboard": False, "object_store_memory": 80 << 20}
@@ -105,9 +106,7 @@ class Worker:
     def __init__(self) -> None:
         import transfer_queue as tq
 
-        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
-
-        tq.init()
+        tq.init()  # which finds the job's controller, and with it this package
         self._tq = tq
 
     def call(self, name: str, /, *arguments: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The backend as verl finds it: by the package's entry point, loudly; and its settings."""
+"""The plugin as verl finds it: by the package's entry point, loudly; and a node that the environment names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,6 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-import dataplane as dp
-from dataplane.integrations.verl.settings import StorageSettings
 from tests.integrations.nursery import Nursery
 
 
@@ -31,19 +27,18 @@ with dp.connect(config=dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)) as plan
 """
 
 
-def test_verl_loads_the_storage_backend_and_logs_it(nursery: Nursery) -> None:
+def test_verl_loads_the_plugin_which_replaces_init_alone(nursery: Nursery) -> None:
     code = """
         import logging
         logging.basicConfig(level=logging.INFO)
-        import verl
-        from transfer_queue.storage.bootstrap.provider import StorageBootstrapProvider
-        from transfer_queue.storage.managers.base import StorageManagerFactory
-        manager = StorageManagerFactory._registry["Dataplane"]
-        tell([manager.__module__, StorageBootstrapProvider.get_provider("Dataplane").__module__])
+        from transfer_queue import init, kv_put
+        import verl, transfer_queue
+        from dataplane.integrations.verl import plugin
+        tell([init.__module__, transfer_queue.init is transfer_queue.interface.init is not init,
+              transfer_queue.kv_put is kv_put, plugin.loaded])
     """
     told, logged = python(nursery, code)
-    where = "dataplane.integrations.verl"
-    assert told == [f"{where}.storage", f"{where}.plugin"]
+    assert told == ["transfer_queue.interface", True, True, True]
     assert "registered the TransferQueue backend Dataplane: transfer_queue.backend.storage_backend=Dataplane" in logged
 
 
@@ -58,60 +53,30 @@ def test_the_reason_for_a_missing_backend_is_logged(nursery: Nursery, tmp_path: 
     assert "no such luck" in logged
 
 
-def test_the_backend_is_not_registered_when_dataplane_replaces_transfer_queue(nursery: Nursery) -> None:
-    code = """
-        import logging
-        logging.basicConfig(level=logging.INFO)
-        import verl, transfer_queue
-        tell(transfer_queue.kv_put.__module__)
-    """
+def test_verl_replaces_all_calls_if_the_environment_says_so(nursery: Nursery) -> None:
+    code = "import verl, transfer_queue; tell(transfer_queue.kv_put.__module__)"
     told, logged = python(nursery, code, DATAPLANE_TRANSFER_QUEUE="nested")
     assert told == "dataplane.integrations.transfer_queue.kv"
-    assert "backend Dataplane is not registered: dataplane replaces" in logged
-    assert "is not there" not in logged
+    assert "dataplane replaces the module transfer_queue" in logged
 
 
 def test_a_node_address_in_the_environment_is_used_instead_of_ray_nodes(nursery: Nursery) -> None:
-    """Where $DATAPLANE_ADDRESS says of one, the backend starts none; its node in the configuration may be missing."""
+    """Its section in the configuration may be missing; calls are replaced from `init()` to `close()`."""
     code = """
         from omegaconf import OmegaConf
+        import transfer_queue as tq
         from dataplane.integrations.verl import plugin
+        from transfer_queue import init, kv_list, close
         conf = OmegaConf.create({"backend": {"storage_backend": "Dataplane"}})
         OmegaConf.set_struct(conf, True)
-        tell([plugin.start(conf), dict(conf.backend.Dataplane)])
+        init(conf)
+        found = [tq.kv_list(), tq.get_client().get_partition_list(), tq.kv_list.__module__]
+        tq.close()
+        tell([*found, tq.kv_list.__module__, "DATAPLANE_TRANSFER_QUEUE" in os.environ])
     """
     with nursery.process(NODE) as running:
         address = running.hear()
-        told, _ = python(nursery, code, DATAPLANE_ADDRESS=address)
-    assert told == [{"address": address}, {}]
-
-
-def test_storage_settings_are_parsed() -> None:
-    given = {"memory": "1GiB", "spill": 0, "transports": "nixl,tcp", "timeout": 5, "dense": True, "prewarm": None}
-    settings = StorageSettings.of(given)
-    assert settings.transports == ("nixl", "tcp")
-    assert (settings.timeout, settings.dense, settings.key) == (5.0, True, None)
-    config = settings.config()
-    assert config is not None
-    assert (config.memory_bytes, config.spill_bytes) == (1 << 30, 0)
-    assert StorageSettings.of(None).config() is None
-
-
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"memroy": "1GiB"}, "no setting memroy: there are memory, spill"),
-        ({"memory": "much"}, "memory is bytes, or a number"),
-        ({"memory": [1]}, "memory is bytes as an integer or text"),
-        ({"transports": ["smoke"]}, "transports are some of tcp, ucx, nixl"),
-        ({"timeout": "long"}, "timeout is a number of seconds"),
-        ({"timeout": float("nan")}, "timeout is a number of seconds"),
-        ({"dense": "yes"}, "dense is true or false"),
-        ({"fallback": 1}, "fallback is true or false"),
-        ({"key": "/nowhere/key"}, "dataplane keygen"),
-    ],
-    ids=str,
-)
-def test_invalid_storage_settings_are_refused(given: dict[str, object], why: str) -> None:
-    with pytest.raises(dp.Misuse, match=why):
-        StorageSettings.of(given).config()
+        told, logged = python(nursery, code, DATAPLANE_ADDRESS=address)
+    module = "dataplane.integrations.transfer_queue.kv"
+    assert told == [{}, [], module, "transfer_queue.interface", False]
+    assert logged.count(f"TransferQueue stores in the plane (Dataplane): by the node at {address}") == 1

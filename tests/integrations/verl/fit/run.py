@@ -123,7 +123,7 @@ class Job:
         return {
             "SimpleStorage": [f"{queue}.SimpleStorage.num_data_storage_units=1"],
             "Dataplane": [f"{queue}.storage_backend=Dataplane", f"+{queue}.Dataplane.memory={self.memory}"],
-            "module": [f"+{queue}.Dataplane.node.memory={self.memory}"],
+            "module": [f"+{queue}.Dataplane.memory={self.memory}"],
         }[self.store]
 
     def environment(self) -> dict[str, str]:

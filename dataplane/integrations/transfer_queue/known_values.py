@@ -117,17 +117,16 @@ class LocationCache(Generic[T]):
                     del self._places[key]
 
 
-def keys_of(values: Values, *, tensors: bool, how: bytes = b"", few: int = FEW) -> list[bytes | None] | None:
+def keys_of(values: Values, *, tensors: bool) -> list[bytes | None] | None:
     """The key of each row that is looked up; None for other rows, and None if no row is. `tensors`: each row is a
-    tensor; `how`: further bytes that distinguish equal rows; `few`: the largest number of rows of tensors that are
-    looked up."""
+    tensor."""
     least = TENSOR if tensors else LEAST
-    if values.nbytes < least or (tensors and values.rows > few) or _indexed(values):
+    if values.nbytes < least or (tensors and values.rows > FEW) or _indexed(values):
         return None
     large = np.flatnonzero(_sizes(values) >= least)
     if not len(large):
         return None
-    kind = how + _encode(values.field)
+    kind = _encode(values.field)
     found: list[bytes | None] = [None] * values.rows
     for row, digest in zip(large.tolist(), digests(values.take(large)), strict=True):
         found[row] = kind + digest
