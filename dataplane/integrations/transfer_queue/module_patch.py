@@ -113,16 +113,15 @@ _MARK = "__of_dataplane__"
 
 
 def _init(conf: Any) -> Any:
+    by_ray = "a node on each Ray node" if process.ray_job() is not None else "a node of this process"
+    known = environment().address
     _install_for_job(dense=bool(at(conf, f"backend.{NAME}.dense")))
     try:
         made = importlib.import_module(_HERE).init(conf)
     except BaseException:
         leave()
         raise
-    known = environment().address
-    where = f"the node at {known}, which has its own settings" if known is not None else "a node on each Ray node"
-    if process.ray_job() is None:
-        where = "a node of this process"
+    where = by_ray if known is None else f"the node at {known}, which has its own settings"
     _say(f"TransferQueue stores in the plane ({NAME}): by {where}")
     return made
 

@@ -55,8 +55,9 @@ def eventually(holds, what):
 
 
 def program(nursery: Nursery, code: str, **environment: str) -> Process:
-    """A process that runs a program, with no node in its environment unless it is given one."""
-    nothing = {"DATAPLANE_ADDRESS": "", "PYTHONPATH": str(ROOT)}
+    """A process that runs a program, with no node and no job in its environment unless it is given one."""
+    unset = dict.fromkeys(("DATAPLANE_ADDRESS", "DATAPLANE_JOB", "DATAPLANE_TRANSFER_QUEUE"), "")
+    nothing = unset | {"PYTHONPATH": str(ROOT)}
     return nursery.process(HEAD + textwrap.dedent(code), **(nothing | environment))
 
 

@@ -1,5 +1,5 @@
-"""Mistakes that users make with the line of the configuration, in a Ray job: each is an error that says what to do. Those
-that need no Ray are in `transfer_queue/test_mistakes.py`.
+"""Mistakes that users make with the line of the configuration, in a Ray job: each is an error that says what to do.
+Those that need no Ray are in `transfer_queue/test_mistakes.py`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from omegaconf import OmegaConf
 
 import dataplane as dp
 from dataplane.integrations import ray as nodes
+from dataplane.integrations.verl import plugin
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.nursery import Nursery
 from tests.integrations.verl import driving
@@ -33,6 +34,7 @@ def conf(backend: str = "Dataplane", **settings: Any) -> Any:
 @pytest.fixture(scope="module")
 def failed() -> list[Exception]:
     """What `init` says of what can not be started, one after the other."""
+    assert plugin.loaded
     driving.drive()
     found = []
     for given in (conf("Datplane"), conf(memroy="1GiB"), conf(memory="900TiB", spill=0)):

@@ -141,13 +141,16 @@ def test_a_foreign_pickle_reducer_of_an_image_class_is_preserved() -> None:
         del copyreg.dispatch_table[PngImageFile]
 
 
-def test_the_backend_installs_the_image_pickles_when_a_job_starts() -> None:
-    from omegaconf import OmegaConf
+def test_the_image_pickles_are_installed_when_a_job_starts() -> None:
+    import transfer_queue
     from PIL.PngImagePlugin import PngImageFile
 
     from dataplane.integrations.verl import plugin
 
     pickles.uninstall()
+    assert plugin.loaded
     with alone(dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)):
-        plugin.start(OmegaConf.create({"backend": {"storage_backend": "Dataplane"}}))
-    assert PngImageFile in copyreg.dispatch_table
+        transfer_queue.init({"backend": {"storage_backend": "Dataplane"}})
+        assert PngImageFile in copyreg.dispatch_table
+        transfer_queue.close()
+    assert PngImageFile not in copyreg.dispatch_table
