@@ -34,8 +34,6 @@ class _End:
         import transfer_queue as tq
         from tensordict import TensorDict
 
-        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
-
         tq.init()
         self._keys = [f"row_{i}" for i in range(ROWS)]
         source = torch.Generator().manual_seed(0)

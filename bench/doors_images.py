@@ -2,8 +2,8 @@
 
 64 prompts of an image, half a mebibyte of pixels, 8 responses each, each put by itself with its own copy of the pixels,
 as verl's agent loop does, the 8 of a prompt at once: through TransferQueue's SimpleStorage, which has every value,
-through our backend, and through the module of TransferQueue's calls; the last two also with nothing shared. By turns,
-each in a process of its own, and a round reads one response of each prompt and clears all.
+through ours, and through ours with nothing shared. By turns, each in a process of its own, and a round reads one
+response of each prompt and clears all.
 
 Run it in the environment of `make test-integrations`.
 """
@@ -18,13 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.jobs import by_turns, serve
-from bench.jobs import door as opened
+from bench.jobs import by_turns, serve, transfer_queue
 from bench.measure import Row, row, table, write_json
 
 PROMPTS, RESPONSES, PATCHES, WIDTH, TOKENS = 64, 8, 112, 1176, 256
 PARTITION = "images"
-DOORS = ("SimpleStorage", "Dataplane", "Dataplane apart", "module", "module apart")
+DOORS = ("SimpleStorage", "Dataplane", "Dataplane apart")
 BOUND = 1 / 8 + 0.05
 
 
@@ -92,28 +91,27 @@ def _round(queue: Any, *, ours: bool) -> dict[str, float]:
 
 def _serve(door: str) -> None:
     """Rounds by this door, answered with their figures."""
-    from dataplane.integrations.transfer_queue import known_values as sharing
+    from dataplane.integrations.transfer_queue import known_values
 
     if door.endswith("apart"):
-        sharing.LEAST = sharing.TENSOR = 1 << 62
-    with opened(door.split()[0], "1GiB", 128 << 20) as queue:
+        known_values.LEAST = known_values.TENSOR = 1 << 62
+    with transfer_queue(door.split()[0], "1GiB", 128 << 20) as queue:
         serve(lambda _: _round(queue, ours=door != "SimpleStorage"))
 
 
 def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
     """The promises."""
-    rows, theirs = [], found["SimpleStorage"]
-    for door in ("Dataplane", "module"):
-        ours, apart = found[door], found[f"{door} apart"]
-        stored = [each["stored"] / other["stored"] for each, other in zip(ours, theirs, strict=True)]
-        detail = f"{ours[0]['stored'] / (1 << 20):.1f} of {theirs[0]['stored'] / (1 << 20):.1f} MiB"
-        rows.append(row(f"{door}: stored", stored, at_most=BOUND, unit="x", detail=detail))
-        ratios = [other["all"] / each["all"] for each, other in zip(ours, theirs, strict=True)]
-        medians = [statistics.median(each["put"] for each in of) * 1e3 for of in (theirs, apart, ours)]
-        detail = f"a put {medians[0]:.1f}, with nothing shared {medians[1]:.1f}, shared {medians[2]:.1f} ms"
-        rows.append(row(f"{door}: puts, over SimpleStorage", ratios, at_least=1.0, unit="x", detail=detail))
-        rows.append(row(f"{door}: left", [each["left"] for each in ours], at_most=0.0, unit="bytes"))
-    return rows
+    theirs, ours, apart = (found[door] for door in DOORS)
+    stored = [each["stored"] / other["stored"] for each, other in zip(ours, theirs, strict=True)]
+    kept = f"{ours[0]['stored'] / (1 << 20):.1f} of {theirs[0]['stored'] / (1 << 20):.1f} MiB"
+    ratios = [other["all"] / each["all"] for each, other in zip(ours, theirs, strict=True)]
+    medians = [statistics.median(each["put"] for each in of) * 1e3 for of in (theirs, apart, ours)]
+    detail = f"a put {medians[0]:.1f}, with nothing shared {medians[1]:.1f}, shared {medians[2]:.1f} ms"
+    return [
+        row("Dataplane: stored", stored, at_most=BOUND, unit="x", detail=kept),
+        row("Dataplane: puts, over SimpleStorage", ratios, at_least=1.0, unit="x", detail=detail),
+        row("Dataplane: left", [each["left"] for each in ours], at_most=0.0, unit="bytes"),
+    ]
 
 
 def main() -> int:

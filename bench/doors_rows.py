@@ -39,8 +39,6 @@ class _End:
     def __init__(self) -> None:
         import transfer_queue as tq
 
-        import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
-
         tq.init()
         self._rows = [_trajectory(number) for number in range(TRAJECTORIES)]
 

@@ -22,13 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench.jobs import by_turns, serve
-from bench.jobs import door as opened
+from bench.jobs import BACKENDS, by_turns, serve, transfer_queue
 from bench.measure import Row, row, table, write_json
 
 PROMPTS, RESPONSES, SIDE, TOKENS = 16, 8, 448, 290
 PARTITION = "train"
-DOORS = ("SimpleStorage", "Dataplane", "module")
 FEW = ("input_ids", "responses", "response_mask", "rm_scores", "uid")
 """What the driver reads."""
 
@@ -96,7 +94,7 @@ def trajectory(prompt: int, response: int, file: bytes, pixels: Any) -> Any:
 
 
 class Steps:
-    """The calls, on TransferQueue's functions or the module's."""
+    """The calls of TransferQueue."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -168,7 +166,7 @@ def look(got: Any) -> None:
 
 
 def _serve(door: str) -> None:
-    with opened(door, "1GiB", 128 << 20) as queue:
+    with transfer_queue(door, "1GiB", 128 << 20) as queue:
         serve(Steps(queue).round)
 
 
@@ -186,14 +184,14 @@ def main() -> int:
     """Measure, print, write JSON."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors_steps", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="of each door (%(default)s)")
-    parser.add_argument("--door", choices=DOORS, action="append", help="this one alone, or those (all)")
+    parser.add_argument("--door", choices=BACKENDS, action="append", help="this one alone, or those (all)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors_steps.json"))
-    parser.add_argument("--serve", choices=DOORS, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=BACKENDS, help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.serve:
         _serve(chosen.serve)
         return 0
-    found = by_turns("bench.doors_steps", chosen.door or DOORS, chosen.rounds)
+    found = by_turns("bench.doors_steps", chosen.door or BACKENDS, chosen.rounds)
     rows = rows_of(found)
     print(table(rows))
     write_json(chosen.json, rows, {"doors": found, "least": {d: _least(of) for d, of in found.items()}})

@@ -88,7 +88,7 @@ def transfer_queue(backend: str, memory: str, objects: int) -> Iterator[Any]:
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
-    import dataplane.integrations.verl.plugin  # noqa: F401  # which registers
+    import dataplane.integrations.verl.plugin  # noqa: F401  # so that the configuration may name ours
 
     ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=objects, log_to_driver=False)
     try:
@@ -97,29 +97,6 @@ def transfer_queue(backend: str, memory: str, objects: int) -> Iterator[Any]:
         yield tq
     finally:
         tq.close()
-        ray.shutdown()
-
-
-@contextmanager
-def door(name: str, memory: str, objects: int) -> Iterator[Any]:
-    """What has TransferQueue's functions behind this door, "module" or one of BACKENDS, in a Ray of its own."""
-    if name != "module":
-        with transfer_queue(name, memory, objects) as theirs:
-            yield theirs
-        return
-    import ray
-
-    import dataplane as dp
-    from dataplane.integrations import ray as nodes
-    from dataplane.integrations import transfer_queue as ours
-
-    ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=objects, log_to_driver=False)
-    try:
-        nodes.up(dp.NodeConfig(memory=memory, spill=0))
-        ours.init()
-        yield ours
-    finally:
-        ours.close()
         ray.shutdown()
 
 

@@ -84,7 +84,7 @@ DERIVED = {
 INSIDE = {
     f"dataplane.integrations.verl.{name}"
     for name in (
-        *("commits", "dispatch", "entries", "proto", "reading", "storage", "columns"),
+        *("dispatch", "proto", "reading", "columns"),
         *("neo", "neo_plane", "checkpointing"),
     )
 }

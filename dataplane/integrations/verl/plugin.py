@@ -33,9 +33,9 @@ def register() -> bool:
     try:
         module_patch.watch()
         module_patch.if_asked()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         level = logging.INFO if neo else logging.WARNING  # verl's neo branch has no TransferQueue
-        log.log(level, "the TransferQueue backend %s is not there: transfer_queue can not be imported: %s", NAME, error)
+        log.log(level, "the TransferQueue backend %s is not there: transfer_queue can not be used: %s", NAME, error)
         return False
     log.info("registered the TransferQueue backend %s: transfer_queue.backend.storage_backend=%s", NAME, NAME)
     return True

@@ -29,8 +29,7 @@ SIDE = 56  # of an image, in pixels: four of its patches make a token
 #: Store, kind of prompts, ranks of the trainer.
 SYNCHRONOUS = [
     ("Dataplane", "images", 1),
-    *long(("Dataplane", "images", 2), ("module", "images", 2), ("Dataplane", "text", 2), ("module", "text", 2)),
-    *long(("Dataplane", "text", 1), ("module", "text", 1), ("module", "images", 1)),
+    *long(("Dataplane", "images", 2), ("Dataplane", "text", 1), ("Dataplane", "text", 2), ("module", "text", 2)),
 ]
 #: And the mode.
 ASYNCHRONOUS = long(
@@ -38,7 +37,7 @@ ASYNCHRONOUS = long(
     ("SimpleStorage", "text", "separate_async", 1),
     ("Dataplane", "images", "colocate_async", 2),
     ("Dataplane", "text", "separate_async", 1),
-    ("module", "images", "separate_async", 1),
+    ("Dataplane", "images", "separate_async", 1),
     ("module", "text", "colocate_async", 2),
 )
 #: With images, verl takes the rows of a rank that are all equally long for ones that differ in another dimension
@@ -48,7 +47,7 @@ RESUMED = long(
     ("SimpleStorage", "images", "separate_async", 1),
     ("Dataplane", "images", "separate_async", 1),
     ("Dataplane", "text", "colocate_async", 2),
-    ("module", "images", "colocate_async", 1),
+    ("Dataplane", "images", "colocate_async", 1),
     ("module", "text", "separate_async", 2),
 )
 EVERY = 4  # prompts, of which one is cut in an asynchronous run

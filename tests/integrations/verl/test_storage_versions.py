@@ -1,4 +1,4 @@
-"""The backend with each TransferQueue and verl that it is said to work with, and with one that has another face."""
+"""Each TransferQueue and verl that a job is said to work with."""
 
 from __future__ import annotations
 
@@ -12,14 +12,11 @@ import pytest
 
 from tests.integrations.marks import KEPT, long
 from tests.integrations.nursery import ROOT, Nursery
-from tests.integrations.verl.storage_job import controlled, ray_of_this_process
-from tests.processes import eventually
 
 pytestmark = [pytest.mark.timeout(300), KEPT]
 
-#: All that a job asks of a storage backend; first, that the packages are those that are meant.
+#: Puts, gets, tags, clears and a checkpoint; first, that the packages are those that are meant.
 JOB = """
-    import time
     from importlib.metadata import version
     import ray
     if os.environ["FIRST"] == "verl":
@@ -27,7 +24,6 @@ JOB = """
     import dataplane.integrations.verl.plugin as plugin
     import transfer_queue as tq
     from omegaconf import OmegaConf
-    from dataplane.integrations import process
 
     assert plugin.loaded
     for name in ("TransferQueue", "verl"):
@@ -39,7 +35,6 @@ JOB = """
     @ray.remote(num_cpus=0)
     class Other:
         def get(self, keys):
-            import dataplane.integrations.verl.plugin
             import transfer_queue as tq
             tq.init()
             got = tq.kv_batch_get(keys, "p")
@@ -68,12 +63,6 @@ JOB = """
         tq.kv_clear(["k1"], "p")
         tq.load_checkpoint(os.environ["WHERE"])
         assert tq.kv_batch_get("k1", "p")["x"].sum() == 1
-    for partition in ("p", "q"):
-        client.clear_partition(partition)
-    deadline = time.monotonic() + 30
-    while process.plane().stats().memory_used:
-        assert time.monotonic() < deadline, "what was cleared is freed"
-        time.sleep(0.01)
     tq.close()
     ray.shutdown()
     tell("done")
@@ -104,43 +93,3 @@ def test_a_job_runs_with_each_supported_version(
     with nursery.process(textwrap.dedent(JOB), PYTHONPATH=where, **told) as running:
         assert running.hear() == "done"
         running.wait()
-
-
-MISMATCH = """
-    import ray
-    import transfer_queue as tq
-    from transfer_queue.utils import zmq_utils
-    from omegaconf import OmegaConf
-    del zmq_utils.ZMQMessage.deserialize  # as another version may have it
-    import dataplane.integrations.verl.plugin as plugin
-    assert not plugin.loaded
-    ray.init(os.environ["RAY"], log_to_driver=False)
-    backend = {"storage_backend": "Dataplane", "Dataplane": {"fallback": os.environ["FALLBACK"] == "true"}}
-    try:
-        conf = tq.init(OmegaConf.create({"backend": backend, "SimpleStorage": {"num_data_storage_units": 1}}))
-    except Exception as error:
-        tell([type(error).__name__, str(error)])
-    else:
-        tell(["none", conf.backend.storage_backend])
-    tq.close()
-    ray.shutdown()
-"""
-
-
-@pytest.mark.parametrize("fallback", ["false", *long("true")])
-def test_an_incompatible_version_is_detected_when_the_job_starts(job: None, fallback: str, nursery: Nursery) -> None:
-    """Refused with both versions and what to do, or TransferQueue's own storage with one warning, as configured."""
-    environment = {"PYTHONPATH": str(ROOT), "FALLBACK": fallback, **ray_of_this_process()}
-    with nursery.process(textwrap.dedent(MISMATCH), **environment) as running:
-        kind, told = running.hear()
-        running.wait()
-        logged = running.logged()
-    eventually(lambda: not controlled(), "its controller has ended, and is not taken for the next one's")
-    assert logged.count("backend Dataplane is not available") == 1
-    if fallback == "true":
-        assert (kind, told) == ("none", "SimpleStorage")
-        assert logged.count("TransferQueue stores in its own SimpleStorage") == 1
-    else:
-        assert kind == "Rejected"
-        for words in ("dataplane ", "and TransferQueue 0.1.", "ZMQMessage.deserialize", "fallback=true"):
-            assert words in told

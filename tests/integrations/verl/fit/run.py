@@ -21,12 +21,13 @@ _WAITING = (  # for what has been cut: each step trains with the prompts that a 
     "trainer.v1.sampler.max_off_policy_threshold=2",
 )
 _TO_SAY = 15.0  # seconds before a run's time is over, for its processes to write where they are
-STORES = ("SimpleStorage", "Dataplane", "module")
+STORES = ("SimpleStorage", "Dataplane")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one run is: `store` one of STORES; sizes in prompts, of which each has so many responses.
+    """What one run is: `store` one of STORES, or "module", which is "Dataplane" by the environment in place of the
+    configuration; sizes in prompts, of which each has so many responses.
 
     `timed` writes times in place of rows (`timed`).
     """
