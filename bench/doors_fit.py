@@ -169,23 +169,22 @@ Round = dict[str, dict[str, Any]]
 def rows_of(rounds: list[Round]) -> list[Row]:
     """The promises, each of ours over SimpleStorage's of the same round."""
     rows = []
-    for store in STORES[1:]:
-        pairs = [(each[store], each["SimpleStorage"]) for each in rounds]
-        shares = [_share(a) / _share(b) for a, b in pairs]
-        detail = ", ".join(f"{a['storage_s']:.2f} + {a['beside_s']:.2f} of {a['step_s']:.2f} s" for a in pairs[0])
-        rows.append(row(f"{store}: storage's share", shares, at_most=1 / 5, unit="x", detail=detail))
-        stored = [a["stored"] / a["logical"] * RESPONSES for a, _ in pairs]
-        detail = f"{pairs[0][0]['stored'] / MIB:.1f} of {pairs[0][0]['logical'] / MIB:.0f} MiB"
-        rows.append(row(f"{store}: stored / logical x 8", stored, at_most=1.05, unit="x", detail=detail))
-        for role, over, of in (
-            ("driver", "driver", "driver, peak"),
-            ("calls", "driver", "driver, storage's calls over its peak"),
-            ("worker", "worker", "worker, peak"),
-            ("gets", "gets", "worker's gets, peak"),
-        ):
-            grown = [max(a[role], MIB) / max(b[over], MIB) for a, b in pairs]
-            detail = f"{pairs[0][0][role] / MIB:.0f} MiB, {pairs[0][1][over] / MIB:.0f} MiB"
-            rows.append(row(f"{store}: {of}", grown, at_most=1 / 5, unit="x", detail=detail))
+    pairs = [(each["Dataplane"], each["SimpleStorage"]) for each in rounds]
+    shares = [_share(a) / _share(b) for a, b in pairs]
+    detail = ", ".join(f"{a['storage_s']:.2f} + {a['beside_s']:.2f} of {a['step_s']:.2f} s" for a in pairs[0])
+    rows.append(row("Dataplane: storage's share", shares, at_most=1 / 5, unit="x", detail=detail))
+    stored = [a["stored"] / a["logical"] * RESPONSES for a, _ in pairs]
+    detail = f"{pairs[0][0]['stored'] / MIB:.1f} of {pairs[0][0]['logical'] / MIB:.0f} MiB"
+    rows.append(row("Dataplane: stored / logical x 8", stored, at_most=1.05, unit="x", detail=detail))
+    for role, over, of in (
+        ("driver", "driver", "driver, peak"),
+        ("calls", "driver", "driver, storage's calls over its peak"),
+        ("worker", "worker", "worker, peak"),
+        ("gets", "gets", "worker's gets, peak"),
+    ):
+        grown = [max(a[role], MIB) / max(b[over], MIB) for a, b in pairs]
+        detail = f"{pairs[0][0][role] / MIB:.0f} MiB, {pairs[0][1][over] / MIB:.0f} MiB"
+        rows.append(row(f"Dataplane: {of}", grown, at_most=1 / 5, unit="x", detail=detail))
     return rows
 
 

@@ -27,7 +27,7 @@ EXPECTED = {
     "hosts": ("Several hosts", "make bench-hosts"),
     "transports": ("Transports", "python -m bench.transports"),
     "scale": ("Many hosts", "python -m bench.scale"),
-    "doors": ("TransferQueue's backend", "python -m bench.doors"),
+    "doors": ("TransferQueue by its configuration", "python -m bench.doors"),
     "doors_transfer_queue": ("TransferQueue's calls", "python -m bench.doors_transfer_queue"),
     "doors_verl": ("verl's DataProto", "python -m bench.doors_verl"),
     "doors_images": ("What verl's responses share", "python -m bench.doors_images"),

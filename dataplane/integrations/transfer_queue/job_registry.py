@@ -33,8 +33,8 @@ NAME, NAMESPACE = "TransferQueueController", "transfer_queue"
 """The name and namespace of TransferQueue's own controller."""
 
 _OTHERS = (
-    "the TransferQueue of this Ray cluster is that of another Ray job, whose rows are not there for this one: close that"
-    " one first, or start a Ray for each job; or call transfer_queue.init() in the driver of this job with"
+    "the TransferQueue of this Ray cluster is that of another Ray job, whose rows are not there for this one: close"
+    " that one first, or start a Ray for each job; or call transfer_queue.init() in the driver of this job with"
     " backend.storage_backend=Dataplane, and it has rows of its own"
 )
 _THEIRS = (

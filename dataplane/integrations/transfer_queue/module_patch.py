@@ -37,7 +37,7 @@ from dataplane.config import environment
 from dataplane.errors import Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import job
-from dataplane.integrations.transfer_queue.settings import NAME, at, check
+from dataplane.integrations.transfer_queue.settings import NAME, at, names_this
 
 log = logging.getLogger(__name__)
 
@@ -101,9 +101,7 @@ def watch() -> None:
 
     @wraps(theirs)
     def init(conf: Any = None) -> Any:
-        if at(conf, "backend") is not None:
-            check(conf)
-        return _init(conf) if at(conf, "backend.storage_backend") == NAME else theirs(conf)
+        return _init(conf) if names_this(conf) else theirs(conf)
 
     setattr(init, _MARK, True)
     _exchange({"init": theirs}, {"init": init})

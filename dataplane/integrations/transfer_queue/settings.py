@@ -253,6 +253,17 @@ def check(conf: Any) -> None:
         raise InvalidSetting(_unknown("backend", str(backend), str(backend), (NAME, *OTHERS)))
 
 
+def names_this(conf: Any) -> bool:
+    """Whether a configuration names this package as the backend. Raises InvalidSetting if it, or its section, has a
+    name that is almost that."""
+    section = at(conf, "backend")
+    named = at(section, "storage_backend")
+    for name in (named, *(section.keys() if hasattr(section, "keys") else ())):
+        if name != NAME and difflib.get_close_matches(str(name), [NAME], 1, 0.7):
+            raise InvalidSetting(_unknown("backend", str(name), str(name), (NAME,)))
+    return bool(named == NAME)
+
+
 def _unknown(what: str, named: str, name: str, known: Iterable[str], path: str = "") -> str:
     return f"there is no {what} {named!r}: {nearest(name, known, path)}"
 

@@ -118,15 +118,6 @@ class Worker:
         of = self._tq if hasattr(self._tq, name) else self._tq.get_client()
         return getattr(of, name)(*arguments, **named)
 
-    def hold(self, name: str, /, *arguments: Any, **named: Any) -> int:
-        """The same, and keep what it returned."""
-        self._held = self.call(name, *arguments, **named)
-        return os.getpid()
-
-    def use(self, work: Any) -> Any:
-        """What `work` makes of what is kept."""
-        return work(self._held)
-
 
 def worker(place: str = "") -> Any:
     """An actor of that, on this Ray node or any."""
@@ -136,11 +127,6 @@ def worker(place: str = "") -> Any:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # a worker may have other `tests`
     where = NodeAffinitySchedulingStrategy(place, soft=False) if place else "DEFAULT"
     return ray.remote(num_cpus=0, scheduling_strategy=where)(Worker).remote()
-
-
-def used() -> int:
-    """Bytes that the node of this Ray node holds."""
-    return stats().memory_used
 
 
 def stats() -> dp.Stats:

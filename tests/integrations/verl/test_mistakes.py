@@ -68,9 +68,9 @@ def test_a_job_with_invalid_settings_is_refused_and_starts_once_corrected(failed
 
 
 def test_transfer_queue_is_left_alone_with_another_configuration(queue: Any, nursery: Nursery) -> None:
-    """In a Ray without a job of ours, and where its storage has a misspelt name."""
+    """In a Ray without a job of ours, unless it misspells our name."""
     code = """
-        told = error_of(lambda: tq.init({"backend": {"storage_backend": "SimpelStorage"}}))
+        told = error_of(lambda: tq.init({"backend": {"Dataplan": {"memory": "1GiB"}}}))
         start()
         tq.init(OmegaConf.create({"backend": {"SimpleStorage": {"num_data_storage_units": 1}}}))
         found = error_of(ours.install)
@@ -81,7 +81,7 @@ def test_transfer_queue_is_left_alone_with_another_configuration(queue: Any, nur
         (kind, said), module, (other, told) = running.hear()
         running.wait()
     assert (kind, module, other) == ("InvalidSetting", "transfer_queue.interface", "Misuse")
-    assert "did you mean SimpleStorage" in said
+    assert "no backend 'Dataplan': did you mean Dataplane?" in said
     assert "install() before transfer_queue.init(), or transfer_queue.close()" in told
 
 
