@@ -8,7 +8,7 @@ of their environment; recipes get the configuration. A worker that uses Transfer
 for the configuration, and has its calls replaced when that arrives: by `init()`, as in verl, or by its first call.
 
 Invariants: without Ray the registry does nothing; the actor of another Ray job is never used. A Ray cluster has at most
-one actor of a name: if two Ray jobs run, the second has no actor, and its workers use only their environment.
+one actor of a name: if two Ray jobs run, the second has none, and its workers find it by their environment or Ray job.
 """
 
 from __future__ import annotations
