@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, CheckpointReader, CheckpointWriter
 from dataplane.client.sync import Plane
@@ -130,14 +129,12 @@ def _save_values(
         if not fields:
             continue
         ref = partition.table.read(rows.numbers[places], fields)
-        for page, batch in _pages(plane, ref):
-            file.frame(COLUMNS, _encode(places[page].tolist()))
-            file.table(batch)
+        _save_pages(plane, ref, places, file)
 
 
-def _pages(plane: Plane, ref: BatchRef) -> Iterator[tuple[slice, Batch]]:
-    """The rows in pages of about 32 MiB, with their positions. What does not fit into the node's memory comes in
-    smaller ones: of fewer rows, and of one row column by column. Raises as `Plane.get`."""
+def _save_pages(plane: Plane, ref: BatchRef, places: Index, file: CheckpointWriter) -> None:
+    """Write the rows in tables of about 32 MiB, one of which is in memory at a time. What does not fit into the node's
+    memory is written in smaller ones: of fewer rows, and of one row column by column. Raises as `Plane.get`."""
     step = max(1, _PAGE_BYTES * len(ref) // max(1, ref.nbytes))
     left = [(slice(start, min(start + step, len(ref))), ref) for start in reversed(range(0, len(ref), step))]
     while left:
@@ -152,8 +149,10 @@ def _pages(plane: Plane, ref: BatchRef) -> Iterator[tuple[slice, Batch]]:
                 left += [(page, of.select(name)) for name in of.columns]
             else:
                 raise
-        else:
-            yield page, batch
+            continue
+        file.frame(COLUMNS, _encode(places[page].tolist()))
+        file.table(batch)
+        del batch
 
 
 def _load(own: Session, file: CheckpointReader) -> None:
