@@ -51,12 +51,27 @@ _told_at = 0.0
 
 
 def wrap() -> None:
-    """Write each call from now on."""
-    for name in _CALLS:
-        for each in (name, f"async_{name}"):
-            setattr(tq, each, timed(getattr(tq, each)))
+    """Write each call from now on, also of what `init` puts in the place of TransferQueue's."""
     for name in _BRIDGE:
         setattr(transferqueue_utils, name, timed(getattr(transferqueue_utils, name)))
+    _wrap_calls()
+    init = tq.init
+
+    @functools.wraps(init)
+    def initialised(*arguments: Any, **named: Any) -> Any:
+        made = init(*arguments, **named)
+        _wrap_calls()
+        return made
+
+    tq.init = initialised
+
+
+def _wrap_calls() -> None:
+    for name in _CALLS:
+        for each in (name, f"async_{name}"):
+            call = getattr(tq, each)
+            if not hasattr(call, "timed"):
+                setattr(tq, each, timed(call))
 
 
 def timed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,7 +105,9 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
             _write(name, began, time.monotonic(), named.get("partition_id"), more)
             _tell_threads()
 
-    return call_async if inspect.iscoroutinefunction(function) else call
+    made = call_async if inspect.iscoroutinefunction(function) else call
+    made.timed = True  # type: ignore[attr-defined]
+    return made
 
 
 @types.coroutine
