@@ -87,6 +87,11 @@ def close() -> None:
             plane.close()
 
 
+def is_connected() -> bool:
+    """Whether this process has a plane."""
+    return _plane is not None and _pid == os.getpid()
+
+
 def ray_job() -> tuple[Any, Any] | None:
     """The Ray cluster and job of this process; None if Ray is not initialised here, or only in the process that this
     one was forked from."""
@@ -99,7 +104,7 @@ def ray_job() -> tuple[Any, Any] | None:
 
 def by_ray() -> tuple[Any, Any] | None:
     """The Ray job of the node of this process's plane, as `ray_job` names it; None if it has none."""
-    return _by_ray if _plane is not None and _pid == os.getpid() else None
+    return _by_ray if is_connected() else None
 
 
 def _connected(*, start: bool, config: NodeConfig | None) -> Plane:

@@ -59,12 +59,12 @@ class MemoryTrim:
             self._later()
 
     def _trim(self) -> None:
-        began_s = time.thread_time()
-        if self._dropped:
+        began_s, dropped = time.thread_time(), self._dropped
+        self._freed, self._dropped, self._timer = 0, False, None
+        if dropped:
             gc.collect()  # only a whole collection empties the free lists
         self._cool()
         _malloc_trim(0)
-        self._freed, self._dropped, self._timer = 0, False, None
         pause_s = max(_BETWEEN_S, (time.thread_time() - began_s) / _SHARE)
         self._next_s = asyncio.get_running_loop().time() + pause_s
         self.count += 1

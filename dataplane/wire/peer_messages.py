@@ -29,7 +29,7 @@ from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.row_messages import ListStreams
 from dataplane.wire.shard_messages import Selection
 
-MAJOR, MINOR = 1, 1
+MAJOR, MINOR = 2, 0
 """The version of the protocol between nodes. Another major version is refused; of two minor versions the lower is
 used."""
 
@@ -183,10 +183,14 @@ PeerRequest = (
 )
 
 
-class Described(NumberedMessage, frozen=True, tag="described"):
-    """For each shard: its size, rows, columns, encoded layout, live blocks and, if it is small, its bytes."""
+Description = tuple[int, int, int, bytes, list[LiveBlock], bytes]
+"""Of a shard: its size, rows, columns, encoded layout, live blocks and, if it is small, its bytes."""
 
-    shards: list[tuple[int, int, int, bytes, list[LiveBlock], bytes]]
+
+class Described(NumberedMessage, frozen=True, tag="described"):
+    """The descriptions of shards."""
+
+    shards: list[Description]
 
 
 class Linked(NumberedMessage, frozen=True, tag="linked"):

@@ -261,7 +261,7 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.client.plane", "from dataplane.node import node"),
         ("dataplane.node.node", "from dataplane.client.plane import Plane"),
         ("dataplane.node.node", "import dataplane"),
-        ("dataplane.node.shards.gate", "from dataplane.node.sessions import checks"),
+        ("dataplane.node.shards.fetch", "from dataplane.node.sessions import checks"),
         ("dataplane.node.local.tables", "from dataplane.node.clustered.open_streams import OpenStreams"),
         ("dataplane.node.clustered.open_streams", "from dataplane.node import node"),
         ("dataplane.integrations.verl", "from dataplane.wire import local"),

@@ -76,7 +76,7 @@ def load_checkpoint(checkpoint_dir: str | Path) -> None:
         if kind != END:
             raise file.corrupt("was cut short")
     for name in own.partitions():
-        own.partition(name).table.drop()
+        own.partition(name).drop()
     with CheckpointReader(path) as file:
         _load(own, file)
 
@@ -168,8 +168,9 @@ def _load(own: Session, file: CheckpointReader) -> None:
         try:
             if kind == BLOCK:
                 saved = _decode(payload, type=_Saved)
-                table = own.partition(saved.name).table
-                table.drop()
+                partition = own.partition(saved.name)
+                partition.drop()
+                table = partition.table
                 numbers = table.upsert(saved.keys, tags=saved.tags) if saved.keys else numbers[:0]
                 if saved.keys == []:  # all were cleared: it is there, and has no rows
                     table.clear(table.numbers(new_keys(1), create=True))

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _THEIRS = (
 )
 _WAIT_S = 60.0
 
+_lock = threading.Lock()  # two threads may make their first calls at once
 _posted: Any = None  # the actor's handle: it would end with its last
 _said: Posted | None = None  # in the actor's process, its content: an actor cannot call itself while it answers
 
@@ -123,12 +125,14 @@ class _Config:
 
 
 def _arrived(config: Any, job: Any) -> Any:
-    if _theirs():
-        from dataplane.integrations import ray as nodes
+    with _lock:
+        if _theirs():
+            from dataplane.integrations import ray as nodes
 
-        if process.ray_job() != job and environment().address is None and not nodes.running():
-            raise Misuse(_OTHERS)
-        module_patch.take_over(dense=bool(at(config, "backend.Dataplane.dense")))
+            if process.ray_job() != job and environment().address is None and not nodes.running():
+                sys.modules["transfer_queue.interface"]._TQ_CONTROLLER = None  # type: ignore[attr-defined]  # its close() would end the actor
+                raise Misuse(_OTHERS)
+            module_patch.take_over(dense=bool(at(config, "backend.Dataplane.dense")))
     return config
 
 

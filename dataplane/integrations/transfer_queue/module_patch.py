@@ -26,7 +26,7 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from functools import wraps
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -50,6 +50,9 @@ _NAME = "transfer_queue"
 _theirs: dict[str, Any] = {}
 """The replaced originals; empty if nothing is replaced."""
 
+_direct: set[tuple[str, str]] = set()
+"""Modules, with the names of the calls, that had imported them from this package before the replacement."""
+
 _for_job = False
 """Whether they were replaced for one job, until its `close()`."""
 
@@ -70,12 +73,15 @@ def install(*, dense: bool = False) -> None:
             " dataplane.integrations.transfer_queue.install() before transfer_queue.init(), or transfer_queue.close()"
             " first"
         )
+    global _for_job
     os.environ[VARIABLE] = "dense" if dense else "nested"
     arrange()
+    _for_job = False
     if not is_in():
         here = importlib.import_module(_HERE)
         both = {name: getattr(theirs, name, getattr(theirs.client, name, None)) for name in here.__all__}
         _theirs.update({name: each for name, each in both.items() if each not in (None, getattr(here, name))})
+        _direct.update((module, name) for module, name, _ in _held(_ours()))
         _exchange(_theirs, _ours())
 
 
@@ -84,40 +90,53 @@ def uninstall() -> None:
     global _for_job
     os.environ.pop(VARIABLE, None)
     withdraw()
-    _exchange(_ours(), _theirs)
+    _exchange(_ours(), _theirs, but=_direct)
     _theirs.clear()
+    _direct.clear()
     _for_job = False
     interface: Any = sys.modules.get(f"{_NAME}.interface")
     if type(getattr(interface, "_TQ_CLIENT", None)).__module__.startswith(_HERE):  # `take_over`
         interface._TQ_CLIENT = interface._TQ_CONTROLLER = None
 
 
+_MARK = "__of_dataplane__"
+"""The attribute of the `init` that `watch` has put into the place of TransferQueue's."""
+
+
 def watch() -> None:
     """Replace `init` of `transfer_queue` by one that calls `install` and this package's `init`, if its configuration
-    names this package. Idempotent. Raises ImportError without TransferQueue."""
+    names this package, or names no backend in a Ray job that has rows here. Idempotent. Raises ImportError without
+    TransferQueue."""
     theirs = importlib.import_module(f"{_NAME}.interface").init
     if is_in() or hasattr(theirs, _MARK):
         return
 
     @wraps(theirs)
     def init(conf: Any = None) -> Any:
-        return _init(conf) if names_this(conf) else theirs(conf)
+        return _init(conf) if names_this(conf) or _continues(conf) else theirs(conf)
 
     setattr(init, _MARK, True)
     _exchange({"init": theirs}, {"init": init})
 
 
-_MARK = "__of_dataplane__"
+def _continues(conf: Any) -> bool:
+    """Whether a configuration names no backend, and this Ray job has rows here but not the actor of `job_registry`,
+    which TransferQueue would ask: that of another job had its name, and may have ended."""
+    if at(conf, "backend.storage_backend") is not None or process.ray_job() is None:
+        return False
+    return bool(importlib.import_module(f"{_HERE}.session").has_rows())
 
 
 def _init(conf: Any) -> Any:
     by_ray = "a node on each Ray node" if process.ray_job() is not None else "a node of this process"
     known = environment().address
+    before = is_in()
     _install_for_job(dense=bool(at(conf, f"backend.{NAME}.dense")))
     try:
         made = importlib.import_module(_HERE).init(conf)
     except BaseException:
-        leave()
+        if not before:
+            leave()
         raise
     where = by_ray if known is None else f"the node at {known}, which has its own settings"
     _say(f"TransferQueue stores in the plane ({NAME}): by {where}")
@@ -133,9 +152,9 @@ def take_over(*, dense: bool) -> None:
 
 def _install_for_job(*, dense: bool) -> None:
     global _for_job
-    before = is_in()
+    for_job = _for_job or not is_in()
     install(dense=dense)
-    _for_job = _for_job or not before
+    _for_job = for_job
 
 
 def leave() -> None:
@@ -145,7 +164,7 @@ def leave() -> None:
 
 
 def _say(what: str) -> None:
-    """Log a line at the level that frameworks show, which is WARNING."""
+    """Log a line at INFO, or write it to stderr where INFO is not shown."""
     if log.isEnabledFor(logging.INFO):
         log.info("%s", what)
     else:
@@ -177,12 +196,23 @@ def _ours() -> dict[str, Any]:
     return {name: getattr(here, name) for name in _theirs}
 
 
-def _exchange(have: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """In all modules except this package's, replace each object of `have` by that of `wanted` with the same name."""
+def _exchange(
+    have: Mapping[str, Any], wanted: Mapping[str, Any], but: Container[tuple[str, str]] = frozenset()
+) -> None:
+    """In all modules except this package's, replace each object of `have` by that of `wanted` with the same name,
+    except these (module, name)."""
+    for module, name, names in list(_held(have)):
+        if (module, name) not in but:
+            names[name] = wanted[name]
+
+
+def _held(have: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """The modules, except this package's, that have one of these objects under its name: module, name, and the names
+    of the module."""
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if isinstance(names, dict) and not str(names.get("__name__")).startswith(_HERE):  # some are no modules
-            names.update({name: wanted[name] for name, held in have.items() if names.get(name) is held})
+            yield from ((str(names.get("__name__")), name, names) for name in have if names.get(name) is have[name])
 
 
 _HOOK = "RAY_RUNTIME_ENV_HOOK"

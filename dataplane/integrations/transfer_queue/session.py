@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,10 @@ from dataplane.integrations import pickles, process
 from dataplane.integrations.transfer_queue import async_calls, job_registry, metrics, module_patch
 from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import settings as job_settings
-from dataplane.integrations.transfer_queue.errors import NotStarted
+from dataplane.integrations.transfer_queue.errors import InvalidSetting, NotStarted
 from dataplane.integrations.transfer_queue.job import Job
 from dataplane.integrations.transfer_queue.partition import JobPartition, blocks, prefix
-from dataplane.integrations.transfer_queue.settings import JobSettings, at
+from dataplane.integrations.transfer_queue.settings import JobSettings
 
 if TYPE_CHECKING:
     from transfer_queue import BaseSampler
@@ -97,44 +98,82 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     Raises InvalidSetting for an invalid `conf`, Misuse if it contradicts the job's first `init()` and for a second job
     without a name, PeerUnavailable, Rejected (a host cannot meet the settings).
     """
-    global _session, _pid
     wanted, own = job_settings.read(conf, dense=module_patch.dense())
-    name = job if job is not None else at(conf, "backend.Dataplane.job")
-    with _lock:
+    named = job_settings.job_name(conf, job)
+    with _lock, ExitStack() as undo:
         posted = job_registry.read()
         if posted is None:
             job_registry.check()
-        plane = _plane(job_settings.nodes(wanted.nodes), posted)
-        chosen = jobs.named(name) if name is not None else _job(posted) or jobs.new()
-        before = _session if _session is not None and _pid == os.getpid() and _session.job == chosen else None
-        settings, first = job_settings.agree(plane, chosen, wanted)
-        job_settings.compare(conf, wanted, settings)
-        chosen.export()
-        sampler = own or (before.sampler if before is not None and settings == before.settings else None)
-        first = first or (before is not None and before.first)
-        _session, _pid = Session(plane, chosen, settings, sampler, first=first), os.getpid()
-        if at(conf, "metrics.enabled"):
-            job_settings.tell_endpoint(plane, chosen, metrics.serve(int(at(conf, "metrics.port") or 0)))
-        agreed = job_settings.merged(conf, settings, chosen, job_settings.endpoint(plane, chosen))
+        plane = _plane(job_settings.nodes(wanted.nodes), posted, undo)
+        chosen = named or _job(posted) or jobs.new()
+        agreed = _join(plane, chosen, conf, wanted, own, undo)
         if posted is None:
             job_registry.post(chosen, agreed)
+        undo.pop_all()
     pickles.install_for_verl()
     return agreed
 
 
-def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None) -> Plane:
+def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None, undo: ExitStack) -> Plane:
+    """The plane of this process. `undo` ends what is started for it."""
     if posted is not None:
         posted.attach()
     if process.ray_job() is not None and environment().address is None:
         from dataplane.integrations import ray as nodes
 
+        if not nodes.running():
+            undo.callback(nodes.down)
         nodes.up(given.config, transports=given.transports, key=given.key, keep=False)
         return process.plane()
+    if environment().address is None and (given.transports or given.key):
+        raise InvalidSetting(
+            "backend.Dataplane.transports and .key are for the nodes of a Ray job: call ray.init() first"
+        )
+    if not process.is_connected():
+        undo.callback(process.close)
     return process.start(given.config)
+
+
+def _join(plane: Plane, job: Job, conf: Any, wanted: JobSettings, sampler: BaseSampler | None, undo: ExitStack) -> Any:
+    """Make the session. Returns the configuration in use. `undo` restores what was before."""
+    global _session, _pid
+    before = _session if _session is not None and _pid == os.getpid() and _session.job == job else None
+    settings, first = job_settings.agree(plane, job, wanted)
+    if first:
+        undo.callback(job_settings.forget, plane, job)
+    job_settings.compare(conf, wanted, settings)
+    if sampler is None and before is not None and settings == before.settings:
+        sampler = before.sampler
+    made = Session(plane, job, settings, sampler, first=first or (before is not None and before.first))
+    undo.callback(_restore, _session, _pid, os.environ.get(jobs.VARIABLE))
+    job.export()
+    _session, _pid = made, os.getpid()
+    port = job_settings.metrics_port(conf)
+    if port is not None:
+        job_settings.tell_endpoint(plane, job, metrics.serve(port))
+    return job_settings.merged(conf, settings, job, job_settings.endpoint(plane, job))
+
+
+def _restore(before: Session | None, pid: int, named: str | None) -> None:
+    global _session, _pid
+    _session, _pid = before, pid
+    os.environ.pop(jobs.VARIABLE, None)
+    if named is not None:
+        os.environ[jobs.VARIABLE] = named
 
 
 def _job(posted: job_registry.Posted | None) -> Job | None:
     return posted.job if posted is not None else jobs.known()
+
+
+def has_rows() -> bool:
+    """Whether this process has a session, or this Ray job has one in another process."""
+    if joined() is not None:
+        return True
+    from dataplane.integrations import ray as nodes
+
+    job = jobs.known()
+    return job is not None and nodes.running() and job_settings.find(process.plane(), job) is not None
 
 
 def joined() -> Session | None:
@@ -171,7 +210,7 @@ def close() -> None:
     """Leave the job; the first process of the job also deletes all partitions. Idempotent.
 
     The plane stays open, because other integrations of this process may use it; it ends with the process. If the
-    calls of `transfer_queue` were replaced for the job's sake (`configured`), they are TransferQueue's again.
+    calls of `transfer_queue` were replaced for this job (`module_patch.watch`), they are TransferQueue's again.
     """
     global _session
     with _lock:

@@ -13,7 +13,7 @@ The settings of TransferQueue's own backends are ignored: verl's configuration n
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,7 +115,11 @@ def _nodes(conf: Any) -> dict[str, Any]:
     given = {name: section[name] for name in _NODES if section.get(name) is not None}
     if "transports" in given:
         named = given["transports"]
-        given["transports"] = named.replace(",", " ").split() if isinstance(named, str) else list(map(str, named))
+        if isinstance(named, str):
+            named = named.replace(",", " ").split()
+        if not isinstance(named, Sequence):
+            raise InvalidSetting(f"{_SECTION}.transports is a list of names, not {named!r}")
+        given["transports"] = list(map(str, named))
     return {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
 
 
@@ -128,18 +132,36 @@ class Nodes:
     key: str | None
 
 
+def metrics_port(conf: Any) -> int | None:
+    """The port of the metrics, 0 for any; None if they are off. Raises InvalidSetting."""
+    if not at(conf, "metrics.enabled"):
+        return None
+    given = at(conf, "metrics.port") or 0
+    try:
+        return int(given)
+    except (TypeError, ValueError):
+        raise InvalidSetting(f"metrics.port is a number, not {given!r}") from None
+
+
 def nodes(given: Mapping[str, Any]) -> Nodes:
     """The nodes to start with these settings. Raises InvalidSetting."""
     rest = dict(given)
     transports, key = tuple(rest.pop("transports", ())), rest.pop("key", None)
     if set(transports) - set(TRANSPORTS) or len(set(transports)) < len(transports):
         raise InvalidSetting(f"{_SECTION}.transports are some of {', '.join(TRANSPORTS)}, each once, not {transports}")
-    if key is not None and not Path(str(key)).is_file():
-        raise InvalidSetting(f"{_SECTION}.key is a file that `dataplane keygen` wrote; there is none at {key}")
     try:
         return Nodes(NodeConfig(**rest) if rest else None, transports, None if key is None else str(key))
     except (ValueError, TypeError) as error:
         raise InvalidSetting(f"{_SECTION}: {error}") from error
+
+
+def job_name(conf: Any, given: str | None) -> Job | None:
+    """The job that is named; None if there is no name. Raises InvalidSetting."""
+    name = given if given is not None else at(conf, f"{_SECTION}.job")
+    try:
+        return None if name is None else jobs.named(name)
+    except ValueError as error:
+        raise InvalidSetting(str(error)) from None
 
 
 def agree(plane: Plane, job: Job, own: JobSettings) -> tuple[JobSettings, bool]:
@@ -210,7 +232,8 @@ def _of(rows: TableSlice, job: Job, plane: Plane) -> JobSettings:
     if job.token and rows.tags[0].get(_TOKEN) != job.token:
         raise jobs.refuse(job, plane.address)
     arguments = tuple((str(name), value) for name, value in given["arguments"])
-    return JobSettings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]), given["nodes"])
+    nodes = dict(given.get("nodes") or {})
+    return JobSettings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]), nodes)
 
 
 def merged(conf: Any, settings: JobSettings, job: Job, endpoint: str | None) -> Any:

@@ -19,6 +19,7 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
+from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import module_patch
 from dataplane.integrations.transfer_queue.settings import NAME
 
@@ -33,7 +34,7 @@ def register() -> bool:
     try:
         module_patch.watch()
         module_patch.if_asked()
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, Misuse) as error:
         level = logging.INFO if neo else logging.WARNING  # verl's neo branch has no TransferQueue
         log.log(level, "the TransferQueue backend %s is not there: transfer_queue can not be used: %s", NAME, error)
         return False

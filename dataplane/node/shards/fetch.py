@@ -21,7 +21,7 @@ from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
-from dataplane.errors import DataplaneError, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import DataplaneError, LimitExceeded, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import ShardReads, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
@@ -142,12 +142,8 @@ class Fetcher:
     async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
         """Get descriptions of the owner's shards from the node `source`. `numbered`: for each its number at the owner
         and at `source`."""
-        member = member_of(self._membership, source)
-        request = pm.DescribeShards(self._peers.next_id(), [number for _, number in numbered])
-        reply = await self._peers.request(member, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
-        if len(reply.shards) != len(numbered):
-            raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbered)} shards")
-        for (shard, there), described in zip(numbered, reply.shards, strict=True):
+        shards = await self._described(source, [number for _, number in numbered], deadline)
+        for (shard, there), described in zip(numbered, shards, strict=True):
             key = (owner, shard)
             copy = self._copies.get(key)
             if copy is not None and self._store.shards.clear_error(copy) and self._remotes[copy].source == source:
@@ -168,6 +164,23 @@ class Fetcher:
             )
             self._copies[key], self._remotes[number] = number, backing
             self._inline_bytes += len(payload)
+
+    async def _described(self, source: bytes, numbers: list[int], deadline: Deadline) -> list[pm.Description]:
+        """The descriptions of these shards of the node `source`, by several requests if they do not fit into one
+        reply."""
+        request = pm.DescribeShards(self._peers.next_id(), numbers)
+        member = member_of(self._membership, source)
+        try:
+            reply = await self._peers.request(member, request, pm.Described, min(_CONTROL_S, deadline.remaining_s))
+        except LimitExceeded:
+            if len(numbers) == 1:
+                raise
+            half = len(numbers) // 2
+            parts = [await self._described(source, part, deadline) for part in (numbers[:half], numbers[half:])]
+            return parts[0] + parts[1]
+        if len(reply.shards) != len(numbers):
+            raise ProtocolMismatch(f"node {source.hex()} described {len(reply.shards)} of {len(numbers)} shards")
+        return reply.shards
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, and of their local copies; parts that went with the owner are ignored.

@@ -16,6 +16,7 @@ from tensordict import TensorDict
 from verl.utils import transferqueue_utils
 
 from dataplane.integrations import transfer_queue as ours
+from dataplane.integrations.transfer_queue import module_patch
 from dataplane.integrations.transfer_queue.module_patch import VARIABLE
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.nursery import Nursery
@@ -72,6 +73,26 @@ def test_modules_that_imported_the_replacement_are_restored_after_uninstall(nurs
     """
     with nursery.process(textwrap.dedent(program)) as process:
         assert process.hear() == "all is well"
+
+
+def test_a_module_that_imported_these_calls_keeps_them_after_uninstall(monkeypatch: pytest.MonkeyPatch) -> None:
+    direct = ModuleType("direct_user")
+    direct.kv_put = ours.kv_put  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, direct.__name__, direct)
+    ours.install()
+    ours.uninstall()
+    assert direct.kv_put is ours.kv_put  # type: ignore[attr-defined]
+
+
+def test_an_explicit_install_lasts_beyond_the_job() -> None:
+    module_patch._install_for_job(dense=False)
+    ours.install()
+    module_patch.leave()
+    assert module_patch.is_in()
+    ours.uninstall()
+    module_patch._install_for_job(dense=False)
+    module_patch.leave()
+    assert not module_patch.is_in()
 
 
 def test_rows_of_equal_lengths_are_nested_while_installed(node: str) -> None:

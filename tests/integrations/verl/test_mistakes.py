@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,13 +38,17 @@ def failed() -> list[Exception]:
     assert plugin.loaded
     driving.drive()
     found = []
-    for given in (conf("Datplane"), conf(memroy="1GiB"), conf(memory="900TiB", spill=0)):
-        with pytest.raises(dp.DataplaneError) as raised:
-            tq.init(given)
-        found.append(raised.value)
-        assert not nodes.running()
-        assert not controlled()
-        assert tq.kv_list.__module__ == "transfer_queue.interface", "its calls are its own until a job runs"
+    small = {"memory": "64MiB", "spill": 0, "prewarm": 0}
+    with socket.create_server(("", 0)) as taken:
+        late = OmegaConf.merge(conf(**small), {"metrics": {"enabled": True, "port": taken.getsockname()[1]}})
+        for given in (conf("Datplane"), conf(memroy="1GiB"), conf(memory="900TiB", spill=0), conf(job="a/b"), late):
+            with pytest.raises(dp.DataplaneError) as raised:
+                tq.init(given)
+            found.append(raised.value)
+            assert not nodes.running()
+            assert not controlled()
+            assert "DATAPLANE_JOB" not in os.environ
+            assert tq.kv_list.__module__ == "transfer_queue.interface", "its calls are its own until a job runs"
     return found
 
 
@@ -54,14 +59,17 @@ def queue(failed: Any) -> Iterator[Any]:
 
 
 def test_a_job_with_invalid_settings_is_refused_and_starts_once_corrected(failed: list[Exception], queue: Any) -> None:
-    """A misspelt backend, a misspelt setting, and more memory than a host has."""
-    backend, misspelt, too_large = failed
+    """A misspelt backend, a misspelt setting, more memory than a host has, an invalid name, and a port in use, which
+    is found after the nodes have started."""
+    backend, misspelt, too_large, name, port = failed
     assert isinstance(backend, dp.Misuse)
     assert "no backend 'Datplane': did you mean Dataplane?" in str(backend)
     assert isinstance(misspelt, dp.Misuse)
     assert "no setting 'backend.Dataplane.memroy': did you mean backend.Dataplane.memory?" in str(misspelt)
     assert isinstance(too_large, dp.Rejected)
     assert "memory is 900.0 TiB, and this host, or its container, has" in str(too_large)
+    assert "a job's name is a text" in str(name)
+    assert "port" in str(port)
     queue.kv_put("a", "train", {"x": torch.ones(2)}, {})
     assert queue.kv_batch_get("a", "train")["x"].values().tolist() == [1, 1]
     queue.kv_clear("a", "train")
@@ -100,30 +108,37 @@ def test_a_second_init_with_other_settings_is_misuse(queue: Any, given: Any, mat
 
 
 def test_a_second_job_on_one_ray_has_rows_of_its_own(queue: Any, nursery: Nursery) -> None:
-    """So have its workers, which know nothing of it but their Ray job. With TransferQueue's own storage it is told that
-    another job has its controller's name."""
+    """So have its workers, which know nothing of it but their Ray job, also when the first job's controller has ended.
+    With TransferQueue's own storage it is told that another job has its controller's name."""
     queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
     second = """
         start(os.environ["RAY"])
         refused = error_of(tq.init)
+        tq.close()  # which ends a controller that it knows
+        theirs = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+        ray.get(theirs.list_partitions.remote())
         tq.init(conf())
         tq.kv_put("b", "train", {"x": torch.ones(2)}, {})
 
         @ray.remote(num_cpus=0)
         def work():
+            import dataplane.integrations.verl.plugin
             import transfer_queue as tq
             tq.init()
             return tq.kv_list()
 
-        tell([refused, ray.get(work.remote())])
+        seen = ray.get(work.remote())
+        ray.kill(theirs)
+        tell([refused, seen, ray.get(work.options(runtime_env={"env_vars": {"A": "process of its own"}}).remote())])
         end()
     """
     with program(nursery, second, **ray_of_this_process()) as running:
-        (_, said), seen = running.hear()
+        (_, said), seen, later = running.hear()
         running.wait()
+    queue.init()  # makes the controller again
     assert "is that of another Ray job" in said
     assert "start a Ray for each job" in said
-    assert seen == {"train": {"b": {}}}
+    assert seen == later == {"train": {"b": {}}}
     assert queue.kv_batch_get("a", "train")["x"].values().tolist() == [1, 1, 1]
     queue.kv_clear("a", "train")
 
