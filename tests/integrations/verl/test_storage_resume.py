@@ -93,7 +93,13 @@ def run(nursery: Nursery, code: str, where: Path, **environment: str) -> Process
 
 
 @pytest.fixture(scope="module")
-def saved(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def driven() -> None:
+    """Starts a Ray, which sets variables of the environment that the nursery has to begin with."""
+    driving.drive()
+
+
+@pytest.fixture(scope="module")
+def saved(driven: None, nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """A checkpoint of a job that has ended, and what was in it."""
     where = tmp_path_factory.mktemp("saved") / "checkpoint"
     with run(nursery, SAVE, where) as running:
@@ -104,7 +110,7 @@ def saved(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     return where, told
 
 
-def test_a_checkpoint_is_loaded_by_another_job(nursery: Nursery, saved: tuple[Path, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_by_another_job(saved: tuple[Path, Any], nursery: Nursery, tmp_path: Path) -> None:
     """Values, kinds, tags, keys, what was consumed; and goes on from there, leaving nothing."""
     where, before = saved
     copied = shutil.copytree(where, tmp_path / "checkpoint")
