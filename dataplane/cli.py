@@ -28,7 +28,7 @@ from dataplane import __version__
 from dataplane.client import command as recording
 from dataplane.config import ClusterConfig, NodeConfig, format_size
 from dataplane.diagnosis import command as diagnosis
-from dataplane.errors import DataplaneError
+from dataplane.errors import DataplaneError, Misuse
 from dataplane.pipeline import command as planning
 from dataplane.web import command as web
 
@@ -188,7 +188,10 @@ def _run(node: NodeServer, config: NodeConfig, page: Callable[[str], None]) -> N
 def _keygen(chosen: argparse.Namespace) -> int:
     from dataplane.wire import auth
 
-    auth.generate(chosen.file)
+    try:
+        auth.generate(chosen.file)
+    except FileExistsError:
+        raise Misuse(f"{chosen.file} exists: use it as the key, or name another file") from None
     print(f"{chosen.file}: copy this key to every host; a node with it can join the cluster", file=sys.stderr)
     return 0
 

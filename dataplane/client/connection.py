@@ -361,8 +361,8 @@ class Connection:
     def _end(self, error: DataplaneError | None) -> None:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(
-                f"the node at {self.address} has gone, with all that it held: close this plane, connect to the node"
-                " that runs now (an integration connects at its next init() or call), and put it again",
+                f"the node at {self.address} has gone, with all that it held but what is durable: close this plane, and"
+                " connect to the node that runs now (an integration connects at its next init() or call)",
                 address=self.address,
             )
         self._gone = gone = self._gone or error

@@ -214,7 +214,7 @@ def between(before: Look, after: Look, seconds: float) -> GraphRun:
                 found.append(process)
     gone = earlier.keys() - {process.key for process in found}
     if gone:
-        notes.append(f"{len(gone)} processes ended, or did nothing, meanwhile")
+        notes.append(f"processes that ended, or made no call meanwhile: {len(gone)}")
     return GraphRun(seconds, _named(found), notes, _nodes(before, after))
 
 

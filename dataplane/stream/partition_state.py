@@ -10,7 +10,7 @@ dropped and not leased.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -278,14 +278,13 @@ class StreamState:
 
     # queries
 
-    def behind(self) -> list[str]:
-        """Among the tasks with rows left of the oldest policy version, those with the most rows left."""
-        marks = {
-            name: (min(left), -sum(left.values()))
-            for name, left in zip(self.settings.tasks, self.progress.left, strict=True)
-            if left
-        }
-        return [name for name, mark in marks.items() if mark == min(marks.values())]
+    def behind(self, idle: Container[int] = ()) -> list[str]:
+        """Among the tasks with rows left of the oldest policy version, those with the most rows left. `idle`: the
+        numbers of tasks that are left out unless all are."""
+        tasks = [task for task, left in enumerate(self.progress.left) if left]
+        tasks = [task for task in tasks if task not in idle] or tasks
+        marks = {task: (min(left), -sum(left.values())) for task in tasks if (left := self.progress.left[task])}
+        return [self.settings.tasks[task] for task, mark in marks.items() if mark == min(marks.values())]
 
     def dead_letters(self) -> list[str]:
         """The tasks that have dead letters."""

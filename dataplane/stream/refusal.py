@@ -29,10 +29,14 @@ def _why(leased: LeasedRows, entry: AppendSize) -> str:
     behind = leased.partition.behind()
     if not behind and (dead := leased.partition.dead_letters()):
         return f"{why}; it holds dead letters of {', '.join(dead)}, which are there until they are dropped"
-    acks = (
-        f"it waits for acks of {', '.join(map(repr, behind))}: give it a longer timeout, or the stream a higher limit"
+    left = {
+        task: sum(rows.values())
+        for task, rows in zip(leased.settings.tasks, leased.partition.progress.left, strict=True)
+    }
+    acks = ", ".join(f"{task!r} ({rows} rows left)" for task, rows in left.items() if rows)
+    return (
+        f"{why}; it waits for acks of {acks}: give it a longer timeout, or the stream a higher limit" if acks else why
     )
-    return f"{why}; {acks}" if behind else why
 
 
 def _holders(leased: LeasedRows) -> Iterator[dict[str, Any]]:

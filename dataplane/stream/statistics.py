@@ -37,9 +37,15 @@ def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
         "columns": list(leased.partition.rows.schema.fields) if leased.partition.rows.count else [],
         "waiting": sum(task is None for task, _ in waiting),
         "groups": leased.partition.groups.open,
-        "behind": leased.partition.behind(),
+        "behind": leased.partition.behind(_idle(leased, waiting)),
         "task": {name: _task(leased, number, now, waiting) for number, name in enumerate(leased.settings.tasks)},
     }
+
+
+def _idle(leased: LeasedRows, waiting: Waiting) -> set[int]:
+    """The tasks that hold no rows and have consumers that wait for some: they are not what takes long."""
+    asking = {task for task, _ in waiting if task is not None}
+    return {task for task in asking if not leased.partition.progress.tally(task)["leased"]}
 
 
 def _task(leased: LeasedRows, task: int, now: float, waiting: Waiting) -> dict[str, Any]:

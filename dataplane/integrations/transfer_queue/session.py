@@ -123,7 +123,10 @@ def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None, undo: 
 
         if not nodes.running():
             undo.callback(nodes.down)
-        nodes.up(given.config, transports=given.transports, key=given.key, keep=False)
+        if posted is None:
+            nodes.up(given.config, transports=given.transports, key=given.key, keep=False)
+        else:  # whose settings `JobSettings` has
+            nodes.up(keep=False)
         return process.plane()
     if environment().address is None and (given.transports or given.key):
         raise InvalidSetting(

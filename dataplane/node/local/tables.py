@@ -261,7 +261,7 @@ def _check_here(request: rm.AskTable) -> None:
 def not_ready(table: str, asked: r.FindReady, deadline: Deadline) -> NotReady:
     """The error of a client that waited for rows until its deadline."""
     waited_s = deadline.waited_s
-    unclaimed = f" and were not claimed by task {asked.task!r}" if asked.task else ""
+    unclaimed = f" and unclaimed by task {asked.task!r}" if asked.task else ""
     rows = "no row" if asked.least == 1 else f"fewer than {asked.least} rows"
     has = f"{rows} of table {table!r} had {', '.join(map(repr, asked.columns)) or 'no column'}"
     what = f"{has}{unclaimed}, after {waited_s:.2f} s"

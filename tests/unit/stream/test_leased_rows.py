@@ -18,6 +18,7 @@ from dataplane.stream.progress import DEAD
 from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, StreamSettings
+from dataplane.stream.statistics import figures
 from dataplane.stream.stream_schema import MAX_COLUMNS
 from tests.cases import each_case
 from tests.unit.stream.example_streams import INT, Demand, Entry, Home, stored
@@ -176,6 +177,16 @@ class TestAdmission:
         assert (ahead.got, stream.figures()["behind"], stream.figures()["latest_version"]) == ([], ["actor"], 5)
         stream.ack(stream.consume(task="actor"))
         assert len(ahead.got) == 1
+
+    def test_a_task_whose_consumers_wait_for_columns_is_not_what_holds_up_appends(self) -> None:
+        stream = Stream("reward", "actor", max_rows=3)
+        for _ in range(3):
+            stream.append(1)
+        stream.consume(task="reward")
+        waiting = [(1, ("score",)), (None, ())]
+        assert figures(stream.leased, 0.0, waiting)["behind"] == ["reward"]
+        assert figures(stream.leased, 0.0, [(None, ())])["behind"] == ["reward", "actor"]
+        assert figures(stream.leased, 0.0, [(0, ()), (1, ("score",))])["behind"] == ["reward"]
 
 
 class TestKeys:
