@@ -1,10 +1,11 @@
-"""Threads that are started on demand; work shared among them; and waits for threads that write into memory which is
-about to be reused."""
+"""Pools of threads; work shared among them; and waits for threads that write into memory which is about to be
+reused."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import queue
 import threading
 import time
@@ -25,15 +26,24 @@ class Pool(Executor):
     later; hanging threads are not waited for when the process ends. `ThreadPoolExecutor` keeps such work in its queue,
     and the interpreter joins its threads."""
 
-    def __init__(self, most: int, name: str) -> None:
+    def __init__(self, most: int, name: str, *, storage: bool = False) -> None:
+        """Threads are started on demand. `storage`: all are started now, so that none can be missing later, and a
+        MemoryError of their work is raised as OSError. Raises OSError then, if the system starts too few."""
         self._most = most
         self._name = name
+        self._storage = storage
         self._lock = threading.Lock()
         self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], None]] | None] = queue.SimpleQueue()
         self._free = 0  # idle threads, less the pieces of work that wait for one
         self._threads: list[threading.Thread] = []
         self._ended: list[Future[None]] = []
         self._closed = False
+        try:
+            for _ in range(most if storage else 0):
+                self._start(lambda: None)
+        except OSError:
+            self.shutdown()
+            raise
 
     def submit(self, work: Callable[..., R], /, *args: Any, **kwargs: Any) -> Future[R]:
         """Run the work in a thread. Raises OSError if none exists and none can be started, and after `shutdown`."""
@@ -44,6 +54,8 @@ class Pool(Executor):
                 try:
                     result = work(*args, **kwargs)
                 except BaseException as error:
+                    if self._storage and isinstance(error, MemoryError):
+                        error = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
                     future.set_exception(error)
                 else:
                     future.set_result(result)
@@ -65,7 +77,8 @@ class Pool(Executor):
         try:
             thread.start()
         except RuntimeError:
-            raise OSError(errno.EAGAIN, "no thread can be started") from None
+            why = "no thread can be started: raise the limit of processes (ulimit -u), or of tasks (pids.max)"
+            raise OSError(errno.EAGAIN, why) from None
         self._threads.append(thread)
         self._ended.append(ended)
 
@@ -81,9 +94,9 @@ class Pool(Executor):
             del waiting
         ended.set_result(None)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Take no more work; with `wait`, wait for the accepted work. `cancel_futures`: cancel work that has not
-        begun."""
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False, patience_s: float | None = None) -> None:
+        """Take no more work; with `wait`, wait for the accepted work, at most `patience_s` seconds if that is given.
+        `cancel_futures`: cancel work that has not begun. Idempotent."""
         with self._lock:
             if cancel_futures:
                 self._cancel()
@@ -91,8 +104,14 @@ class Pool(Executor):
                 self._closed = True
                 for _ in self._threads:
                     self._work.put(None)
+        until = None if patience_s is None else time.monotonic() + patience_s
         for thread in self._threads if wait else ():
-            thread.join()
+            thread.join(None if until is None else max(0.0, until - time.monotonic()))
+
+    @property
+    def ended(self) -> bool:
+        """Whether all threads have ended."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def _cancel(self) -> None:
         """Cancel work that no thread has begun. Threads that were asked to end still end."""

@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
-_LATE_S = 1.0  # seconds after which the next batch does not wait for a write any more
 _STALE = 4  # stale entries that even a small heap may have before it is rebuilt
 
 
@@ -78,7 +77,6 @@ class Residency:
         """Whether the shard that is to go to disk next does not fit the disk's quota."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._writing: dict[asyncio.Task[None], int] = {}  # -> the bytes of the write
         self._batch: set[asyncio.Task[None]] = set()  # the writes that the next batch waits for
         disk.removed = self.wake_up
 
@@ -280,8 +278,7 @@ class Residency:
 
     def _make_room(self) -> None:
         """Take the memory of clean shards for waiting requests. Then, if needed, begin to write a batch of dirty ones,
-        whose memory can be taken once the whole batch is written, so that those with the furthest reads go first. A
-        hanging write does not hold up other requests."""
+        whose memory can be taken once the whole batch is written, so that those with the furthest reads go first."""
         if self._batch:
             return
         while self._budget.shortfall:
@@ -291,18 +288,14 @@ class Residency:
             self._clean_bytes -= clean.held
             self._let_go(clean)
         dirty = self._budget.used - self._clean_bytes
-        late = sum(self._writing.values())
         self._ahead = dirty > (self._low if self._ahead else self._high)
-        need = max(self._budget.shortfall, dirty - late - self._low if self._ahead else 0)
+        need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
         for shard in self._victims(need) if need and not self._refused else []:
             shard.moving = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(self._save(shard))
             self._tasks.add(task)
-            self._writing[task] = shard.size
             self._batch.add(task)
             task.add_done_callback(self._saved)
-        if self._batch:
-            asyncio.get_running_loop().call_later(_LATE_S, self._leave, set(self._batch))
 
     async def _save(self, shard: Shard) -> None:
         try:
@@ -314,16 +307,10 @@ class Residency:
 
     def _saved(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        del self._writing[task]
+        self._batch.discard(task)
         if not task.cancelled() and task.exception() is not None:  # a defect here; the shard is still in memory
             log.error("a shard could not be written", exc_info=task.exception())
-        self._leave({task})
-
-    def _leave(self, tasks: set[asyncio.Task[None]]) -> None:
-        """Do not wait for these writes any more: they have ended, or take too long."""
-        if self._batch & tasks:
-            self._batch -= tasks
-            self.wake_up()
+        self.wake_up()
 
     def _retry(self) -> None:
         self._refused = False

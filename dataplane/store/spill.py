@@ -11,16 +11,17 @@ Invariants:
   that raises has served nothing;
 - a file has a name of its own among those that exist: a shard may be written again while its last file waits to be
   deleted;
-- the event loop makes no call that may wait for the disk: all are made by `Workers`. A call that hangs costs a thread,
-  and those after it go on; closing waits for a hanging call for a bounded time.
+- the event loop makes no call that may wait for the disk: threads make them. A call that hangs costs a thread until it
+  returns, and `error` counts it; closing waits for a hanging call for a bounded time.
 
 Files are not synced: spill is capacity, not durability. The directory is a `DirectoryClaim`: a dead node's files are
 removed by the next node that starts there.
 
-Chunks are hashed and written by two threads, so that hashing one overlaps the writing of the other. Files are opened
-with O_DIRECT if the file system supports it, which needs no copy and leaves the page cache alone (3.6 GB/s measured,
-where buffered writes with fdatasync gave 0.5). LZ4 costs more than a good disk, so it is used only on a disk slower
-than LZ4 itself, and only for shards whose first bytes shrink; both speeds are measured while files are written.
+A file's chunks are hashed and written by several threads, so that hashing one overlaps the writing of another. Files
+are opened with O_DIRECT if the file system supports it, which needs no copy and leaves the page cache alone (3.6 GB/s
+measured, where buffered writes with fdatasync gave 0.5). LZ4 costs more than a good disk, so it is used only on a disk
+slower than LZ4 itself, and only for shards whose first bytes shrink; both speeds are measured while files are
+written.
 """
 
 from __future__ import annotations
@@ -30,14 +31,15 @@ import errno
 import itertools
 import logging
 import os
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
 import lz4.block
 import xxhash
@@ -64,20 +66,18 @@ from dataplane.store.spill_file import (
     record_size,
     whole_pages,
 )
-from dataplane.threads import stopped
-from dataplane.workers import LATE_S, Workers
+from dataplane.threads import Pool, stopped, together
 
 log = logging.getLogger(__name__)
 
+Args = ParamSpec("Args")
 T = TypeVar("T")
 
 _MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
 """The errors of a read after which the file may be lost; other errors say nothing about the file."""
 _TRIES, _TRIES_S = 3, 2.0  # failed reads, and the time over which they failed, after which a file counts as lost
-_LANES, _SPARE_FILES, _SPARE_CHUNKS = 2, 3, 4  # threads
-_WRITERS = 2  # of the workers, the first two, which write and read
-_AHEAD = 3  # chunks of a file in progress at a time, so one file can block so many threads
-_WATCH_S = 0.25  # seconds between checks for calls that hang
+_THREADS = 3  # that write and read: one that hangs, or two, leave others
+_LATE_S = 1.0  # seconds after which a call that has not been answered is an error
 _RETRY_S = 0.5  # seconds between attempts to delete a file
 _CLOSE_S = 1.5  # seconds that closing waits for hanging calls
 _REMEDY = "set spill_dir, --spill-dir or $DATAPLANE_SPILL_DIR to a directory that you can write to, or spill to 0"
@@ -110,9 +110,7 @@ class Disk:
         self._errors: dict[str, str] = {}  # by operation: its last error
         self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=_REMEDY) if quota else None
         self._compression = compression
-        self._workers: list[Workers] = []
-        self._outstanding = 0
-        self._watch: asyncio.TimerHandle | None = None
+        self._calls: dict[int, float] = {}  # by thread that uses the disk: since when, or since its last chunk
         self._doomed: deque[SpillFile] = deque()
         self._doomed_bytes = 0
         self._doomed_paths: set[Path] = set()
@@ -127,19 +125,13 @@ class Disk:
         self._read = 0
         self._write_rate = 0.0  # bytes/s of one thread's writes, smoothed; 0: not measured yet
         self._lz4_rate = 600e6  # bytes/s of one thread's compression, smoothed
-        try:
-            if self._claim is not None:
-                self._pool = self._started(_LANES, _SPARE_FILES, "spill")  # each runs the work on one file
-                self._chunks = self._started(_LANES, _SPARE_CHUNKS, "chunk")
-                self._remover = self._started(1, 1, "remove")
-        except OSError:
-            self.close()
-            raise
-
-    def _started(self, slots: int, spares: int, name: str) -> Workers:
-        workers = Workers(slots, spares, f"dataplane-{name}")
-        self._workers.append(workers)
-        return workers
+        if self._claim is not None:
+            with ExitStack() as undo:
+                undo.callback(self._claim.release)
+                self._pool = Pool(_THREADS, "dataplane-spill", storage=True)
+                undo.callback(self._pool.shutdown)
+                self._remover = Pool(1, "dataplane-remove", storage=True)
+                undo.pop_all()
 
     @property
     def directory(self) -> Path | None:
@@ -148,7 +140,10 @@ class Disk:
 
     @property
     def error(self) -> str:
-        """Why the last operation failed; empty if it did not."""
+        """Why the last operation failed, or that calls hang; empty if all is well."""
+        late = sum(since < time.monotonic() - _LATE_S for since in list(self._calls.values()))
+        if late:
+            return f"using the disk failed: {late} requests to it have not been answered ({self.directory})"
         return next(iter(self._errors.values()), "")
 
     def fits(self, sizes: Iterable[int], *, later: bool = False) -> bool:
@@ -160,7 +155,7 @@ class Disk:
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
         """Write the bytes of an extent, which must not change meanwhile.
 
-        Raises OSError, and sets `error`, if the disk refuses or does not answer; then nothing is left of the file.
+        Raises OSError, and sets `error`, if the disk refuses; then nothing is left of the file.
         Not to be cancelled except by closing the disk: a thread would go on writing.
         """
         if self._claim is None:
@@ -171,9 +166,8 @@ class Disk:
         began = time.monotonic_ns()
         path = self._path(self._claim.path, shard)
         try:
-            with self._watching():
-                writing = self._pool.submit(self._write_file, self._claim.descriptor, shard, path, memory, forget)
-                file = await asyncio.wrap_future(writing)
+            writing = self._submit(self._pool, self._write_file, self._claim.descriptor, shard, path, memory, forget)
+            file = await asyncio.wrap_future(writing)
         except _Left as left:
             self.used += left.file.size - reserved
             self._doom(left.file)
@@ -223,55 +217,29 @@ class Disk:
 
     def _each_chunk(self, extent: int, work: Callable[[int, int], T]) -> list[T]:
         """Run `work(start, size)` for each chunk; all calls have ended when this returns or raises."""
-        starts = range(0, extent, CHUNK)
-        if len(starts) == 1:
-            return [work(0, extent)]
-        left = iter(starts)
-        running: dict[Future[T], int] = {}
-        results: dict[int, T] = {}
 
-        def begin(most: int) -> None:
-            for start in itertools.islice(left, most):
-                running[self._chunks.submit(work, start, min(CHUNK, extent - start))] = start
+        def chunk(start: int) -> T:
+            if self._closed:
+                raise OSError(errno.ESHUTDOWN, "the node stops")
+            return self._call(work, start, min(CHUNK, extent - start))
 
+        return together(self._pool, chunk, range(0, extent, CHUNK))
+
+    def _submit(self, pool: Pool, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> Future[T]:
+        return pool.submit(self._call, work, *args, **kwargs)
+
+    def _call(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> T:
+        """In a thread: use the disk."""
+        thread = threading.get_ident()
+        within = thread in self._calls
+        self._calls[thread] = time.monotonic()
         try:
-            begin(_AHEAD)
-            while running:
-                ended, _ = wait(running, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    results[running.pop(future)] = future.result()
-                begin(len(ended))
-                self._pool.progress()
+            return work(*args, **kwargs)
         finally:
-            for future in running:
-                future.cancel()
-            wait(running)
-        return [results[start] for start in starts]
-
-    @contextmanager
-    def _watching(self) -> Iterator[None]:
-        """A context in which hanging calls are noticed."""
-        self._begin_watch()
-        try:
-            yield
-        finally:
-            self._outstanding -= 1
-
-    def _begin_watch(self) -> None:
-        self._outstanding += 1
-        if self._watch is None:
-            self._watch = self._loop.call_later(_WATCH_S, self._look)
-
-    def _look(self) -> None:
-        for workers in self._workers:
-            workers.relieve()
-        late = sum(workers.late for workers in self._workers)
-        if late:
-            self.refused("using the disk", OSError(errno.ETIMEDOUT, f"{late} requests to it have not been answered"))
-        else:
-            self._errors.pop("using the disk", None)
-        again = (self._outstanding or late) and not self._closed
-        self._watch = self._loop.call_later(_WATCH_S, self._look) if again else None
+            if within:
+                self._calls[thread] = time.monotonic()
+            else:
+                del self._calls[thread]
 
     def _codec_for(self, memory: memoryview) -> int:
         if self._compression == "never":
@@ -312,9 +280,8 @@ class Disk:
         assert self._claim is not None, "it was written"
         began = time.monotonic_ns()
         try:
-            with self._watching():
-                reading = self._pool.submit(self._read_file, self._claim.descriptor, file, memory, forget)
-                await asyncio.wrap_future(reading)
+            reading = self._submit(self._pool, self._read_file, self._claim.descriptor, file, memory, forget)
+            await asyncio.wrap_future(reading)
         except OSError as error:
             self._fail(file, error)
             raise
@@ -347,24 +314,20 @@ class Disk:
         """See `spill_file.open_raw`."""
         assert self._claim is not None, "it was written"
         try:
-            opening = self._pool.submit(open_raw, self._claim.descriptor, file, extent)
+            opening = self._submit(self._pool, open_raw, self._claim.descriptor, file, extent)
+            opened = await asyncio.wrap_future(opening)
         except OSError:  # reading it back reports why
-            return None
-        try:
-            with self._watching():
-                opened = await asyncio.wrap_future(opening)
-        except OSError:
             return None
         except asyncio.CancelledError:
             opening.add_done_callback(_close_opened)
-            await stopped([opening], LATE_S)
+            await stopped([opening], _LATE_S)
             raise
         return None if opened is None else replace(opened, by=self._aside)
 
     def _aside(self, work: Callable[[], None]) -> None:
         try:
-            self._remover.submit(work)
-        except OSError:  # the node stops, or nothing answers
+            self._submit(self._remover, work)
+        except OSError:  # the node stops
             work()
 
     def remove(self, file: SpillFile) -> None:
@@ -388,16 +351,14 @@ class Disk:
         self._removing = True
         files = [self._doomed[0]] if "deleting" in self._errors else list(self._doomed)
         try:
-            deleting = self._remover.submit(_unlink, self._claim.descriptor, files)
+            deleting = self._submit(self._remover, _unlink, self._claim.descriptor, files)
             removing = asyncio.wrap_future(deleting, loop=self._loop)
         except OSError as error:
             self._removed(0, error)
         else:
-            self._begin_watch()
             removing.add_done_callback(self._removal_ended)
 
     def _removal_ended(self, removing: asyncio.Future[tuple[int, OSError | None]]) -> None:
-        self._outstanding -= 1
         if not removing.cancelled():  # cancelled when the disk is closed
             error = removing.exception()
             self._removed(*((0, error) if isinstance(error, OSError) else removing.result()))
@@ -430,20 +391,10 @@ class Disk:
         if self._claim is None or self._closed:
             return
         self._closed = True
-        if self._watch is not None:
-            self._watch.cancel()
-        until = time.monotonic() + _CLOSE_S
-        for workers in self._workers[:_WRITERS]:
-            workers.close(max(0.0, until - time.monotonic()))
-        if len(self._workers) <= _WRITERS:  # the first file was never written
-            self._claim.release()
-            return
-        releasing = self._remover.submit(self._claim.release)
-        wait([releasing], max(0.0, until - time.monotonic()))
-        self._remover.relieve(0)  # if a deletion hangs, a spare thread does it
-        wait([releasing], _CLOSE_S / 2)
-        self._remover.close(0.1)
-        if not all(workers.ended for workers in self._workers):
+        self._pool.shutdown(cancel_futures=True, patience_s=_CLOSE_S)
+        self._remover.submit(self._claim.release)
+        self._remover.shutdown(patience_s=_CLOSE_S / 2)
+        if not (self._pool.ended and self._remover.ended):
             log.warning(
                 "the disk does not answer; files may stay in %s until another node starts there", self.directory
             )

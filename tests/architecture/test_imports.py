@@ -21,7 +21,7 @@ MODULES = sorted((ROOT / "dataplane").rglob("*.py"))
 #: From the ground up. Neighbours on a floor do not know each other.
 FLOORS = [
     {"errors", "log_lines"},
-    {"background_tasks", "config", "clock", "closing", "file_errors", "threads", "waiting", "workers", "device"},
+    {"background_tasks", "config", "clock", "closing", "file_errors", "threads", "waiting", "device"},
     {"batch", "replication", "coordinator"},
     {"store", "stream"},
     {"table", "history", "recording", "weights"},

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 import sys
 import threading
@@ -105,3 +106,54 @@ def test_a_pool_thread_holds_no_reference_to_finished_work(threads: Pool) -> Non
     threads.submit(id, held).result(60)
     del held
     assert gone.wait(60)
+
+
+# Threads of storage
+
+
+def test_a_pool_of_storage_has_all_threads_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one of them does not start, none is left."""
+    pool = Pool(3, "test", storage=True)
+    meeting = threading.Barrier(3)
+    starts = iter([threading.Thread.start] * 2)
+
+    def start(thread: threading.Thread) -> None:
+        try:
+            next(starts)(thread)
+        except StopIteration:
+            raise RuntimeError("can't start new thread") from None
+
+    before = threading.active_count()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="no thread can be started: raise the limit"):
+        Pool(3, "test", storage=True)
+    assert threading.active_count() == before
+    assert sorted(each.result(60) for each in [pool.submit(meeting.wait, 60) for _ in range(3)]) == [0, 1, 2]
+    pool.shutdown()
+
+
+def test_too_little_memory_for_work_of_storage_is_an_error_of_the_system() -> None:
+    def work() -> None:
+        raise MemoryError
+
+    pool = Pool(1, "test", storage=True)
+    with pytest.raises(OSError, match="Cannot allocate memory") as caught:
+        pool.submit(work).result(60)
+    assert caught.value.errno == errno.ENOMEM
+    pool.shutdown()
+
+
+def test_shutdown_waits_for_hanging_work_for_a_limited_time() -> None:
+    pool, begun, go = Pool(1, "test", storage=True), threading.Event(), threading.Event()
+    running = pool.submit(lambda: (begun.set(), go.wait(60))[1])
+    waiting = pool.submit(int)
+    assert begun.wait(60)
+    pool.shutdown(cancel_futures=True, patience_s=0.05)
+    assert waiting.cancelled()
+    assert not pool.ended
+    with pytest.raises(OSError, match="have ended"):
+        pool.submit(int)
+    go.set()
+    pool.shutdown(patience_s=60)
+    assert pool.ended
+    assert running.result(0)

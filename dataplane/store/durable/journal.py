@@ -16,11 +16,12 @@ from typing import ParamSpec, TypeVar
 
 from dataplane.errors import Backpressure
 from dataplane.store.durable.database import Database, Work
-from dataplane.workers import Workers
+from dataplane.threads import Pool
 
 Args = ParamSpec("Args")
 T = TypeVar("T")
 
+CLOSE_S = 1.5
 RETRY_S = 0.5
 LAZY_S = 0.2
 
@@ -31,7 +32,7 @@ class Journal:
     def __init__(self, database: Database) -> None:
         """Raises OSError if the system starts no thread."""
         self._database = database
-        self._workers = Workers(1, 0, "dataplane-commit")
+        self._thread = Pool(1, "dataplane-commit", storage=True)
         self._waiting: list[tuple[Work, asyncio.Future[None]]] = []
         self._under_way: list[tuple[Work, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -58,7 +59,7 @@ class Journal:
     def run(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
         """Run `work`, which uses the database, in the thread of the commits: after the one in progress, and before
         those that wait. The future has its result or error."""
-        return asyncio.wrap_future(self._workers.submit(work, *args, **kwargs))
+        return asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
 
     def _begin(self) -> None:
         if self._under_way or self._closed or not self._waiting:
@@ -97,13 +98,12 @@ class Journal:
                 future.set_exception(error)
         self._begin()
 
-    def close(self, patience_s: float = 1.5) -> None:
-        """Stop. Cancels writes that have not begun, and waits at most `patience_s` seconds for those in progress.
-        Idempotent."""
+    def close(self) -> None:
+        """Stop. Cancels writes that have not begun, and waits at most `CLOSE_S` for those in progress. Idempotent."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
         for _, future in self._waiting:
             future.cancel()
         self._waiting.clear()
-        self._workers.close(patience_s)
+        self._thread.shutdown(cancel_futures=True, patience_s=CLOSE_S)

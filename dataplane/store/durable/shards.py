@@ -33,15 +33,14 @@ from dataplane.errors import Corrupt, DataplaneError
 from dataplane.store.durable import files
 from dataplane.store.durable.directory import NUMBERS, SHARDS, DataDirectory, refused
 from dataplane.store.durable.files import FileRange, Pages
-from dataplane.store.durable.journal import Journal
+from dataplane.store.durable.journal import CLOSE_S, Journal
 from dataplane.store.durable.log import checksum
 from dataplane.store.spill_file import whole_pages
-from dataplane.workers import Workers
+from dataplane.threads import Pool
 
 Args = ParamSpec("Args")
 T = TypeVar("T")
 
-CLOSE_S = 1.5
 _THREADS = 4
 _AT_ONCE = 1 << 20  # up to so many bytes, hashing takes less time than starting a job in a thread
 _FILE_BYTES = 64 << 20  # of a file, without its last batch: small files are soon freed as a whole
@@ -105,7 +104,7 @@ class DurableShards:
         self.directory = directory
         self.journal = Journal(directory.database)
         try:
-            self._workers = Workers(_THREADS, 0, "dataplane-durable")
+            self._threads = Pool(_THREADS, "dataplane-durable", storage=True)
         except OSError:
             self.journal.close()
             raise
@@ -118,7 +117,7 @@ class DurableShards:
         self._background = BackgroundTasks()
 
     def _by_thread(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
-        return asyncio.wrap_future(self._workers.submit(work, *args, **kwargs))
+        return asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
 
     # Writing
 
@@ -277,7 +276,7 @@ class DurableShards:
         self._closed = True
         self._background.cancel()
         self.journal.close()
-        self._workers.close(CLOSE_S)
+        self._threads.shutdown(cancel_futures=True, patience_s=CLOSE_S)
         self.directory.close()
 
 

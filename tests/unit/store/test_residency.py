@@ -7,13 +7,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure
-from dataplane.store import residency
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
@@ -115,14 +112,10 @@ async def test_a_queue_of_twice_the_memory_restores_no_more_than_needed(tmp_path
 
 
 @each_case(
-    ("low", "files", "late"),
-    [(0.5, 17, False), (0.125, 41, False), (0.5, 17, True)],  # at once, in more than one go, and by a slow disk
+    ("low", "files"),
+    [(0.5, 17), (0.125, 41)],  # at once, and in more than one go
 )
-async def test_spilling_ahead_runs_from_the_high_to_the_low_watermark(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, low: float, files: int, late: bool
-) -> None:
-    if late:  # nothing waits for a write
-        monkeypatch.setattr(residency, "_LATE_S", 0.0)
+async def test_spilling_ahead_runs_from_the_high_to_the_low_watermark(tmp_path: Path, low: float, files: int) -> None:
     async with running(tmp_path, high_watermark=0.75, low_watermark=low) as store:
         numbers = [await put(store, seed) for seed in range(48)]
         await at_rest(store)
