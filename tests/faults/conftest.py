@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import etcd
 from tests.faults.shim import build, compiler
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _etcd() -> Iterator[None]:
+    with etcd.shared():
+        yield
 
 
 @pytest.fixture(scope="session")
