@@ -17,7 +17,7 @@ closing it stops its transfers. Making one takes 10 to 25 ms, so they are kept f
 for `_KEPT_S` seconds, `kept` of them at most.
 
 Invariants: a connection that sends no valid ticket is closed after a few seconds, and takes no place from one that has
-named a ticket (`transport.unauthenticated`); there are never more of those than `_CONNECTIONS`; no channel writes into
+named a ticket (`transport.listener`); there are never more of those than `_CONNECTIONS`; no channel writes into
 memory that its reader has given up.
 """
 
@@ -180,11 +180,11 @@ class ChannelTransport(Transport):
         if offered is not None:
             await self._reading.aside(offered.end, self.patience_s)
 
-    def _serve(self, connected: socket.socket) -> None:
+    def _serve(self, connected: socket.socket, request: bytes) -> None:
         """In a thread: one connection, from its first request to its end."""
-        channel, wait_s = None, _SAY_S
+        channel = None
         try:
-            while _asks(connected, wait_s) and (claim := self._claim(connected)) is not None:
+            while (claim := self._claim(connected, request)) is not None:
                 offered, asked = claim
                 try:
                     connected.sendall(_GRANTED)
@@ -198,15 +198,17 @@ class ChannelTransport(Transport):
                     raise
                 finally:
                     offered.leave(connected)
-                wait_s = _KEPT_S
+                if not _asks(connected, _KEPT_S):
+                    break
+                request = exactly(connected, _REQUEST.size, _SAY_S)
         except (OSError, EOFError, ValueError) as error:  # the reader sees a read that ended early, and says so
             log.info("a connection of %s ended: %s", self.name, error)
         finally:
             if channel is not None:
                 channel.close()
 
-    def _claim(self, connected: socket.socket) -> tuple[OfferedMemory, list[tuple[int, int]]] | None:
-        ticket, number = _REQUEST.unpack(exactly(connected, _REQUEST.size, _SAY_S))
+    def _claim(self, connected: socket.socket, request: bytes) -> tuple[OfferedMemory, list[tuple[int, int]]] | None:
+        ticket, number = _REQUEST.unpack(request)
         offered = self._offers.get(ticket)
         if offered is None or not 0 < number <= _MOST:
             return None

@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from dataplane.transport import channels, unauthenticated
+from dataplane.transport import channels, listener
 from dataplane.transport.base import Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
 from tests.cases import each_case
@@ -71,7 +71,7 @@ class Stranger:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "_SAY_S", 0.05)
-    monkeypatch.setattr(unauthenticated, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(listener, "PATIENCE_S", 0.05)
 
 
 async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
@@ -167,7 +167,7 @@ async def test_idle_strangers_do_not_displace_readers(server: Tcp, reader: Tcp, 
                 each.socket.sendall(bytes(19))
         for _ in range(10):
             await asyncio.gather(asyncio.to_thread(come, 20), reads(reader, server, one))
-        await until(lambda: len(server._listening._strangers) <= unauthenticated.EACH)
+        await until(lambda: len(server._listening._strangers) <= listener.EACH)
         assert not server._listening._inside
     finally:
         for each in idle:

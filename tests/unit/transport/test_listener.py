@@ -1,4 +1,5 @@
-"""Where a transport listens: who comes while the system refuses to accept, or to watch, comes in later."""
+"""Where a transport listens: who comes while the system refuses to accept, or to watch, comes in later; how many may be
+without a ticket, for how long, and who is let in."""
 
 from __future__ import annotations
 
@@ -6,14 +7,13 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from dataplane.transport import listener
-from dataplane.transport.listener import Listener
-from dataplane.transport.unauthenticated import HEAD
+from dataplane.transport.listener import EACH, REQUEST, STRANGERS, TICKET, Listener
 
 
 class Refuses:
@@ -42,21 +42,21 @@ class Refuses:
             raise OSError(error, os.strerror(error))
 
 
-def a_door(serve: Callable[[socket.socket], None]) -> Listener:
+def a_door(serve: Callable[[socket.socket, bytes], None]) -> Listener:
     return Listener("test", "127.0.0.1", "", 8, lambda ticket: True, serve)
 
 
 async def test_a_listener_accepts_connections_after_temporary_system_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "_AGAIN_S", 0.001)
-    tested = a_door(lambda connected: connected.sendall(connected.recv(HEAD)))
+    tested = a_door(lambda connected, request: connected.sendall(request))
     tested.start()
     try:
         refuses = Refuses(monkeypatch, accepts=1, watches=2)
         host, _, port = tested.address.rpartition(":")
         async with asyncio.timeout(60):
             reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write(bytes(HEAD))
-            assert await reader.read() == bytes(HEAD)
+            writer.write(bytes(REQUEST))
+            assert await reader.read() == bytes(REQUEST)
         assert refuses.left == {"accept": 0, "watch": 0}
         writer.close()
         await writer.wait_closed()
@@ -66,7 +66,7 @@ async def test_a_listener_accepts_connections_after_temporary_system_errors(monk
 
 
 async def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    tested = a_door(lambda connected: None)
+    tested = a_door(lambda connected, request: None)
     with monkeypatch.context() as patch:
         Refuses(patch, accepts=0, watches=1)
         before = len(os.listdir("/proc/self/fd"))
@@ -77,3 +77,112 @@ async def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.Monkey
     assert tested.open
     tested.close()
     await tested.cut()
+
+
+# Connections without a ticket
+
+
+TICKET_OF_OURS = b"a ticket of ours"
+assert len(TICKET_OF_OURS) == TICKET
+
+
+class Port:
+    """Connections whose addresses a test makes up."""
+
+    def __init__(self) -> None:
+        self.entered: list[bytes] = []
+        self.listener = Listener("test", "127.0.0.1", "", 8, TICKET_OF_OURS.__eq__, self._serve)
+        self._theirs: list[socket.socket] = []
+
+    def _serve(self, connected: socket.socket, request: bytes) -> None:
+        self.entered.append(request + connected.recv(100))
+
+    def come(self, address: str, said: bytes = b"") -> socket.socket:
+        """Somebody comes; the other end."""
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            theirs = socket.create_connection(listening.getsockname())
+            ours, _ = listening.accept()
+        theirs.setblocking(False)
+        self._theirs.append(theirs)
+        theirs.sendall(said)
+        self.listener._come(ours, address)
+        return theirs
+
+    @property
+    def waiting(self) -> int:
+        return len(self.listener._strangers)
+
+    async def close(self) -> None:
+        for naming in list(self.listener._strangers):
+            self.listener._drop(naming)
+        for each in self._theirs:
+            each.close()
+        await self.listener.cut()
+
+
+@pytest.fixture
+async def port() -> AsyncIterator[Port]:
+    port = Port()
+    yield port
+    await port.close()
+    assert port.waiting == 0
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def gone(theirs: socket.socket) -> bool:
+    """Whether the other end has closed it."""
+    try:
+        return not theirs.recv(1)
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        return True
+
+
+async def test_connections_with_a_ticket_are_served_with_their_request(port: Port) -> None:
+    port.come("a", TICKET_OF_OURS + b"\1\0\0\0more")
+    later = port.come("a")
+    await until(lambda: len(port.entered) == 1)
+    later.sendall(TICKET_OF_OURS)
+    await asyncio.sleep(0)
+    later.sendall(b"\1\0\0\0")
+    await until(lambda: port.waiting == 0)
+    later.sendall(b"x")
+    await until(lambda: len(port.entered) == 2)
+    assert port.entered == [TICKET_OF_OURS + b"\1\0\0\0" + said for said in (b"more", b"x")]
+
+
+async def test_a_connection_with_another_ticket_is_closed(port: Port) -> None:
+    theirs = port.come("a", bytes(REQUEST))
+    await until(lambda: gone(theirs))
+    assert not port.entered
+
+
+async def test_the_oldest_connection_of_an_address_is_closed_for_its_next_one(port: Port) -> None:
+    other = port.come("other")
+    first = port.come("one")
+    rest = [port.come("one") for _ in range(EACH)]
+    await until(lambda: gone(first))
+    assert not any(map(gone, (other, *rest)))
+    assert port.waiting == 1 + EACH
+
+
+async def test_the_oldest_connection_of_the_address_with_the_most_is_closed(port: Port) -> None:
+    oldest = port.come("alone")
+    many = [port.come("many") for _ in range(EACH)]
+    some = [port.come(f"some {number % 10}") for number in range(STRANGERS - EACH)]
+    assert port.waiting == STRANGERS
+    await until(lambda: gone(many[0]))
+    assert not any(map(gone, (oldest, *many[1:], *some)))
+
+
+async def test_a_silent_connection_is_closed_after_a_timeout(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "PATIENCE_S", 0.02)
+    theirs = port.come("a", b"half of it")
+    await until(lambda: gone(theirs))
+    assert port.waiting == 0
