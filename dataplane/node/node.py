@@ -290,7 +290,7 @@ class NodeServer:
             "memory_used": store.budget.used,
             "memory_budget": store.budget.capacity,
             "memory_peak": store.peak,
-            "memory_resident": store.arena.resident,
+            "memory_resident": store.resident,
             "disk_used": store.disk.used,
             "disk_budget": store.disk.quota,
             "shards": store.shards,

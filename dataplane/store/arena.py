@@ -60,17 +60,6 @@ class Extent:
         return self.offset + self.size
 
 
-@dataclass(frozen=True, slots=True)
-class ArenaStatistics:
-    """In bytes unless the name says otherwise."""
-
-    capacity: int
-    used: int
-    resident: int
-    mapped: int  # addresses
-    segments: int  # a count
-
-
 class Arena:
     """The segments and their owners. Used from the node's event loop only, except `view`."""
 
@@ -315,10 +304,6 @@ class Arena:
         removed = segment.warm.remove(start, end)
         self.resident -= removed
         return removed
-
-    def statistics(self) -> ArenaStatistics:
-        """Statistics of the arena."""
-        return ArenaStatistics(self.capacity, self.used, self.resident, self.mapped, len(self._segments))
 
     def close(self) -> None:
         """Close every segment. Clients that map one keep its bytes until they unmap it."""

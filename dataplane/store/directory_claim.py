@@ -42,8 +42,6 @@ class DirectoryClaim:
 
         Raises OSError, with the advice `remedy`, if the parent cannot be created or written.
         """
-        self.reclaimed = 0
-        """How many directories of dead processes were removed."""
         self._lock: int | None = None
         self._parent: int | None = None
         self._above: list[Path] = []  # parents created for it, the innermost first
@@ -125,7 +123,6 @@ class DirectoryClaim:
                 continue
             if lock is not None:
                 shutil.rmtree(name, ignore_errors=True, dir_fd=parent)
-                self.reclaimed += not _is(lock, parent, name)
                 os.close(lock)
 
     def release(self) -> None:

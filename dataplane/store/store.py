@@ -33,7 +33,7 @@ from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.closing import close_each
 from dataplane.config import NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, ProtocolMismatch
-from dataplane.store.arena import OWN, Arena, ArenaStatistics, Extent
+from dataplane.store.arena import OWN, Arena, Extent
 from dataplane.store.budget import Budget, BudgetStatistics
 from dataplane.store.client_shards import ClientShard, ClientShards
 from dataplane.store.descriptions import Descriptions, check_described
@@ -70,7 +70,7 @@ class StoreStatistics:
     """Statistics of the store. Bytes, except the counts `shards` and `spilled_shards`."""
 
     budget: BudgetStatistics
-    arena: ArenaStatistics
+    resident: int
     disk: DiskStatistics
     shards: int
     spilled_shards: int
@@ -415,7 +415,7 @@ class Store:
         """The statistics of the store."""
         return StoreStatistics(
             budget=self.budget.statistics(),
-            arena=self.arena.statistics(),
+            resident=self.arena.resident,
             disk=self.disk.statistics(),
             shards=len(self.shards),
             spilled_shards=sum(s.extent is None and s.file is not None and s.ours for s in self.shards.values()),

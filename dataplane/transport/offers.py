@@ -34,14 +34,10 @@ class OfferedMemory:
         self.on_disk = on_disk
         self._taken: Asked = np.empty((0, 2), np.int64)
         self._streams: set[socket.socket] = set()
-        self._over = False
+        self.over = False
+        """Whether the offer has ended."""
         self._left = threading.Condition()
         self._mapped: mmap.mmap | None = None
-
-    @property
-    def over(self) -> bool:
-        """Whether the offer has ended."""
-        return self._over
 
     def map(self) -> mmap.mmap:
         """The memory, mapped once for all readers, until the offer ends."""
@@ -58,7 +54,7 @@ class OfferedMemory:
             taken = np.concatenate([self._taken, asked])
             taken = taken[np.argsort(taken[:, 0], kind="stable")]
             inside = len(asked) and asked.min() >= 0 and asked.max() <= self.memory.size
-            if self._over or not inside or (taken[:-1, 1] > taken[1:, 0]).any() or (asked[:, 0] >= asked[:, 1]).any():
+            if self.over or not inside or (taken[:-1, 1] > taken[1:, 0]).any() or (asked[:, 0] >= asked[:, 1]).any():
                 return False
             self._taken = _joined(taken)
             self._streams.add(stream)
@@ -68,7 +64,7 @@ class OfferedMemory:
         """Confirm to the reader that its bytes are the offered ones, and leave the offer, atomically: the offer may end
         before this returns, and the connection then serves another. Raises EOFError if the offer has ended."""
         with self._left:
-            if self._over:
+            if self.over:
                 raise EOFError("the offer has ended")
             self._streams.discard(stream)
             self._left.notify_all()
@@ -84,7 +80,7 @@ class OfferedMemory:
         """End the offer: when this returns, no reader reads the memory. Readers are asked to stop, and disconnected if
         they have not after `patience_s`."""
         with self._left:
-            self._over = True
+            self.over = True
             for how, wait_s in ((socket.SHUT_WR, patience_s), (socket.SHUT_RDWR, None)):
                 for stream in self._streams:
                     with suppress(OSError):

@@ -193,19 +193,16 @@ class Pages:
     def __init__(self) -> None:
         self._live = RangeSet()
         self.shards = 0
-        self.nbytes = 0
 
     def add(self, place: FileRange) -> None:
         self._live.add(place.start, place.start + place.size)
         self.shards += 1
-        self.nbytes += place.size
 
     def free(self, place: FileRange) -> tuple[int, int] | None:
         """Remove a shard. Returns the range of whole pages around it that no other shard uses, which can be punched."""
         start, end = place.start, place.start + place.size
         self._live.remove(start, end)
         self.shards -= 1
-        self.nbytes -= place.size
         first, last = start // PAGE * PAGE, whole_pages(end)
         if self._live.covered(first, start):
             first += PAGE

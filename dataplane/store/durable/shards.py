@@ -79,16 +79,6 @@ class DurableShard:
         self._shards.free(self)
 
 
-@dataclass(frozen=True, slots=True)
-class DurableStatistics:
-    """Counts, and the bytes of shards that are not freed."""
-
-    shards: int
-    nbytes: int
-    files: int
-    commits: int
-
-
 @dataclass(slots=True)
 class _ReadRequest:
     shards: Sequence[tuple[IndexEntry, memoryview]]
@@ -259,11 +249,6 @@ class DurableShards:
     async def _extend(self, last: int) -> None:
         with suppress(DataplaneError):
             await self.journal.write(lambda sql: self.directory.more_numbers(sql, last), lazily=True)
-
-    def statistics(self) -> DurableStatistics:
-        pages = self._files.values()
-        shards, nbytes = sum(p.shards for p in pages), sum(p.nbytes for p in pages)
-        return DurableStatistics(shards, nbytes, len(pages), self.journal.commits)
 
     async def aclose(self) -> None:
         """Finish the writes and reads in progress, as far as the disk answers, and stop."""

@@ -70,7 +70,7 @@ async def test_durable_shards_are_recovered_by_the_next_node(tmp_path: Path) -> 
             assert (await read(store, number))[:size] == content(size, size)
         assert await put(store, b"new") > 1 << 20 > max(shards)
         await store.persistence.persist(shards, soon())  # as they are already
-        assert store.persistence.durable.statistics().shards == len(SIZES)
+        assert sum(pages.shards for pages in store.persistence.durable._files.values()) == len(SIZES)
 
 
 async def test_the_age_of_a_recovered_shard_is_counted_from_its_recovery(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ async def test_a_shard_being_spilled_while_made_durable_leaves_no_durable_row(
         assert residency._clean_bytes == 3 * MIB
         store.free(numbers)
         async with asyncio.timeout(60):
-            while persistence.durable.statistics().shards:
+            while persistence.durable._files:
                 await asyncio.sleep(0.01)
 
 
@@ -152,17 +152,17 @@ async def test_a_deferred_commit_is_performed_for_the_next_waiting_call(
     async with running(tmp_path) as store:
         durable = store.persistence.durable
         for joins in (False, True):
-            commits = durable.statistics().commits
+            commits = durable.journal.commits
             number = await put(store, content(joins, MIB))
             lazy = asyncio.create_task(store.persistence.persist([number], soon(), with_next=True))
             await (asyncio.sleep(0) if joins else lazy)
-            assert durable.statistics().commits == commits
+            assert durable.journal.commits == commits
             await store.persistence.persist([number], soon())
             await lazy
-            assert durable.statistics().commits == commits + 1
+            assert durable.journal.commits == commits + 1
             assert not durable.journal._waiting
         await store.persistence.persist([number], soon())
-        assert durable.statistics().commits == commits + 1, "nothing was left to commit"
+        assert durable.journal.commits == commits + 1, "nothing was left to commit"
 
 
 async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:

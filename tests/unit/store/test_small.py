@@ -41,7 +41,7 @@ def read(store: Store, pinned: Pinned, nbytes: int) -> bytes:
 
 def used(store: Store) -> int:
     now = store.statistics()
-    assert now.budget.used == now.arena.used <= now.arena.resident
+    assert now.budget.used == store.arena.used <= now.resident
     return now.budget.used
 
 

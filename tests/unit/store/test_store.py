@@ -340,7 +340,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
     @invariant()
     def accounts_agree(self) -> None:
         now = self.store.statistics()
-        assert now.budget.used == now.arena.used <= now.arena.resident <= now.budget.capacity == MIB
+        assert now.budget.used == self.store.arena.used <= now.resident <= now.budget.capacity == MIB
         assert now.peak <= MIB
         assert now.reserved == sum(extent.size for _, extent in self.reserved.values())
         pinned = [self.known(number) for number in self.held()]
@@ -386,7 +386,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
                     assert not self.mover.done()
                     await asyncio.sleep(0)
             now = store.statistics()
-            assert (now.arena.used, now.shards, now.pinned, now.reserved, now.holders) == (0, 0, 0, 0, ())
+            assert (store.arena.used, now.shards, now.pinned, now.reserved, now.holders) == (0, 0, 0, 0, ())
             assert now.put == now.freed
             assert store.disk.directory is not None
             assert os.listdir(store.disk.directory) == []
