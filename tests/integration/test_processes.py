@@ -28,10 +28,10 @@ def test_a_get_of_more_shards_than_fit_a_message_is_refused(tmp_path: Path) -> N
     of those that lie alike, many more are."""
     with StandingNode(tmp_path, memory="128MiB") as node, dp.connect(node.address) as plane:
         names = [f"{i} a column whose name says all that there is to be said about it" for i in range(100)]
-        alike = [plane.put({name: ["x"] for name in names} | {"row": [row]}) for row in range(300)]
-        assert plane.get(dp.concat(alike))["row"].numpy().tolist() == list(range(300))
+        alike = [plane.put({name: ["x"] for name in names} | {"row": [row]}) for row in range(450)]
+        assert plane.get(dp.concat(alike))["row"].numpy().tolist() == list(range(450))
         plane.free(dp.concat(alike))
-        refs = [plane.put({name: ["x" * row] for name in names} | {"row": [row]}) for row in range(300)]
+        refs = [plane.put({name: ["x" * row] for name in names} | {"row": [row]}) for row in range(450)]
         with pytest.raises(dp.LimitExceeded, match="fewer"):
             plane.get(dp.concat(refs))
         assert plane.stats().pinned_bytes == 0
