@@ -139,9 +139,9 @@ class Pool(Executor):
         return await asyncio.wrap_future(running)
 
 
-def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """As `list(map(work, items))`, by this thread and the idle threads of `pool`: it does not wait for busy threads, so
-    it may run in the pool itself. No work is running any more when this returns or raises."""
+def together(pool: Executor, work: Callable[[T], R], items: Iterable[T], *, helpers: int = _HELPERS) -> list[R]:
+    """As `list(map(work, items))`, by this thread and at most `helpers` idle threads of `pool`: it does not wait for
+    busy threads, so it may run in the pool itself. No work is running any more when this returns or raises."""
     left = deque(enumerate(items))
     found: dict[int, R] = {}
 
@@ -155,7 +155,7 @@ def together(pool: Executor, work: Callable[[T], R], items: Iterable[T]) -> list
 
     helping: list[Future[None]] = []
     with suppress(RuntimeError, OSError):  # the pool is being shut down
-        for _ in range(min(_HELPERS, len(left) - 1)):
+        for _ in range(min(helpers, len(left) - 1)):
             helping.append(pool.submit(take))
     try:
         take()

@@ -156,7 +156,9 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
             for name, its in figures["task"].items()
             if name != task and its["dead"]
         ]
-    said += [f"group {each['group']!r} has {each['rows']} of {each['of']} rows" for each in of["incomplete"][:1]]
+    for each in of["incomplete"][:1]:
+        what = "a row without a group" if each["group"] is None else f"group {each['group']!r}"
+        said.append(f"{what} has {each['rows']} of {each['of']} rows")
     return "; ".join(said)
 
 

@@ -82,7 +82,8 @@ def close() -> None:
     global _plane
     with _lock:
         plane, _plane = _plane, None
-        os.environ.pop(_INHERITED, None)
+        if _own_address() is not None:
+            os.environ.pop(_INHERITED)
         if plane is not None and _pid == os.getpid():
             plane.close()
 
@@ -90,6 +91,11 @@ def close() -> None:
 def is_connected() -> bool:
     """Whether this process has a plane."""
     return _plane is not None and _pid == os.getpid()
+
+
+def would_start() -> bool:
+    """Whether `start` would start a node. Raises Misuse as `start`."""
+    return not is_connected() and _address(start=True) is None
 
 
 def ray_job() -> tuple[Any, Any] | None:

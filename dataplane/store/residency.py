@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
+_LATE_S = 1.0  # seconds after which memory of clean shards is taken without waiting for a write any more
 _STALE = 4  # stale entries that even a small heap may have before it is rebuilt
 
 
@@ -78,6 +79,7 @@ class Residency:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._batch: set[asyncio.Task[None]] = set()  # the writes that the next batch waits for
+        self._late_s = 0.0  # until when memory is not taken without them
         disk.removed = self.wake_up
 
     def wake_up(self) -> None:
@@ -278,8 +280,10 @@ class Residency:
 
     def _make_room(self) -> None:
         """Take the memory of clean shards for waiting requests. Then, if needed, begin to write a batch of dirty ones,
-        whose memory can be taken once the whole batch is written, so that those with the furthest reads go first."""
-        if self._batch:
+        whose memory can be taken once the whole batch is written, so that those with the furthest reads go first. A
+        hanging write holds up further writes alone."""
+        now_s = asyncio.get_running_loop().time()
+        if self._batch and now_s < self._late_s:
             return
         while self._budget.shortfall:
             clean = self._pop(clean=True)
@@ -287,6 +291,8 @@ class Residency:
                 break
             self._clean_bytes -= clean.held
             self._let_go(clean)
+        if self._batch:
+            return
         dirty = self._budget.used - self._clean_bytes
         self._ahead = dirty > (self._low if self._ahead else self._high)
         need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
@@ -296,6 +302,9 @@ class Residency:
             self._tasks.add(task)
             self._batch.add(task)
             task.add_done_callback(self._saved)
+        if self._batch:
+            self._late_s = now_s + _LATE_S
+            asyncio.get_running_loop().call_later(_LATE_S, self.wake_up)
 
     async def _save(self, shard: Shard) -> None:
         try:

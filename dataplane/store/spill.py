@@ -17,7 +17,7 @@ Invariants:
 Files are not synced: spill is capacity, not durability. The directory is a `DirectoryClaim`: a dead node's files are
 removed by the next node that starts there.
 
-A file's chunks are hashed and written by several threads, so that hashing one overlaps the writing of another. Files
+A file's chunks are hashed and written by two threads, so that hashing one overlaps the writing of another. Files
 are opened with O_DIRECT if the file system supports it, which needs no copy and leaves the page cache alone (3.6 GB/s
 measured, where buffered writes with fdatasync gave 0.5). LZ4 costs more than a good disk, so it is used only on a disk
 slower than LZ4 itself, and only for shards whose first bytes shrink; both speeds are measured while files are
@@ -76,7 +76,7 @@ T = TypeVar("T")
 _MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
 """The errors of a read after which the file may be lost; other errors say nothing about the file."""
 _TRIES, _TRIES_S = 3, 2.0  # failed reads, and the time over which they failed, after which a file counts as lost
-_THREADS = 3  # that write and read: one that hangs, or two, leave others
+_THREADS, _PER_FILE = 3, 2  # that write and read; and of one file, so that one that hangs leaves a thread for others
 _LATE_S = 1.0  # seconds after which a call that has not been answered is an error
 _RETRY_S = 0.5  # seconds between attempts to delete a file
 _CLOSE_S = 1.5  # seconds that closing waits for hanging calls
@@ -223,7 +223,7 @@ class Disk:
                 raise OSError(errno.ESHUTDOWN, "the node stops")
             return self._call(work, start, min(CHUNK, extent - start))
 
-        return together(self._pool, chunk, range(0, extent, CHUNK))
+        return together(self._pool, chunk, range(0, extent, CHUNK), helpers=_PER_FILE - 1)
 
     def _submit(self, pool: Pool, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> Future[T]:
         return pool.submit(self._call, work, *args, **kwargs)

@@ -45,6 +45,11 @@ def serve(port: int) -> str:
     return _serving.endpoint
 
 
+def is_served() -> bool:
+    """Whether this process serves metrics."""
+    return _serving is not None
+
+
 def end() -> None:
     """Stop serving. Idempotent."""
     global _serving

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dataplane.client.sync import Plane
 from dataplane.config import environment
-from dataplane.errors import Misuse
+from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations import pickles, process
 from dataplane.integrations.transfer_queue import async_calls, job_registry, metrics, module_patch
 from dataplane.integrations.transfer_queue import job as jobs
@@ -99,14 +99,19 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     without a name, PeerUnavailable, Rejected (a host cannot meet the settings).
     """
     wanted, own = job_settings.read(conf, dense=module_patch.dense())
-    named = job_settings.job_name(conf, job)
+    named, port = job_settings.job_name(conf, job), job_settings.metrics_port(conf)
     with _lock, ExitStack() as undo:
         posted = job_registry.read()
         if posted is None:
             job_registry.check()
-        plane = _plane(job_settings.nodes(wanted.nodes), posted, undo)
+        plane, started = _plane(job_settings.nodes(wanted.nodes), posted, undo)
         chosen = named or _job(posted) or jobs.new()
-        agreed = _join(plane, chosen, conf, wanted, own, undo)
+        settings = _join(plane, chosen, conf, wanted, own, started, undo)
+        if port is not None:
+            if not metrics.is_served():
+                undo.callback(metrics.end)
+            job_settings.tell_endpoint(plane, chosen, metrics.serve(port))
+        agreed = job_settings.merged(conf, settings, chosen, job_settings.endpoint(plane, chosen))
         if posted is None:
             job_registry.post(chosen, agreed)
         undo.pop_all()
@@ -114,36 +119,45 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     return agreed
 
 
-def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None, undo: ExitStack) -> Plane:
-    """The plane of this process. `undo` ends what is started for it."""
+def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None, undo: ExitStack) -> tuple[Plane, bool]:
+    """The plane of this process, and whether the nodes of the Ray job were started for it. `undo` ends a node of this
+    process that was."""
     if posted is not None:
         posted.attach()
     if process.ray_job() is not None and environment().address is None:
         from dataplane.integrations import ray as nodes
 
-        if not nodes.running():
-            undo.callback(nodes.down)
-        if posted is None:
+        running = nodes.running()
+        if posted is None or not running:
             nodes.up(given.config, transports=given.transports, key=given.key, keep=False)
         else:  # whose settings `JobSettings` has
             nodes.up(keep=False)
-        return process.plane()
-    if environment().address is None and (given.transports or given.key):
+        return process.plane(), not running
+    if (given.transports or given.key) and process.would_start():
         raise InvalidSetting(
             "backend.Dataplane.transports and .key are for the nodes of a Ray job: call ray.init() first"
         )
     if not process.is_connected():
         undo.callback(process.close)
-    return process.start(given.config)
+    return process.start(given.config), False
 
 
-def _join(plane: Plane, job: Job, conf: Any, wanted: JobSettings, sampler: BaseSampler | None, undo: ExitStack) -> Any:
-    """Make the session. Returns the configuration in use. `undo` restores what was before."""
+def _join(
+    plane: Plane,
+    job: Job,
+    conf: Any,
+    wanted: JobSettings,
+    sampler: BaseSampler | None,
+    started: bool,
+    undo: ExitStack,
+) -> JobSettings:
+    """Make the session. Returns the settings of the job. `undo` restores what was before; only the process that wrote
+    the settings ends nodes that were `started`, since others may use them."""
     global _session, _pid
     before = _session if _session is not None and _pid == os.getpid() and _session.job == job else None
     settings, first = job_settings.agree(plane, job, wanted)
     if first:
-        undo.callback(job_settings.forget, plane, job)
+        undo.callback(_forget, plane, job, started)
     job_settings.compare(conf, wanted, settings)
     if sampler is None and before is not None and settings == before.settings:
         sampler = before.sampler
@@ -151,10 +165,16 @@ def _join(plane: Plane, job: Job, conf: Any, wanted: JobSettings, sampler: BaseS
     undo.callback(_restore, _session, _pid, os.environ.get(jobs.VARIABLE))
     job.export()
     _session, _pid = made, os.getpid()
-    port = job_settings.metrics_port(conf)
-    if port is not None:
-        job_settings.tell_endpoint(plane, job, metrics.serve(port))
-    return job_settings.merged(conf, settings, job, job_settings.endpoint(plane, job))
+    return settings
+
+
+def _forget(plane: Plane, job: Job, started: bool) -> None:
+    with suppress(DataplaneError):
+        job_settings.forget(plane, job)
+    if started:
+        from dataplane.integrations import ray as nodes
+
+        nodes.down()
 
 
 def _restore(before: Session | None, pid: int, named: str | None) -> None:

@@ -7,10 +7,13 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure
+from dataplane.store import residency
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
@@ -165,3 +168,26 @@ async def test_spilled_shards_can_be_restored_with_memory_and_disk_full(tmp_path
         store.free(numbers)
         await producer
         assert store.disk.used <= 12 * (SIZE + 4096)
+
+
+async def test_a_hanging_write_holds_up_no_request_that_clean_memory_satisfies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of shards that are on disk already is taken meanwhile."""
+    monkeypatch.setattr(residency, "_LATE_S", 0.01)
+    async with running(tmp_path) as store:
+        for seed in range(MEMORY // SIZE):
+            await put(store, seed)
+        await at_rest(store)
+        clean = store.residency._clean_bytes // SIZE
+        answers, write = asyncio.Event(), store.disk.write
+
+        async def hang(*arguments: Any) -> Any:
+            await answers.wait()
+            return await write(*arguments)
+
+        monkeypatch.setattr(store.disk, "write", hang)
+        for seed in range(clean):
+            await put(store, seed)
+        assert store.residency._batch, "a write has begun meanwhile, and hangs"
+        answers.set()
