@@ -171,11 +171,16 @@ def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = Non
     lengths = offsets.diff() if lengths is None else lengths
     bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())} if len(lengths) else {}
     log = logging.getLogger("torch.fx._symbolic_trace")  # torch 2.13 warns there of a name that it uses itself
-    before, log.disabled = log.disabled, True
+    log.addFilter(_drop)
     try:
         return _torch().nested.nested_tensor_from_jagged(values, offsets, **bounds)
     finally:
-        log.disabled = before
+        log.removeFilter(_drop)
+
+
+def _drop(record: logging.LogRecord) -> bool:
+    """Drop the record."""
+    return False
 
 
 def plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:
