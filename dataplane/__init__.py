@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from dataplane.client.draft import dense as dense
     from dataplane.client.draft import ragged as ragged
     from dataplane.client.loader import loader as loader
+    from dataplane.client.sync import Delivery as Delivery
     from dataplane.client.sync import Draft as Draft
     from dataplane.client.sync import Plane as Plane
+    from dataplane.client.sync import Stream as Stream
     from dataplane.client.sync import Table as Table
     from dataplane.client.sync import connect as connect
-    from dataplane.client.sync_streams import Delivery as Delivery
-    from dataplane.client.sync_streams import Stream as Stream
     from dataplane.config import NodeConfig as NodeConfig
     from dataplane.errors import Backpressure as Backpressure
     from dataplane.errors import Closed as Closed
@@ -75,8 +75,7 @@ _HOMES = {
     "client.draft": ("dense", "ragged"),
     "observe.stats": ("Stats",),
     "client.loader": ("loader",),
-    "client.sync": ("Draft", "Plane", "Table", "connect"),
-    "client.sync_streams": ("Delivery", "Stream"),
+    "client.sync": ("Delivery", "Draft", "Plane", "Stream", "Table", "connect"),
     "stream.sampler": (
         "Candidates",
         "Choice",

@@ -15,16 +15,15 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from dataplane.client import blocking_calls, sync, sync_streams
+from dataplane.client import blocking_calls, sync
 from dataplane.client.blocking import Blocking, renamed
 
 PATH = Path(blocking_calls.__file__).with_suffix(".pyi")
 HEADER = '"""Written by `python -m tests.stubs`; do not edit."""\n\n'
 _SYNCHRONOUS = {
-    name: module.__name__
-    for module in (sync_streams, sync)
-    for name, kind in vars(module).items()
-    if inspect.isclass(kind) and issubclass(kind, Blocking) and kind.__module__ == module.__name__
+    name: sync.__name__
+    for name, kind in vars(sync).items()
+    if inspect.isclass(kind) and issubclass(kind, Blocking) and kind.__module__ == sync.__name__
 }
 
 

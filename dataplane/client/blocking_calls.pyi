@@ -18,8 +18,7 @@ from dataplane.client.delivery import DeadLetters, LostRows
 from dataplane.client.draft import Spec
 from dataplane.client.histories import Following, StoredResponse
 from dataplane.client.recorder import Recording
-from dataplane.client.sync import Draft, History, Table, Weights
-from dataplane.client.sync_streams import Appender, Delivery, Row, Stream, Taken
+from dataplane.client.sync import Appender, Delivery, Draft, History, Row, Stream, Table, Taken, Weights
 from dataplane.client.table_rows import Flags, Index, Named, TableSlice
 from dataplane.client.unfinished import RowToken
 from dataplane.client.weight_map import Tensors

@@ -34,7 +34,7 @@ from dataplane.client import collate as collating
 from dataplane.client.consuming import AtEnd, check_at_end, ended, not_ready
 from dataplane.client.delivery import LEFT, reason_of
 from dataplane.client.delivery import Delivery as AsyncDelivery
-from dataplane.client.sync_streams import Delivery, Stream
+from dataplane.client.sync import Delivery, Stream
 from dataplane.clock import monotonic
 from dataplane.device.host_to_device import arrive, brought
 from dataplane.device.naming import device_of

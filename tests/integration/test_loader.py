@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import dataplane as dp
-from dataplane.client.sync_streams import Stream
+from dataplane.client.sync import Stream
 from tests.processes import StandingNode, Worker, eventually
 
 
