@@ -1,4 +1,4 @@
-"""A node started by the process that uses it: found by its children, ended when it is not needed any more.
+"""Nodes started by the process that uses them: for itself and its children (`EmbeddedNode`), or as one of a cluster.
 
 A process whose `connect()` finds no address in the environment starts a node and puts the address there, so that its
 other planes and its children connect to it.
@@ -14,6 +14,7 @@ import asyncio
 import atexit
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -21,15 +22,20 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dataplane.config import NodeConfig, environment, export_address
+from dataplane.config import ClusterConfig, NodeConfig, environment, export_address
 from dataplane.errors import DataplaneError, PeerUnavailable, Rejected
 from dataplane.wire.local import connect, format_address, is_address
 
+if TYPE_CHECKING:
+    from dataplane.store.directory_claim import DirectoryClaim
+
 _START_S = 20.0  # a busy machine takes long for the imports
 _STOP_S = 2.0
+_LET_GO = "import os, sys; os.fork() or os.execv(sys.argv[1], sys.argv[1:])"
 _NODES = "dataplane-{uid}-*/node.sock"  # in the runtime directory: the sockets of nodes without a path of their own
 
 
@@ -230,3 +236,81 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class ClusterNode:
+    """A running node of a cluster, started by this process. `address`: for clients; `listens`: for other nodes.
+
+    It watches this process, and ends with it gracefully, removing its files. It must not be a child of this process,
+    because Ray ends the children of its workers by SIGKILL; so an intermediate process starts it, and ends. It inherits
+    the cluster's key in memory: the key is in no file, and on no command line.
+    """
+
+    def __init__(self, config: NodeConfig, cluster: ClusterConfig, key: bytes) -> None:
+        """Start it and wait until it answers. `key` is the content of a key file; `cluster.key` is not used.
+
+        Raises Rejected with the reason if it cannot meet the settings; PeerUnavailable if it does not start.
+        """
+        self._open, theirs = socket.socketpair()  # it ends when this end is closed
+        held = _in_memory(key)
+        try:
+            with theirs:
+                cluster = replace(cluster, key=f"/dev/fd/{held}")
+                command = node_command(config, theirs, json.dumps(asdict(cluster)))
+                subprocess.run(
+                    [sys.executable, "-I", "-S", "-c", _LET_GO, *command],
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno(), held],
+                    start_new_session=True,
+                    check=True,
+                )
+            self.address, self.listens, pid = first_words(self._open, 3)
+            self._process = os.pidfd_open(int(pid))
+        except BaseException:
+            self._open.close()  # which ends it, if it runs
+            raise
+        finally:
+            os.close(held)
+
+    def wait(self) -> None:
+        """Wait until it has ended."""
+        self._ended(None)
+
+    def _ended(self, timeout_s: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._process, select.POLLIN)
+        return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
+
+    def close(self) -> None:
+        """End it now. Idempotent."""
+        if self._process < 0:
+            return
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._process, signal.SIGTERM)
+            if not self._ended(_STOP_S):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+        self._open.close()
+        os.close(self._process)
+        self._process = -1
+
+
+def claimed_directory() -> DirectoryClaim:
+    """A new directory for the etcd of a cluster that ends with this process."""
+    from dataplane.store.directory_claim import DirectoryClaim  # for clusters only
+
+    return DirectoryClaim(Path(environment().spill_dir), f"dataplane-etcd-{os.getuid()}")
+
+
+def new_key() -> bytes:
+    """The content of a key file with a new key."""
+    from dataplane.wire import auth  # with ZeroMQ, which a host alone does not need
+
+    return auth.new()
+
+
+def _in_memory(content: bytes) -> int:
+    """A descriptor of an unnamed file, readable by this user only."""
+    descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
+    os.fchmod(descriptor, 0o600)
+    os.write(descriptor, content)
+    return descriptor

@@ -34,8 +34,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dataplane.client.cluster_node_process import ClusterNode, claimed_directory, new_key
 from dataplane.client.connecting import Connecting
+from dataplane.client.embedded import ClusterNode, claimed_directory, new_key
 from dataplane.client.observing import series
 from dataplane.client.sync import connect
 from dataplane.clock import Deadline

@@ -1,5 +1,5 @@
 """The process of a node that another process starts: `python -m dataplane.node CONFIG STARTER READY [CLUSTER]`. Used by
-`client.embedded` and `client.cluster_node_process` only.
+`client.embedded` only.
 
 CONFIG is a `NodeConfig` as JSON. The node ends with the process STARTER. It writes its address, or the reason why it
 does not start, to the socket READY. With CLUSTER, a `ClusterConfig` as JSON, the node joins a cluster: it writes two
@@ -59,8 +59,7 @@ def main() -> None:
 
 
 def _sweep(seed_dir: Path) -> None:
-    """Remove the directory of the etcd if it was claimed by a process that has ended
-    (`client.cluster_node_process`)."""
+    """Remove the directory of the etcd if it was claimed by a process that has ended (`client.embedded`)."""
     if seed_dir.exists():
         with suppress(OSError):
             DirectoryClaim(

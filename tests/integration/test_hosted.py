@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane.client.cluster_node_process import ClusterNode, new_key
+from dataplane.client.embedded import ClusterNode, new_key
 from dataplane.config import ClusterConfig, NodeConfig
 from tests import etcd
 from tests.cases import each_case

@@ -231,7 +231,7 @@ def etcd_directory(pids: list[int]) -> Path:
 def test_nodes_are_stopped_and_started_with_other_settings(two: Any, tmp_path: Path) -> None:
     """Settings that a host can not meet are refused by `up` and by who connects. Transports and a key are taken as by
     nodes that are started by hand."""
-    from dataplane.client.cluster_node_process import new_key
+    from dataplane.client.embedded import new_key
 
     pids = [on(place, look)[1] for place in places()]
     door.up(timeout=10)  # which it is
@@ -322,7 +322,7 @@ def test_a_job_has_separate_nodes_and_leaves_nothing(two: Any, how: str) -> None
 
 
 def test_a_data_directory_whose_etcd_ran_on_an_absent_host_is_refused(job: Any, tmp_path: Path) -> None:
-    from dataplane.client.cluster_node_process import new_key
+    from dataplane.client.embedded import new_key
 
     (tmp_path / "key").write_bytes(new_key())
     seed = tmp_path / "data" / "dataplane-seed-7"
@@ -362,7 +362,7 @@ DURABLE = """
 
 @pytest.mark.long
 def test_durable_streams_are_recovered_by_the_next_job(tmp_path: Path) -> None:
-    from dataplane.client.cluster_node_process import new_key
+    from dataplane.client.embedded import new_key
 
     (tmp_path / "key").write_bytes(new_key())
     for job in (1, 2):

@@ -14,7 +14,7 @@ import torch
 from tensordict import TensorDict
 
 import dataplane as dp
-from dataplane.client.cluster_node_process import ClusterNode, new_key
+from dataplane.client.embedded import ClusterNode, new_key
 from dataplane.cluster.placement import Rendezvous
 from dataplane.config import ClusterConfig
 from dataplane.integrations import process

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from dataplane.client.cluster_node_process import ClusterNode
+from dataplane.client.embedded import ClusterNode
 
 
 def test_a_node_that_ends_just_before_it_is_killed_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
