@@ -73,12 +73,10 @@ class AsyncAppender:
         self._stream = stream
         self._begin = begin
         self._soon = soon
-        self._max_rows = min(arguments.whole("max_rows", max_rows), rm.MAX_ROWS)
+        self._max_rows = min(arguments.positive("max_rows", max_rows), rm.MAX_ROWS)
         self._max_delay_s = arguments.seconds(max_delay, what="max_delay")
         self._timeout_s = arguments.seconds(timeout, TIMEOUT_S)
         self._narrow = narrow
-        if self._max_rows < 1:
-            raise Misuse(f"max_rows is 1 or more, not {self._max_rows}")
         self._lock = threading.Lock()
         self._blocks: deque[Block] = deque()  # the first of them is being appended, or waits for its delay
         self._form: RowSchema | None = None  # the layout of the last rows

@@ -43,6 +43,14 @@ def whole(what: str, value: Any) -> int:
     return int(value)
 
 
+def positive(what: str, value: Any) -> int:
+    """A whole number of 1 or more. Raises Misuse."""
+    count = whole(what, value)
+    if count < 1:
+        raise Misuse(f"{what} is 1 or more, not {count}")
+    return count
+
+
 def text(what: str, value: Any) -> str:
     """A text that a message can hold, of a character or more. Raises Misuse."""
     if not is_text(value) or not value:

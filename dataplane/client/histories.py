@@ -13,6 +13,7 @@ their host is lost, a drafter has fewer.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -25,8 +26,19 @@ import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
+from dataplane.client.background import Background
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
-from dataplane.errors import DataplaneError, Freed, Lost, Misuse, PeerUnavailable, SchemaMismatch
+from dataplane.errors import (
+    Closed,
+    DataplaneError,
+    Freed,
+    LeaseExpired,
+    Lost,
+    Misuse,
+    NotReady,
+    PeerUnavailable,
+    SchemaMismatch,
+)
 from dataplane.history.drafter import LONGEST, Drafter, Learnt, Response
 from dataplane.history.lengths import Lengths, Past, predict
 from dataplane.history.matching import BUILT, Tokens, order
@@ -45,6 +57,8 @@ _SPARED = 0.9  # when `max_bytes` is exceeded, responses are removed down to thi
 _LOOKED = 4096  # prompts in one message when responses are removed
 _ORDERS_BYTES = 64 << 20  # of suffix orders that a process caches
 _TRIES = 3
+_ROWS = 256
+_WAIT_S = 0.5  # of waiting for rows, between checks whether to end
 
 
 class StoredResponse(NamedTuple):
@@ -98,7 +112,7 @@ class AsyncHistory:
         self, plane: AsyncPlane, table: AsyncTable, keep: int, samples: int, max_bytes: int | str, dtype: str
     ) -> None:
         self.name = table.name.partition("/")[2]
-        self.keep, self.samples = _count("keep", keep), _count("samples", samples)
+        self.keep, self.samples = arguments.positive("keep", keep), arguments.positive("samples", samples)
         if self.keep * self.samples > 512:
             raise Misuse(f"a prompt has at most 512 responses, not {keep} epochs of {samples}")
         self.max_bytes = arguments.capacity(max_bytes)
@@ -330,26 +344,23 @@ class AsyncHistory:
         """The existing responses to this prompt, the oldest epoch first; tokens as int32, not copied if the history
         has that dtype."""
         for _ in range(_TRIES):
-            held = (await self.known([key]))[0]
-            if not held:
-                return []
             try:
-                batch = await self._plane.get(await self._table.read([key], [each.place for each in held]))
-                return [self._response(each, batch[each.place].numpy()[0]) for each in held]
+                return await self._read(key, (await self.known([key]))[0])
             except (Freed, Misuse):  # replaced meanwhile: look again
                 continue
             except (Lost, PeerUnavailable):  # the host of some of them died or is away
                 break
-        return await self._single(key)
-
-    async def _single(self, key: str) -> list[Response]:
-        """As `responses`, reading each by itself, because some are lost or are being replaced."""
-        found = []
-        for each in (await self.known([key]))[0]:
+        found: list[Response] = []
+        for each in (await self.known([key]))[0]:  # each by itself: some are lost or are being replaced
             with suppress(Lost, PeerUnavailable, Misuse):
-                batch = await self._plane.get(await self._table.read([key], [each.place]))
-                found.append(self._response(each, batch[each.place].numpy()[0]))
+                found += await self._read(key, [each])
         return found
+
+    async def _read(self, key: str, held: Sequence[StoredResponse]) -> list[Response]:
+        if not held:
+            return []
+        batch = await self._plane.get(await self._table.read([key], [each.place for each in held]))
+        return [self._response(each, batch[each.place].numpy()[0]) for each in held]
 
     def _response(self, held: StoredResponse, tokens: Any) -> Response:
         own = np.ascontiguousarray(tokens, np.int32)
@@ -408,13 +419,6 @@ def _each_once(rows: Iterable[int], keys: Sequence[str]) -> Iterable[list[int]]:
         yield list(run.values())
 
 
-def _count(what: str, value: Any) -> int:
-    count = arguments.whole(what, value)
-    if count < 1:
-        raise Misuse(f"{what} is 1 or more, not {count}")
-    return count
-
-
 def _key(key: Any) -> str:
     return arguments.text("a prompt's key", key)
 
@@ -440,3 +444,51 @@ def _tokens(tokens: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if len(found) and not bounds.min <= int(found.min()) <= int(found.max()) <= bounds.max:
         raise SchemaMismatch("token ids are within 32 bits", column="tokens", expected="int32", found=str(found.max()))
     return np.ascontiguousarray(found, dtype)
+
+
+def followed(history: Any) -> Following | None:
+    """Validate the `history` argument of `plane.stream`. Raises Misuse."""
+    found = getattr(history, "_inner", history)
+    if isinstance(found, AsyncHistory):
+        found = found.following()
+    if found is not None and not isinstance(found, Following):
+        raise Misuse(f"history= is what plane.history(NAME) returned, or its .following(...), not {history!r:.100}")
+    return found
+
+
+def tasks(given: Sequence[str] | None, how: Following | None) -> Sequence[str] | None:
+    """The tasks of a stream with a history: those given, and the one that records."""
+    if how is None or given is None or isinstance(given, str) or how.task in given:
+        return given
+    return [*given, how.task]
+
+
+class HistoryFollower(Background):
+    """Records a stream's rows in a history as they are done, in the process that opened the stream
+    (`plane.stream(history=...)`), in a thread of its own. `rows`: the number of recorded rows.
+
+    If several processes open the stream with a history, they share its rows. The work ends when the stream is closed
+    and all of its rows are recorded, or when the plane is closed; then the remaining rows stay for the next process
+    that opens the stream with a history.
+    """
+
+    def __init__(self, stream: AsyncStream, how: Following) -> None:
+        super().__init__(stream._connection, f"history of {stream.name!r}")
+        stream.settings.task(how.task)
+        self._stream_name, self._how = stream.name, how
+        self.rows = 0
+
+    async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
+        stream, how = await plane.stream(self._stream_name), self._how
+        history = how.history.at(plane)
+        while not stop.is_set():
+            try:
+                delivery = await stream.consume(how.task, rows=_ROWS, columns=how.columns, timeout=_WAIT_S)
+            except NotReady:
+                continue
+            except Closed:
+                return
+            with suppress(Lost, LeaseExpired):  # rows that are gone, or went to others
+                async with delivery:
+                    await history.record_delivery(delivery, how)
+                    self.rows += len(delivery)

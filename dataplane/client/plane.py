@@ -23,7 +23,6 @@ from dataplane.client import (
     device_get,
     embedded,
     histories,
-    history_follower,
     row_requests,
     weights,
 )
@@ -294,9 +293,9 @@ class AsyncPlane:
         """
         self.check()
         arguments.text("a stream's name", name)
-        followed = history_follower.following(history)
+        followed = histories.followed(history)
         wanted = arguments.settings(
-            history_follower.tasks(tasks, followed),
+            histories.tasks(tasks, followed),
             max_bytes,
             max_rows,
             max_lag,
@@ -316,7 +315,7 @@ class AsyncPlane:
             )
         stream = AsyncStream(self.connection, self.writer, self._getter, name, opened)
         if followed is not None:
-            stream.follower = history_follower.HistoryFollower(stream, followed).start()
+            stream.follower = histories.HistoryFollower(stream, followed).start()
         return stream
 
     async def streams(self, node: str | None = None) -> dict[str, Any]:

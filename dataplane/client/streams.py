@@ -43,7 +43,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 
 if TYPE_CHECKING:
-    from dataplane.client.history_follower import HistoryFollower
+    from dataplane.client.histories import HistoryFollower
     from dataplane.client.recorder import Recording, Replay
 
 log = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ from dataplane.client.blocking_calls import (
     WeightsCalls,
 )
 from dataplane.client.connecting import Connecting
-from dataplane.client.histories import AsyncHistory
+from dataplane.client.histories import AsyncHistory, HistoryFollower
 from dataplane.client.loop_runner import LoopRunner
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane
 from dataplane.client.reader import with_columns
@@ -48,7 +48,6 @@ from dataplane.errors import DataplaneError, Freed
 from dataplane.stream.settings import StreamSettings
 
 if TYPE_CHECKING:
-    from dataplane.client.history_follower import HistoryFollower
     from dataplane.client.recorder import Recording, Replay
 
 log = logging.getLogger(__name__)
