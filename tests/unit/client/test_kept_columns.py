@@ -16,7 +16,7 @@ from dataplane.batch.batch import Column, StoredPiece
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.views import _there
-from dataplane.client.device_memory import MappedDevice
+from dataplane.client.kept_columns import MappedDevice
 from tests.cases import each_case
 
 
