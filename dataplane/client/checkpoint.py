@@ -26,6 +26,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments, checkpointfile
 from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.client.connection import Connection
+from dataplane.client.ownership import unstage
 from dataplane.client.reader import Getter
 from dataplane.client.writer import ShardWriter
 from dataplane.errors import Corrupt, DataplaneError, Freed, LimitExceeded, Misuse, SchemaMismatch
@@ -34,7 +35,6 @@ from dataplane.stream.page import PAGE, Index
 from dataplane.stream.snapshot_format import Head
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
-from dataplane.wire import shard_messages as sm
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
@@ -159,7 +159,7 @@ async def read(
             with suppress(DataplaneError):
                 connection.check()
                 connection.tell(rm.DropStream(connection.next_id(), opened.stream))
-                connection.tell(sm.Free(connection.next_id(), scope=to.staging))
+            unstage(connection, to.staging)
             if isinstance(error, SchemaMismatch) or (isinstance(error, Corrupt) and not error.path):
                 raise file.corrupt(f"has an invalid stream: {error}") from error
             raise

@@ -19,10 +19,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from dataplane.client.events import code
 from dataplane.client.memory import Mapping, NodeSegment
+from dataplane.client.ownership import changes, undo
 from dataplane.client.pins import ClientPins, let_go
-from dataplane.client.releasing import undo
-from dataplane.client.request_kinds import changes, code
 from dataplane.config import environment, program
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, PeerUnavailable, ProtocolMismatch, revive

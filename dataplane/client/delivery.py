@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
-from dataplane.client import flows
+from dataplane.client import events
 from dataplane.clock import monotonic
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse, SchemaMismatch
 from dataplane.stream import requests as r
@@ -59,7 +59,7 @@ class Delivery:
         self._mark, self._stream = stream._mark, stream._token
         self._connection, self._getter = stream._connection, stream._getter
         self._balance = balance
-        flows.delivered(self._connection, self._mark, self._stream, delivered)
+        events.delivered(self._connection, self._mark, self._stream, delivered)
 
     @cached_property
     def keys(self) -> list[str]:
@@ -105,7 +105,7 @@ class Delivery:
         grant, replica = self._given.grant, self._given.replica
         if done:
             await self._ask(r.Ack(grant=grant, replica=replica))
-            flows.settled(self._connection, self._stream, grant)
+            events.settled(self._connection, self._stream, grant)
         else:
             await self._ask(r.Nack(grant=grant, replica=replica, seen=seen, reason=reason))
         self.settled, self._acked = True, done

@@ -25,7 +25,7 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Mapping as MemoryMapping
-from dataplane.client.releasing import discard
+from dataplane.client.ownership import discard
 from dataplane.errors import Closed, LimitExceeded, SchemaMismatch
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm

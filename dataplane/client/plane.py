@@ -17,15 +17,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.field import is_text
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
-from dataplane.client import (
-    arguments,
-    background,
-    device_get,
-    embedded,
-    histories,
-    row_requests,
-    weights,
-)
+from dataplane.client import arguments, background, device_get, embedded, histories, ownership, weights
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.draft import Draft, Spec
 from dataplane.client.kept_columns import KeptColumns
@@ -231,7 +223,7 @@ class AsyncPlane:
         self.check()
         if (ref is None) == (scope is None):
             raise Misuse("free takes a reference or a scope, and one of them")
-        await row_requests.free(self.connection, None if ref is None else _reference(ref), _scope(scope))
+        await ownership.free(self.connection, None if ref is None else _reference(ref), _scope(scope))
 
     async def retain(self, ref: BatchRef) -> BatchRef:
         """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
@@ -249,7 +241,7 @@ class AsyncPlane:
     async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
         """As `retain`, of several references, each with an owner of its own: one message, all or none."""
         self.check()
-        return await row_requests.retain(self.connection, [_reference(ref) for ref in refs])
+        return await ownership.retain(self.connection, [_reference(ref) for ref in refs])
 
     async def stats(self, node: str | None = None) -> Stats:
         """The current statistics of this host's node, or of the member of its cluster that `members` names so.

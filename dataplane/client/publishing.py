@@ -19,7 +19,7 @@ import secrets
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -36,18 +36,18 @@ from dataplane.batch.row_sources import RowSource
 from dataplane.batch.values import dense
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
+from dataplane.client.ownership import unstage
 from dataplane.client.table_rows import ranges
 from dataplane.client.tables import AsyncTable
 from dataplane.client.writer import ShardWriter
 from dataplane.clock import Deadline
 from dataplane.device.ordering import as_called, noted
-from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
+from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.table import requests as r
 from dataplane.weights import deltas
 from dataplane.weights.layout import COLUMN, FIELD, Base, PartLocation, PublishedPart, TensorSlice
 from dataplane.weights.slices import Slice
 from dataplane.wire import row_messages as rm
-from dataplane.wire import shard_messages as sm
 
 CHUNK = 16 << 20
 """The approximate size of a chunk in bytes."""
@@ -191,9 +191,7 @@ class Publication:
 
     async def __aexit__(self, *_: object) -> None:
         if not self._kept:
-            with suppress(DataplaneError):
-                self._connection.check()
-                self._connection.tell(sm.Free(self._connection.next_id(), scope=self.staged))
+            unstage(self._connection, self.staged)
 
     async def write(self, tensors: Any) -> tuple[list[int], list[TensorSlice], dict[int, Base]]:
         """Write all tensors. Returns the bytes of each chunk, the layout, and the bases of the deltas. Raises as

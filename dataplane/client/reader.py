@@ -28,8 +28,8 @@ from dataplane.client import kept_columns
 from dataplane.client.column_assembly import ColumnAssembly, HeldShards, PinnedShard
 from dataplane.client.connection import Connection, Exchange
 from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
+from dataplane.client.ownership import portions
 from dataplane.client.pins import ShardPin
-from dataplane.client.row_requests import portions
 from dataplane.errors import Freed, LimitExceeded, Misuse, ProtocolMismatch
 from dataplane.store.live_cells import LiveBlock, LiveCells
 from dataplane.wire import shard_messages as sm

@@ -24,9 +24,10 @@ from dataplane.batch.put_options import Narrow
 from dataplane.batch.put_plan import PutPlan
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import laid_out
-from dataplane.client import arguments, flows
+from dataplane.client import arguments, events
 from dataplane.client.appender import TIMEOUT_S
 from dataplane.client.connection import Exchange
+from dataplane.client.ownership import unstage
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.observe.ring import CODE
@@ -102,7 +103,7 @@ class StreamWrites:
         request = rm.AppendRows(number, self._token, *said, lengths, timeout_s, carried)
 
         def finish(reply: rm.RowsAppended) -> list[str]:
-            flows.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
+            events.appended(self._connection, self._mark, reply, said.keys, len(said.versions) // 8)
             return said.keys or self._names(reply, len(said.versions) // 8)
 
         return Exchange(self._connection, request, rm.RowsAppended, timeout_s, finish, admits=True)
@@ -184,7 +185,7 @@ class StreamWrites:
             reply = await connection.request(request, rm.RowsAppended, deadline.remaining_s)
             if connection.events is not None:
                 connection.events.record(_APPEND, began, admit.nbytes)
-                flows.appended(connection, self._mark, reply, said.keys, admit.rows)
+                events.appended(connection, self._mark, reply, said.keys, admit.rows)
         except BaseException:
             self._unstage(staged, ticket)
             self._keep(admit)
@@ -335,13 +336,13 @@ class StreamWrites:
         return state.digest()
 
     def _unstage(self, staged: str, ticket: int = 0) -> None:
-        """Free staged columns that were not appended. Does not wait; the end of the connection does the same."""
-        with suppress(DataplaneError):
-            self._connection.check()
-            if ticket:
+        """Free staged columns that were not appended, and return the permit. Does not wait."""
+        if ticket:
+            with suppress(DataplaneError):
+                self._connection.check()
                 self._connection.tell(rm.ReturnPermit(self._token, ticket))
-            if staged:
-                self._connection.tell(sm.Free(self._connection.next_id(), scope=staged))
+        if staged:
+            unstage(self._connection, staged)
 
     async def _lengths_of(self, ref: BatchRef) -> dict[str, bytes]:
         measured = [name for name, field in ref.schema.items() if field.kind in MEASURED]

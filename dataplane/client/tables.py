@@ -10,7 +10,6 @@ import functools
 import itertools
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -23,6 +22,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
+from dataplane.client.ownership import unstage
 from dataplane.client.table_rows import (
     Flags,
     Index,
@@ -39,11 +39,10 @@ from dataplane.client.table_rows import (
 )
 from dataplane.client.writer import ShardWriter
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
+from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from dataplane.stream.requests import StreamResult, Succeeded
 from dataplane.table import requests as r
 from dataplane.wire import row_messages as rm
-from dataplane.wire import shard_messages as sm
 
 R = TypeVar("R", bound=StreamResult)
 
@@ -168,7 +167,7 @@ class AsyncTable:
                 found.append(await self.ask(write, kind, staged=staged if stop == count else ""))
         except BaseException:
             if staged:
-                self._unstage(staged)
+                unstage(self._connection, staged)
             raise
         if stored is not None and ref is not None:
             stored(ref)
@@ -205,12 +204,6 @@ class AsyncTable:
         if not isinstance(answer.result, kind):
             raise ProtocolMismatch(f"a table answered {type(answer.result).__name__} where {kind.__name__} was due")
         return answer.result
-
-    def _unstage(self, staged: str) -> None:
-        """Free staged columns that were not written. Does not wait; the end of the connection does the same."""
-        with suppress(DataplaneError):
-            self._connection.check()
-            self._connection.tell(sm.Free(self._connection.next_id(), scope=staged))
 
     async def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
         """The numbers of the rows with these keys. `create`: missing rows are created without columns. Raises Misuse

@@ -29,7 +29,7 @@ from dataplane.batch.put_plan import Job, PlannedColumn, PutPlan, layout_of, pla
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns, laid_out
 from dataplane.client.connection import Connection, Exchange
-from dataplane.client.releasing import discard
+from dataplane.client.ownership import discard
 from dataplane.device import ordering
 from dataplane.observe.ring import CODE
 from dataplane.threads import stopped, together

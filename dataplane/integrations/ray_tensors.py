@@ -31,7 +31,7 @@ from importlib import import_module
 from typing import Any
 
 from dataplane.batch.ref import BatchRef
-from dataplane.client.scopes import ending_scope
+from dataplane.client.ownership import ending_scope
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.integrations import process
 from dataplane.integrations.process import with_plane

@@ -37,7 +37,7 @@ from verl.experimental.neoproto.storage.engine import Ref, _BaseStorageEngine, _
 
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
-from dataplane.client.scopes import ending_scope
+from dataplane.client.ownership import ending_scope
 from dataplane.errors import Misuse
 from dataplane.integrations.freeing import Watch
 from dataplane.integrations.process import plane as plane_of_process

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.rows import RowIndices
-from dataplane.client.row_requests import part_nbytes, parts_of, portions
+from dataplane.client.ownership import part_nbytes, parts_of, portions
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 

@@ -1,27 +1,110 @@
-"""Requests about stored rows: `retain`, which makes further references (links) to them, and `free`, each in as many
-messages as needed.
+"""Who owns stored rows, and what the node granted: further references (`retain`), frees in as many messages as needed,
+scopes that end with this process, and the release of grants whose caller has gone.
 
 Invariants: a `retain` that fails or is cancelled has retained nothing; each part of a `free` fits a message, however
-many rows are named one by one.
+many rows are named one by one. Messages that release a grant wait for no answer.
 """
 
 from __future__ import annotations
 
+import os
+import secrets
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import RowIndices
-from dataplane.client.connection import Connection
-from dataplane.client.releasing import unlink
 from dataplane.errors import DataplaneError, LimitExceeded
+from dataplane.stream import requests as r
+from dataplane.table import requests as t
 from dataplane.wire import messages as m
+from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
+from dataplane.wire.places import numbers
+
+if TYPE_CHECKING:
+    from dataplane.client.connection import Connection
 
 T = TypeVar("T")
+
+_TOKEN = secrets.token_hex(8)
+
+_CHANGES = (
+    {sm.Free, rm.OpenStream, rm.AppendRows, rm.ExtendRows, rm.DropStream, rm.TakeLostRows, rm.PublishRestored}
+    | {r.ResumeRow, r.AbandonRow, r.RenewRow, r.Ack, r.Nack, r.Renew, r.Drop, r.Close}
+    | {t.Upsert, t.ClearRows, t.Claim, t.Release, t.DropTable}
+)
+"""The requests with a lasting effect. A late answer to any other leaves nothing behind: the grant of a put, a pin, an
+admission or a delivery is released (`undo`)."""
+
+
+def ending_scope(what: str) -> str:
+    """The scope of this process for `what`, a few letters. A node frees the rows that are left under it as soon as the
+    client that put them closes or is killed. A forked child has another scope. Rows under it can also be freed one by
+    one, as all others."""
+    return f"{rm.STAGED}{what}-{os.getpid()}-{_TOKEN}"
+
+
+def changes(request: Any) -> bool:
+    """Whether a request has a lasting effect."""
+    return type(asked_in(request)) in _CHANGES
+
+
+def asked_in(request: Any) -> Any:
+    """The request that a message to a stream or table has, or the message."""
+    return request.asked if isinstance(request, rm.AskStream | rm.AskTable) else request
+
+
+def undo(to: Connection, reply: m.Reply) -> None:
+    """Release the grant of a reply whose caller has stopped waiting; keep a report of lost rows for the next caller."""
+    match reply:
+        case sm.Reserved():
+            to.tell(sm.Abort([shard for shard, *_ in reply.extents]))
+        case sm.Held():
+            held = [] if reply.carried else numbers(reply.places)
+            to.tell(sm.UnpinShards([*held, *(each[1] for each in reply.kept)]))
+        case sm.Kept():
+            to.tell(sm.Free(to.next_id(), reply.shards))
+        case rm.StreamAnswer(result=r.Delivered() as given):
+            nack = r.Nack(grant=given.grant, replica=given.replica, seen=False)
+            to.tell(rm.AskStream(to.next_id(), reply.stream, nack))
+        case rm.StreamAnswer(result=r.SnapshotTaken() as taken):
+            to.tell(rm.AskStream(to.next_id(), reply.stream, r.ReleaseSnapshot(snapshot=taken.snapshot)))
+        case rm.LostRowsTaken():
+            to.lost_rows.append(reply)
+        case rm.RowsAdmitted():
+            to.tell(rm.ReturnPermit(reply.stream, reply.ticket))
+        case sm.ShardStored():
+            to.tell(sm.Free(to.next_id(), [reply.shard]))
+        case sm.Retained():
+            unlink(to, reply.node, reply.links)
+
+
+def unlink(to: Connection, node: bytes, links: list[int]) -> None:
+    """Free all that these links to shards of the node own."""
+    if node == to.welcome.node:
+        to.tell(sm.Free(to.next_id(), links))
+    else:
+        to.tell(sm.Free(to.next_id(), parts=[(link, [], (0, 0, b"")) for link in links], node=node))
+
+
+def discard(to: Connection, shards: list[int]) -> None:
+    """Release reservations of this process, sealed or not. No other process may know these shards."""
+    to.tell(sm.Abort(shards))
+    to.tell(sm.UnpinShards(shards))
+    to.tell(sm.Free(to.next_id(), shards))
+
+
+def unstage(to: Connection, scope: str) -> None:
+    """Free rows that were put under a scope and did not get to their stream or table. Does not wait; the end of the
+    connection does the same."""
+    with suppress(DataplaneError):
+        to.check()
+        to.tell(sm.Free(to.next_id(), scope=scope))
+
 
 _BYTES = 2 << 20  # of encoded rows in a message, approximately
 _PART = 64  # bytes beside the rows: of a shard, and of a column

@@ -1,4 +1,4 @@
-"""Trace events that connect the append, the delivery and the ack of a row.
+"""The events of requests, and trace events that connect the append, the delivery and the ack of a row.
 
 A row has a 64-bit number that producer and consumer compute independently: from the stream's key prefix and the row's
 number if it has a generated key, else from its key. For many rows that are not consecutive, events are recorded for
@@ -9,17 +9,47 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from dataplane.client.connection import Connection
+from dataplane.client.ownership import asked_in
 from dataplane.observe.ring import CODE
 from dataplane.stream import requests as r
+from dataplane.table import requests as t
 from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
+
+if TYPE_CHECKING:
+    from dataplane.client.connection import Connection
+
+_OPERATIONS: dict[str, tuple[type[Any], ...]] = {
+    "put": (sm.PutShard,),
+    "reserve": (sm.Reserve,),
+    "seal": (sm.SealShards,),
+    "get": (sm.PinShards,),
+    "free": (sm.Free,),
+    "wait": (rm.AdmitRows,),
+    "append": (rm.AppendRows,),
+    "extend": (rm.ExtendRows,),
+    "consume": (r.Consume,),
+    "ack": (r.Ack, r.Nack),
+    "table write": (t.Upsert,),
+    "table read": (t.Read, t.LookRows),
+    "table claim": (t.Claim,),
+}
+_CODES = {kind: CODE[name] for name, kinds in _OPERATIONS.items() for kind in kinds}
 
 _SOME = 32  # at most so many rows of one call are recorded one by one
 _APPEND, _CONSUME = CODE["flow append"], CODE["flow consume"]
 _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
+
+
+def code(request: Any) -> int:
+    """The event as which a request is recorded."""
+    if isinstance(request, rm.AppendRows) and request.columns is None:
+        return CODE["request"]  # the append is recorded as a whole, with its admission
+    return _CODES.get(type(asked_in(request)), CODE["request"])
 
 
 def appended(connection: Connection, mark: str, reply: rm.RowsAppended, keys: Sequence[str], rows: int) -> None:
