@@ -168,17 +168,22 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Put
     if count > MAX_COLUMNS:
         expected, found = f"at most {MAX_COLUMNS} columns, keys of structs included", f"{count} columns"
         raise SchemaMismatch(f"a batch has {expected}; not {found}", expected=expected, found=found)
-    first = planned[0]
-    for column in planned:
-        if column.rows != first.rows:
-            expected, found = f"{first.rows} rows, as column {first.name!r}", f"{column.rows} rows"
-            unequal = f"{column.rows} rows, and column {first.name!r} has {first.rows}"
-            raise mismatch(column.name, unequal, expected=expected, found=found)
+    rows = check_counts([(column.name, column.rows) for column in planned])
     for name in dedupe:
         if all(column.name != name for column in planned):
             there = ", ".join(column.name for column in planned)
             raise mismatch(name, f"to be deduplicated, but there are only {there}", expected=there, found=name)
-    return PutPlan(first.rows, tuple(planned))
+    return PutPlan(rows, tuple(planned))
+
+
+def check_counts(columns: Sequence[tuple[str, int]]) -> int:
+    """The number of rows of each of these columns. Raises SchemaMismatch if they differ."""
+    first, rows = columns[0]
+    for name, count in columns:
+        if count != rows:
+            expected, found = f"{rows} rows, as column {first!r}", f"{count} rows"
+            raise mismatch(name, f"{found}, and column {first!r} has {rows}", expected=expected, found=found)
+    return rows
 
 
 def values_of(column: str, values: Any) -> Values:

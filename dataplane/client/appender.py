@@ -5,8 +5,9 @@
 stream in the order in which they were sent. If a block is refused, or finds no room, half of it is tried, down to one
 call, which waits for room: so each call has its own keys or its own error.
 
-Invariants: a row is appended once or its call fails; the caller may change the arrays after `send`; at most `_BLOCKS`
-blocks wait, and further calls wait for room. Any thread may send; the rest belongs to the event loop.
+Invariants: once a block is done each of its calls has its keys, or its error, or was withdrawn; rows of a call are
+appended once or not at all. The caller may change the arrays after `send`; at most `_BLOCKS` blocks wait, and further
+calls wait for room. Any thread may send; the rest belongs to the event loop.
 """
 
 from __future__ import annotations
@@ -15,44 +16,199 @@ import asyncio
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataplane.batch import row_batcher
 from dataplane.batch.put_options import Narrow
-from dataplane.batch.put_plan import columns_of
+from dataplane.batch.put_plan import check_counts, columns_of
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.row_batcher import RowMemory, RowSchema
-from dataplane.batch.values import Values, mismatch
+from dataplane.batch.values import Values
 from dataplane.client import arguments
-from dataplane.client.blocks import Block, Call, Kind, Sent
 from dataplane.clock import Deadline
-from dataplane.errors import Closed, DataplaneError, Misuse, SchemaMismatch
+from dataplane.errors import (
+    Backpressure,
+    Closed,
+    DataplaneError,
+    Forked,
+    LimitExceeded,
+    Misuse,
+    Retryable,
+    SchemaMismatch,
+)
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
-_BLOCKS = 8
-"""Blocks that wait to be appended, with the one that is being appended."""
-
-_BLOCK_BYTES = 4 << 20
-"""Bytes from which on a block is full."""
-
+_BLOCKS = 8  # that wait to be appended, with the one that is being appended
+_BLOCK_BYTES = 4 << 20  # from which on a block is full
 TIMEOUT_S = 60.0
 """The default timeout of an append or extend, in seconds."""
 
-_FORMS = 64
-"""Row layouts that are remembered."""
+_FORMS = 64  # row layouts that are remembered
+_MOST_UNSEEN = 1024  # failed calls that are kept for `flush`, which raises the first error
 
-_NONE: list[Any] = []
+_NONE: list[Any] = []  # shared by all calls without metadata: objects for each row are work for the garbage collector
 _UNTAGGED: dict[str, Any] = {}
-"""Shared by all calls without metadata: an object for each row is work for the garbage collector."""
 
-Begin = Callable[[Coroutine[Any, Any, None]], None]
+
+class Kind(NamedTuple):
+    """The properties that all calls of one append share. `gathered`: rows are copied into the block as they come in."""
+
+    form: RowSchema
+    keyed: bool
+    grouped: bool
+    tags: tuple[str, ...]
+    gathered: bool
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """The rows of one `send`: `count` of them, from `start` on if they are gathered, else these `columns`."""
+
+    start: int
+    count: int
+    keys: list[str]
+    groups: list[Any]
+    versions: list[int]
+    tags: dict[str, Any]
+    columns: Sequence[Values] = ()
+    withdrawn: bool = False
+    """The caller has cancelled it."""
+    done: bool = False
+    """Its rows are in the stream."""
+    asked: asyncio.Task[DataplaneError | None] | None = None  # while it is appended by itself
+    error: BaseException | None = None
+
+
+class Block:
+    """Calls of one kind, whose rows are appended as one. `gathered`: the memory with their rows, or None."""
+
+    def __init__(self, kind: Kind, gathered: RowMemory | None, deadline: Deadline, narrow: Narrow = False) -> None:
+        self.kind = kind
+        self._narrow = narrow
+        self.bare = None if kind.keyed or kind.grouped or kind.tags or gathered is None else kind.form
+        """The schema of its rows, if they are gathered and have no keys, groups or tags."""
+        self.gathered = gathered
+        self.calls: list[Call] = []
+        self.rows = self.nbytes = 0
+        self.full = False
+        """No more calls are added to it."""
+        self.filled = asyncio.Event()
+        self.done = asyncio.Event()
+        self._deadline = deadline
+
+    def _columns(self, calls: Sequence[Call]) -> Mapping[str, Values]:
+        form, gathered = self.kind.form, self.gathered
+        if gathered is None:
+            return form.joined([call.columns for call in calls])
+        start, stop = calls[0].start, calls[-1].start + calls[-1].count
+        if stop - start == sum([call.count for call in calls]):
+            return gathered.columns(start, stop)
+        return form.joined([list(gathered.columns(c.start, c.start + c.count).values()) for c in calls])
+
+    async def bring(self, stream: AsyncStream, unseen: dict[Call, None]) -> None:
+        """Append all calls, as many at a time as find room. Afterwards each call has its keys or its error; calls with
+        an error are added to `unseen`."""
+        left, most = self.calls, len(self.calls)
+        ended: DataplaneError = Closed("the appender was stopped")
+        try:
+            while left := [call for call in left if not call.withdrawn]:
+                some = left[:most]
+                error = await (self._together(some, stream) if len(some) > 1 else self._alone(some[0], stream))
+                if error is None:
+                    left, most = left[len(some) :], 2 * most
+                elif not isinstance(error, Backpressure | LimitExceeded | Misuse) or isinstance(error, Closed | Forked):
+                    ended = error
+                    break
+                elif len(some) > 1:  # some calls may fit, even if all together never do
+                    most = len(some) // 2
+                else:
+                    some[0].error, left = error, left[1:]
+        finally:
+            for call in self.calls:
+                if not call.done:
+                    call.error = call.error or type(ended)(str(ended), **ended.fields)
+                    if not call.withdrawn and len(unseen) < _MOST_UNSEEN:
+                        unseen[call] = None
+                call.columns = ()  # not needed any more; the caller may keep `Sent` for long
+            self.done.set()
+
+    async def _alone(self, call: Call, stream: AsyncStream) -> DataplaneError | None:
+        call.asked = asyncio.get_running_loop().create_task(self._together([call], stream))
+        try:
+            await asyncio.wait([call.asked])
+            return None if call.asked.cancelled() else call.asked.result()
+        finally:
+            call.asked.cancel()
+            call.asked = None
+
+    async def _together(self, calls: list[Call], stream: AsyncStream) -> DataplaneError | None:
+        """Append the rows of these calls as one. Returns the error if that fails. Several calls do not wait for room:
+        there may be room for some, and their consumer may have to make room for the others."""
+        first = calls[0]
+        try:
+            keys = await stream.writes.append_block(
+                self._columns(calls),
+                keys=[key for call in calls for key in call.keys] if first.keys else None,
+                group=[group for call in calls for group in call.groups] if first.groups else None,
+                version=[version for call in calls for version in call.versions],
+                tags={name: [tag for call in calls for tag in call.tags[name]] for name in first.tags} or None,
+                timeout=self._deadline.remaining_s if len(calls) == 1 else 0.0,
+                narrow=self._narrow,
+            )
+        except DataplaneError as error:
+            return error
+        except OSError as error:  # no thread can be started
+            return Retryable(f"these rows were not appended: {error}")
+        start = 0
+        for call in calls:
+            call.keys = keys[start : start + call.count]
+            call.done = True
+            start += call.count
+        return None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Sent:
+    """Rows that were sent. Await it for their keys, once they are in the stream, or the error."""
+
+    _block: Block
+    _call: Call
+    _unseen: dict[Call, None]
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is known."""
+        return self._block.done.is_set()
+
+    def keys(self) -> list[str]:
+        """Their keys, once it is `done`. Raises the error."""
+        if self._call.error is not None:
+            self._unseen.pop(self._call, None)
+            raise self._call.error
+        return self._call.keys
+
+    async def wait(self) -> list[str]:
+        """The same as `await` of this object."""
+        await self._block.done.wait()
+        return self.keys()
+
+    def withdraw(self) -> None:
+        """Do not append them, unless they are already."""
+        self._call.withdrawn = True
+        self._unseen.pop(self._call, None)
+        if self._call.asked is not None:
+            self._call.asked.cancel()
+
+    def __await__(self) -> Generator[Any, None, list[str]]:
+        return self.wait().__await__()
 
 
 class AsyncAppender:
@@ -61,7 +217,7 @@ class AsyncAppender:
     def __init__(
         self,
         stream: AsyncStream,
-        begin: Begin,
+        begin: Callable[[Coroutine[Any, Any, None]], None],
         soon: Callable[[Callable[[], object]], object],
         *,
         max_rows: int,
@@ -241,7 +397,6 @@ class AsyncAppender:
         return Block(kind, gathered, Deadline.after(self._timeout_s), self._narrow)
 
     def _memory(self, form: RowSchema) -> RowMemory | None:
-        """Memory for the rows of a block."""
         while self._spare:
             of, gathered = self._spare.pop()
             if of is form:
@@ -274,7 +429,6 @@ class AsyncAppender:
         await self._room.wait()
 
     async def _run(self) -> None:
-        """Append blocks as long as there are any."""
         block: Block | None = None
         try:
             while (block := self._following(block)) is not None:
@@ -288,7 +442,6 @@ class AsyncAppender:
                 self._stop()
 
     def _stop(self) -> None:
-        """Append nothing any more."""
         with self._lock:
             self._closed = True
             blocks, self._blocks = list(self._blocks), deque()
@@ -319,14 +472,9 @@ def _checked(columns: Any) -> list[tuple[str, Values]]:
     if isinstance(columns, BatchRef):
         raise Misuse("an appender takes rows themselves; append a reference by stream.append")
     pairs = list(columns_of(columns))
-    rows = pairs[0][1].rows if pairs else 0
-    if not rows:
+    if not pairs or not pairs[0][1].rows:
         raise SchemaMismatch("an append has at least one row", expected="rows", found="none")
-    for name, values in pairs:
-        if values.rows != rows:
-            expected, found = f"{rows} rows, as column {pairs[0][0]!r}", f"{values.rows} rows"
-            unequal = f"{found}, and column {pairs[0][0]!r} has {rows}"
-            raise mismatch(name, unequal, expected=expected, found=found)
+    check_counts([(name, values.rows) for name, values in pairs])
     return pairs
 
 
@@ -338,14 +486,13 @@ def _versions(version: int, rows: int) -> list[int]:
 
 def _called(start: int, rows: int, keys: Any, group: Any, version: Any, tags: Any) -> Call:
     """A call of so many rows, with its metadata. Raises Misuse."""
-    plain = arguments.plain
     if keys is None and group is None and not tags and type(version) is int:
         return Call(start, rows, _NONE, _NONE, _versions(version, rows), _UNTAGGED)
     return Call(
         start,
         rows,
         arguments.keys_of(keys, rows) if keys is not None else [],
-        plain("group", group, rows, arguments.GROUP_KINDS) if group is not None else [],
-        plain("version", version, rows, (int,)),
+        arguments.plain("group", group, rows, arguments.GROUP_KINDS) if group is not None else [],
+        arguments.plain("version", version, rows, (int,)),
         arguments.tagged(tags, rows) if tags is not None else {},
     )

@@ -22,6 +22,7 @@ from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, is_text
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned
 from dataplane.batch.locations import ref_to
+from dataplane.batch.put_plan import check_counts
 from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Mapping as MemoryMapping
@@ -134,18 +135,11 @@ class Draft:
         for name, spec in specs.items():
             _require_spec(name, spec)
         layouts, base = [], 0
-        rows = {name: spec.rows for name, spec in specs.items()}
+        rows = check_counts([(name, spec.rows) for name, spec in specs.items()]) if specs else 0
         for name, spec in specs.items():
-            if spec.rows != next(iter(rows.values())):
-                raise SchemaMismatch(
-                    f"column {name!r} has {spec.rows} rows, and {next(iter(rows))!r} {next(iter(rows.values()))}",
-                    column=name,
-                    expected=f"{next(iter(rows.values()))} rows",
-                    found=f"{spec.rows} rows",
-                )
             layout, base = _layout(spec, base)
             layouts.append((name, layout))
-        if not layouts or not base or not next(iter(rows.values())):
+        if not rows or not base:
             raise SchemaMismatch("a draft has at least one column, one row and one value; put() stores empty batches")
         if base > _MOST_BYTES:
             limit = connection.welcome.capacity

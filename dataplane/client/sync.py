@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
-from dataplane.client import blocking, blocks, delivery, device_get, draft
+from dataplane.client import appender, blocking, delivery, device_get, draft
 from dataplane.client.appender import AsyncAppender
 from dataplane.client.blocking import Blocking, BlockingCall, Context, of_inner
 from dataplane.client.blocking_calls import (
@@ -97,7 +97,7 @@ class Sent:
 
     __slots__ = ("_inner", "_wait")
 
-    def __init__(self, inner: blocks.Sent, wait: BlockingCall) -> None:
+    def __init__(self, inner: appender.Sent, wait: BlockingCall) -> None:
         self._inner = inner
         self._wait = wait
 
