@@ -5,7 +5,7 @@ The stub beside this module has their signatures and docstrings. `python -m test
 
 from __future__ import annotations
 
-from dataplane.client import delivery
+from dataplane.client import delivery, draft
 from dataplane.client.appender import AsyncAppender
 from dataplane.client.blocking import Blocking, blocking
 from dataplane.client.histories import AsyncHistory
@@ -38,6 +38,11 @@ class StreamCalls(Blocking):
 @blocking(delivery.Delivery, "__len__", "__repr__", "get", "ack", "nack", "renew", "split", "rows_of")
 class DeliveryCalls(Blocking):
     """The calls of `Delivery`."""
+
+
+@blocking(draft.Draft, "__getitem__", "__iter__", "torch", "seal")
+class DraftCalls(Blocking):
+    """The calls of `Draft`."""
 
 
 @blocking(delivery.Taken, "__len__", "__getitem__", "ack", "nack")

@@ -489,6 +489,24 @@ class DeliveryCalls(Blocking):
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
         """The positions of the rows that `split` gives each rank."""
 
+class DraftCalls(Blocking):
+    """The calls of `Draft`."""
+
+    def __getitem__(self, name: str) -> Any:
+        """The column's memory: [rows, ...] for a dense column, a list of [length, ...] for a ragged one.
+
+        A dtype that NumPy lacks (bfloat16, float8) is exposed as unsigned integers with the same bits; `torch(name)`
+        returns the real dtype. Raises SchemaMismatch if there is no such column, Closed after the draft was dropped.
+        """
+
+    def __iter__(self) -> Iterator[str]: ...
+    def torch(self, name: str) -> Any:
+        """As `draft[name]`, as torch tensors. Imports torch."""
+
+    def seal(self) -> BatchRef:
+        """Make the columns visible to others, and return their reference. They do not change any more: arrays that were
+        taken from the draft become private copies. Raises LeaseExpired, Closed, PeerUnavailable."""
+
 class TakenCalls(Blocking):
     """The calls of `Taken`."""
 

@@ -301,7 +301,7 @@ class HeldShards:
         self._carried = reply.carried
         self._starts: list[int] = []  # for each pin, the position of its first shard
         self._pins: list[ShardPin] = []
-        self._arrays: dict[int, Callable[[ShardPlace], Bytes]] = {}  # by pin
+        self._arrays: dict[int, dict[int, tuple[Bytes, int]]] = {}  # by pin, as `_spans`
 
     def live(self) -> dict[ShardKey, tuple[list[LiveBlock], CheckedLayout]]:
         """The live blocks of the shards of which some rows were freed, and their layouts."""
@@ -364,23 +364,14 @@ class HeldShards:
         view = None
         if stop - self._starts[run] > 1:
             if run not in self._arrays:
-                self._arrays[run] = self._views(self._places[self._starts[run] : stop], self._pins[run])
-            view = self._arrays[run](place)
+                self._arrays[run] = self._spans(self._places[self._starts[run] : stop], self._pins[run])
+            array, first = self._arrays[run][place.segment]
+            view = array[place.offset - first : place.offset - first + place.size]
         return HeldShard(self._segments[place.segment], place.offset, place.size, self._pins[run], view)
 
-    def _views(self, places: Table, keeps: object) -> Callable[[ShardPlace], Bytes]:
-        """A function that returns the bytes of one of these shards, as a part of one array for each segment, which
-        keeps the pins. To make an array for each shard would take longer than to read it."""
-        whole = self._spans(places, keeps)
-
-        def view(place: ShardPlace) -> Bytes:
-            array, first = whole[place.segment]
-            return array[place.offset - first : place.offset - first + place.size]
-
-        return view
-
     def _spans(self, places: Table, keeps: object) -> dict[int, tuple[Bytes, int]]:
-        """For each segment: the bytes from the first of these shards in it to the last, and their offset."""
+        """For each segment: the bytes from the first of these shards in it to the last, and their offset. To make an
+        array for each shard would take longer than to read it."""
         found = {}
         for segment in np.unique(places[:, 1]).tolist():
             inside = places[places[:, 1] == segment]

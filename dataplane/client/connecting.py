@@ -111,18 +111,7 @@ def connect(
     gpu_budget: int | str | None = None,
     name: str | None = None,
 ) -> Connecting:
-    """Connect to the node at `address`, at $DATAPLANE_ADDRESS, or to one started for this process and its children.
-
-    address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
-    config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
-        own, even if it started another before; a node that others started keeps its own settings.
-    gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
-    name: the name of this process in `stats`, `dataplane top` and errors, up to 80 characters; None: its program's
-        name, and its own in `multiprocessing` if it is a child.
-
-    Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
-    ValueError for an invalid address.
-    """
+    """As `dataplane.connect`, for asyncio: `await` it, or enter it with `async with`."""
     return Connecting(address, config, gpu_budget=gpu_budget, name=name)
 
 

@@ -218,16 +218,14 @@ class MappedDevice:
         view.setflags(write=False)
         return view
 
-    def private(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.private`: a copy."""
-        return self.own(offset, nbytes)
-
     def own(self, offset: int, nbytes: int) -> Bytes:
         """See `Memory.own`."""
         memory = np.empty(nbytes, np.uint8)
         if nbytes:
             leave(memory, [self._tensor[offset : offset + nbytes]], NOTHING)
         return memory
+
+    private = own
 
     def there(self, offset: int, nbytes: int, device: Any) -> Any:
         """These bytes as a tensor in place, where they are on this device; else None."""

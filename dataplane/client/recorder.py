@@ -130,13 +130,15 @@ class Recording(Background):
 
     async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
         began = time.thread_time()
-        stream = await plane.stream(self._stream_name)
+        self._plane, self._stream, self._ends = plane, await plane.stream(self._stream_name), stop
+        stream = self._stream
         columns = self._how.columns or await _columns(stream, self._how.task, stop)
         if not columns:
             return
         tasks = [task for task in stream.settings.tasks if task != self._how.task] or [self._how.task]
         manifest = Manifest(stream.name, tasks, columns, msgspec.structs.asdict(stream.settings))
-        writer = Writer(
+        self._columns = columns
+        self._writer = writer = Writer(
             self._how.directory,
             manifest,
             media=self._how.media,
@@ -145,17 +147,17 @@ class Recording(Background):
         )
         self._rows = writer.rows
         try:
-            complete = await self._consume(_Source(plane, stream, columns, writer, stop))
+            complete = await self._consume()
             writer.close(complete=complete and not self._skipped, skipped=self._skipped)
         finally:
             writer.abort()
             self._busy_s = time.thread_time() - began
 
-    async def _consume(self, source: _Source) -> bool:
+    async def _consume(self) -> bool:
         """Record deliveries until the recorder is to end, and then the rows that are ready. Returns whether the stream
         is closed and all of its rows are recorded."""
         began = time.thread_time()
-        ahead, last = asyncio.create_task(self._next(source, _WAIT_S)), False
+        ahead, last = asyncio.create_task(self._next(_WAIT_S)), False
         try:
             while True:
                 try:
@@ -168,10 +170,10 @@ class Recording(Background):
                     return True
                 # The next rows are requested before these are written; when the recorder is to end, only rows that are
                 # ready. No request is cancelled: its rows would be leased without a consumer until its answer comes.
-                last = source.stop.is_set()
-                ahead = asyncio.create_task(self._next(source, 0.0 if last else _WAIT_S))
+                last = self._ends.is_set()
+                ahead = asyncio.create_task(self._next(0.0 if last else _WAIT_S))
                 await asyncio.sleep(0)
-                if isinstance(delivery, Delivery) and not await self._record(source, delivery):
+                if isinstance(delivery, Delivery) and not await self._record(delivery):
                     return False
                 self._busy_s = time.thread_time() - began
         finally:
@@ -181,28 +183,28 @@ class Recording(Background):
                 with suppress(DataplaneError):
                     await found.unseen()
 
-    async def _next(self, source: _Source, timeout: float) -> Delivery | None:
+    async def _next(self, timeout: float) -> Delivery | None:
         """The next rows; None if the stream was closed and has no more. Raises NotReady."""
         how = self._how
         try:
-            return await source.stream.consume(
-                how.task, rows=how.rows, min_rows=1, columns=source.columns, lease=_LEASE_S, timeout=timeout
+            return await self._stream.consume(
+                how.task, rows=how.rows, min_rows=1, columns=self._columns, lease=_LEASE_S, timeout=timeout
             )
         except Closed as error:
             if error.drained:
                 return None
             raise
 
-    async def _record(self, source: _Source, delivery: Delivery) -> bool:
+    async def _record(self, delivery: Delivery) -> bool:
         """Write the rows that are not recorded yet, and ack all of them. Returns false if the recorder has to stop:
         there is no room for them."""
-        names = _names(source.stream, delivery)
-        seen = source.writer.seen(names.rows)
+        names = _names(self._stream, delivery)
+        seen = self._writer.seen(names.rows)
         fresh = [row for row, there in enumerate(seen) if not there]
         self._repeated += len(seen) - len(fresh)
         ref = delivery.ref if len(fresh) == len(seen) else delivery.ref[fresh]
-        if fresh and not await self._write(source, ref, names.take(fresh)):
-            full = self._how.waits and isinstance(self._passed, LimitExceeded) and source.stop.is_set()
+        if fresh and not await self._write(ref, names.take(fresh)):
+            full = self._how.waits and isinstance(self._passed, LimitExceeded) and self._ends.is_set()
             with suppress(LeaseExpired):
                 await (delivery.unseen() if full else delivery.nack())
             return not full
@@ -211,33 +213,33 @@ class Recording(Background):
         except LeaseExpired as error:
             log.warning("the ack of recorded rows failed, so they are delivered again: %s", str(error))
         else:
-            source.writer.acknowledged(names.rows)
-        if source.writer.due:
+            self._writer.acknowledged(names.rows)
+        if self._writer.due:
             try:
-                source.writer.rotate()
+                self._writer.rotate()
             except DataplaneError as error:
                 self._pass_over(error, 0)
         return True
 
-    async def _write(self, source: _Source, ref: BatchRef, names: RowNames) -> bool:
+    async def _write(self, ref: BatchRef, names: RowNames) -> bool:
         """Write rows, in parts of about `_PIECE` bytes. Returns whether all were recorded or skipped; false if one
         is lost, or the recorder has to stop."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
-                batch = await source.plane.get(ref)
+                batch = await self._plane.get(ref)
             except (Lost, LimitExceeded):
                 if len(ref) == 1:
                     return False
             else:
-                return await self._commit(source, batch, names)
+                return await self._commit(batch, names)
         half = len(ref) // 2
-        first = await self._write(source, ref[:half], names.take(range(half)))
-        return await self._write(source, ref[half:], names.take(range(half, len(ref)))) and first
+        first = await self._write(ref[:half], names.take(range(half)))
+        return await self._write(ref[half:], names.take(range(half, len(ref)))) and first
 
-    async def _commit(self, source: _Source, batch: Batch, names: RowNames) -> bool:
+    async def _commit(self, batch: Batch, names: RowNames) -> bool:
         while True:
             try:
-                source.writer.write(batch, names)
+                self._writer.write(batch, names)
             except LimitExceeded as error:
                 if not self._how.waits:
                     self._pass_over(error, len(names))
@@ -247,8 +249,8 @@ class Recording(Background):
                 self._passed = _bare(error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_RETRY_S):
-                        await source.stop.wait()
-                if source.stop.is_set():
+                        await self._ends.wait()
+                if self._ends.is_set():
                     return False
             except DataplaneError as error:
                 self._pass_over(error, len(names))
@@ -269,17 +271,6 @@ class Recording(Background):
 def _bare(error: DataplaneError) -> DataplaneError:
     """The same error without its traceback, which would keep the rows alive."""
     return type(error)(str(error), **error.fields)
-
-
-@dataclass(frozen=True, slots=True)
-class _Source:
-    """The stream, the columns and the writer of a recording."""
-
-    plane: AsyncPlane
-    stream: AsyncStream
-    columns: list[str]
-    writer: Writer
-    stop: asyncio.Event
 
 
 def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,10 +20,11 @@ from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.ref import BatchRef
 from dataplane.client import appender, blocking, delivery, device_get, draft
 from dataplane.client.appender import AsyncAppender
-from dataplane.client.blocking import Blocking, BlockingCall, Context, of_inner
+from dataplane.client.blocking import BlockingCall, Context, of_inner
 from dataplane.client.blocking_calls import (
     AppenderCalls,
     DeliveryCalls,
+    DraftCalls,
     HistoryCalls,
     PlaneCalls,
     RowCalls,
@@ -251,26 +252,11 @@ class Stream(StreamCalls):
         return recorder.record(self._inner, directory, columns, **how)
 
 
-class Draft(Blocking):
+class Draft(DraftCalls):
     """Unsealed columns. `draft[name]` is a writable NumPy array, or for a ragged column a list of one for each row. As
     a context manager, it drops an unsealed draft at the end."""
 
     _inner: draft.Draft
-
-    def __getitem__(self, name: str) -> Any:
-        """The memory of the column: an array, or for a ragged column a list with one array a row."""
-        return self._inner[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._inner)
-
-    def torch(self, name: str) -> Any:
-        """As `draft[name]`, as torch tensors. Imports torch."""
-        return self._inner.torch(name)
-
-    def seal(self) -> BatchRef:
-        """Make the columns visible, and immutable. Raises LeaseExpired, Closed, PeerUnavailable."""
-        return self._wait(self._inner.seal())
 
     def drop(self) -> None:
         """Release the memory unsealed. Idempotent. In a forked child it does nothing: the memory is the parent's."""

@@ -53,16 +53,7 @@ _REF_ROWS = 1 << 14  # the most rows of one read
 
 
 class AsyncTable:
-    """A table of the cluster. Created by `plane.table` without a message; any number of processes may use it.
-
-    Over several hosts it survives the death of any one of them: columns that were stored there alone raise `OwnerDied`
-    when they are read, until they are written again. If all hosts that have the table die at once, its methods raise
-    `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its nodes are restarted on their
-    data directories.
-
-    Rows are named by key or by number: an array of integers in the order of arrival, which are never reused in the
-    table.
-    """
+    """As `dataplane.Table`, for asyncio. Created by `plane.table` without a message."""
 
     def __init__(self, connection: Connection, writer: ShardWriter, name: str, *, durable: bool = False) -> None:
         self.name = name
