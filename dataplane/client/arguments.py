@@ -155,10 +155,9 @@ def settings(
     max_rows: int | None,
     max_lag: int | None,
     max_deliveries: int | None,
-    copies: int | None = None,
-    group_size: int | None = None,
-    *,
-    durable: bool | None = None,
+    copies: int | None,
+    group_size: int | None,
+    durable: bool | None,
 ) -> StreamSettings | None:
     """The settings of a new stream; None to open an existing one only. Raises Misuse."""
     if tasks is None:

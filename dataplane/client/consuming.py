@@ -204,7 +204,7 @@ async def deliveries(
                     raise
                 ended(closed, at_end)
                 return
-            if not await _still_leased(delivery, how):
+            if is_old(delivery, how) and not await still_leased(delivery, how):
                 continue
             try:
                 yield delivery
@@ -229,11 +229,14 @@ def _granted(request: asyncio.Task[Delivery]) -> float:
     return math.inf if request.cancelled() or request.exception() is not None else request.result()._given.grant
 
 
-async def _still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:
-    """Renew the lease if the delivery has waited long. Returns whether it is leased still; a replica must not skip a
-    delivery, so there LeaseExpired is raised."""
-    if monotonic() - delivery._since_s < float(how.get("lease", CONSUME_LEASE_S)) / 10:
-        return True
+def is_old(delivery: Delivery, how: Mapping[str, Any]) -> bool:
+    """Whether a tenth of the lease is over, so that it is renewed before the delivery is used."""
+    return monotonic() - delivery._since_s >= float(how.get("lease", CONSUME_LEASE_S)) / 10
+
+
+async def still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:
+    """Renew the lease of a delivery that was not used yet. Returns whether it is still leased. A
+    replica must not skip a delivery, to stay in step, so there LeaseExpired is raised."""
     try:
         await delivery.renew()
     except LeaseExpired:

@@ -31,7 +31,7 @@ import msgspec
 from dataplane.batch.batch import Batch
 from dataplane.client import arguments
 from dataplane.client import collate as collating
-from dataplane.client.consuming import AtEnd, check_at_end, ended, not_ready
+from dataplane.client.consuming import AtEnd, check_at_end, ended, is_old, not_ready, still_leased
 from dataplane.client.delivery import LEFT, reason_of
 from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.sync import Delivery, Stream
@@ -244,18 +244,10 @@ class Loader:
             fetched = ahead.next(max(0.0, until - monotonic()))
             if fetched is None:
                 return None
-            delivery, batch, since = fetched
-            if monotonic() - since < self._how["lease"] / 10:
-                return delivery, batch
-            try:
-                delivery.renew()
-            except LeaseExpired:
-                # The delivery was not used, so it may go to others. A replica must not skip it, to stay in step.
-                if self._how["replica"] is not None:
-                    raise
-                ahead.ask(1)
-                continue
-            return delivery, batch
+            inner = fetched[0]._inner
+            if not is_old(inner, self._how) or self._stream._wait(still_leased(inner, self._how)):
+                return fetched
+            ahead.ask(1)
 
     def _finished(self) -> Collate:
         """The function by which the fetching thread collates, pins and copies a batch."""
@@ -346,7 +338,7 @@ class _Ahead:
         self._collate = collate
         self._how = how
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: fetch one; False: stop
-        self._fetched: queue.SimpleQueue[tuple[Delivery, Any, float] | BaseException | None] = queue.SimpleQueue()
+        self._fetched: queue.SimpleQueue[tuple[Delivery, Any] | BaseException | None] = queue.SimpleQueue()
         self._stopped = False
         self._fetching: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._left: list[Delivery] = []
@@ -364,9 +356,9 @@ class _Ahead:
         for _ in range(count):
             self._asked.put(True)
 
-    def next(self, timeout_s: float) -> tuple[Delivery, Any, float] | None:
-        """The oldest fetched delivery, its batch, and since when it is held. None: there will be no more. Raises
-        NotReady if no rows are delivered by the deadline, and errors of the thread."""
+    def next(self, timeout_s: float) -> tuple[Delivery, Any] | None:
+        """The oldest fetched delivery, and its batch. None: there will be no more. Raises NotReady if no rows are
+        delivered by the deadline, and errors of the thread."""
         until = monotonic() + timeout_s
         while True:
             try:
@@ -435,7 +427,7 @@ class _Ahead:
         """Fetch a delivery. Returns whether there may be another."""
         try:
             found = self._stream._wait(self._one())
-            made = None if found is None else (found[0], self._make(*found[:2]), found[2])
+            made = None if found is None else (found[0], self._make(*found))
         except asyncio.CancelledError:
             return False
         except BaseException as error:  # raised in the iterating thread
@@ -452,9 +444,9 @@ class _Ahead:
             self._give_back(delivery, reason=reason_of(error))
             raise
 
-    async def _one(self) -> tuple[Delivery, Batch, float] | None:
-        """In the plane's event loop: a delivery, its batch, and since when it is held. None if the stream is closed,
-        and the task has done all of its rows."""
+    async def _one(self) -> tuple[Delivery, Batch] | None:
+        """In the plane's event loop: a delivery, and its batch. None if the stream is closed, and the task has done all
+        of its rows."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine that is awaited is in a task"
         self._fetching = asyncio.get_running_loop(), task
@@ -463,7 +455,6 @@ class _Ahead:
                 raise asyncio.CancelledError
             if (delivery := await self._consume()) is None:
                 return None
-            since = monotonic()
             self._held[id(delivery)] = delivery
             try:
                 batch = await delivery.get(timeout=TIMEOUT_S)
@@ -475,7 +466,7 @@ class _Ahead:
                     else:
                         await delivery.nack(reason_of(error))
                 raise
-            return Delivery(delivery, self._stream._wait, self._stream._turns), batch, since
+            return Delivery(delivery, self._stream._wait, self._stream._turns), batch
         finally:
             self._fetching = None
 

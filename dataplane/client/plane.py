@@ -286,16 +286,8 @@ class AsyncPlane:
         self.check()
         arguments.text("a stream's name", name)
         followed = histories.followed(history)
-        wanted = arguments.settings(
-            histories.tasks(tasks, followed),
-            max_bytes,
-            max_rows,
-            max_lag,
-            max_deliveries,
-            replicas,
-            group_size,
-            durable=durable,
-        )
+        named = histories.tasks(tasks, followed)
+        wanted = arguments.settings(named, max_bytes, max_rows, max_lag, max_deliveries, replicas, group_size, durable)
         opened = await self.connection.request(rm.OpenStream(self.connection.next_id(), name, wanted), rm.Opened, 0.0)
         holds = self.connection.welcome.holds
         if wanted is not None and 0 < holds < wanted.max_bytes:

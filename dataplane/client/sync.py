@@ -49,7 +49,7 @@ from dataplane.errors import DataplaneError, Freed
 from dataplane.stream.settings import StreamSettings
 
 if TYPE_CHECKING:
-    from dataplane.client.recorder import Recording, Replay
+    from dataplane.client.recorder import Replay
 
 log = logging.getLogger(__name__)
 
@@ -133,17 +133,6 @@ class Appender(AppenderCalls, Context):
         while (sent := self._inner.offer(columns, keys, group, version, tags)) is None:
             self._wait(self._inner.room())
         return Sent(sent, self._wait)
-
-    def append(
-        self,
-        columns: Any,
-        *,
-        keys: Sequence[str] | None = None,
-        group: Any = None,
-        version: Any = 0,
-        tags: Mapping[str, Any] | None = None,
-    ) -> list[str]:
-        return self.send(columns, keys=keys, group=group, version=version, tags=tags).result()
 
     def close(self) -> None:
         """Accept no more rows, and `flush`. Idempotent."""
@@ -245,11 +234,6 @@ class Stream(StreamCalls):
             self._wait(self._inner.extend(rows, columns, **how))
         else:
             self._turns.ask(asked)
-
-    def record(self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any) -> Recording:
-        from dataplane.client import recorder  # as for checkpoints
-
-        return recorder.record(self._inner, directory, columns, **how)
 
 
 class Draft(DraftCalls):
