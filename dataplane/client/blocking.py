@@ -1,6 +1,6 @@
 """Blocking methods, compiled from the methods of an asynchronous class.
 
-`blocking(AsyncStream, "consume", ...)` adds to a class, for each name, a method with the parameters, defaults and
+`blocking(AsyncStream, "consume ...")` makes a class that has, for each name, a method with the parameters, defaults and
 docstring of the asynchronous one: it runs the coroutine and waits for its result. `client.blocking_calls` applies it;
 `client.sync` derives from those classes and defines what differs.
 
@@ -24,7 +24,6 @@ from dataplane.client.loop_runner import LoopRunner
 from dataplane.errors import Closed, Forked, Misuse, PeerUnavailable
 
 T = TypeVar("T")
-K = TypeVar("K", bound=type)
 
 CLASSES: dict[type, Callable[[Any, BlockingCall, LoopRunner], Any]] = {}
 """The blocking class of each asynchronous class. Results of an asynchronous class are wrapped in it."""
@@ -89,25 +88,25 @@ def of_inner(name: str, shown: str = "") -> Any:
     return property(operator.attrgetter(f"_inner.{name}"), doc=shown or None)
 
 
-def blocking(of: type, *names: str) -> Callable[[K], K]:
-    """A class decorator: adds a blocking method, or a property, for each of these names of the class `of`."""
-
-    def add(kind: K) -> K:
-        shown = kind.__name__.removesuffix("Calls")
-        members = {name: vars(of)[name] for name in names}
-        functions = {name: getattr(member, "fget", member) for name, member in members.items()}
-        compiled = _compiled(f"{__file__} ({shown})", map(_source, functions.values(), members.values()))
-        for name, function in functions.items():
-            made: FunctionType = compiled[name]
-            made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-            made.__doc__ = function.__doc__ and renamed(function.__doc__)
-            made.__annotations__ = {key: renamed(value) for key, value in function.__annotations__.items()}
-            made.__module__, made.__qualname__ = kind.__module__, f"{shown}.{name}"
-            setattr(kind, name, property(made) if isinstance(members[name], property) else made)
-        kind._of = of  # type: ignore[attr-defined]  # for the stub
-        return kind
-
-    return add
+def blocking(of: type, names: str) -> type:
+    """A class with a blocking method, or a property, for each of these names of the class `of`."""
+    shown = of.__name__.removeprefix("Async")
+    members = {name: vars(of)[name] for name in names.split()}
+    functions = {name: getattr(member, "fget", member) for name, member in members.items()}
+    compiled = _compiled(f"{__file__} ({shown})", map(_source, functions.values(), members.values()))
+    found: dict[str, Any] = {
+        "__doc__": f"The calls of `{shown}`.",
+        "__module__": f"{__name__}_calls",
+        "_of": of,
+    }  # `_of`: for the stub
+    for name, function in functions.items():
+        made: FunctionType = compiled[name]
+        made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+        made.__doc__ = function.__doc__ and renamed(function.__doc__)
+        made.__annotations__ = {key: renamed(value) for key, value in function.__annotations__.items()}
+        made.__module__, made.__qualname__ = found["__module__"], f"{shown}.{name}"
+        found[name] = property(made) if isinstance(members[name], property) else made
+    return type(f"{shown}Calls", (Blocking,), found)
 
 
 def renamed(text: str) -> str:
