@@ -135,7 +135,6 @@ def _versions(said: str | None) -> range | None:
 
 
 def _check(chosen: argparse.Namespace) -> int:
-    """Read all of a recording."""
     from dataplane.recording import Reader
 
     reader = Reader(chosen.directory)

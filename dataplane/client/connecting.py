@@ -120,7 +120,6 @@ _DOORS = {"ray": "dataplane.integrations.ray"}
 
 
 def _abandon(starting: Future[tuple[str, embedded.EmbeddedNode | None]]) -> None:
-    """Nobody waits for the node any more."""
     if not starting.cancelled() and not starting.exception() and (node := starting.result()[1]) is not None:
         node.abandon()
 

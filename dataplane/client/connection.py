@@ -198,7 +198,6 @@ class Connection:
         return future
 
     async def _answered(self, request: Any, kind: type[R], timeout_s: float, future: asyncio.Future[m.Reply]) -> R:
-        """The reply to a request that was sent."""
         began = _clock() if self.events is not None else 0
         wait_s = timeout_s + (self.welcome.shared_s if isinstance(request, m.SharedRequest) else _ANSWER_S)
         timer = self._loop.call_later(wait_s, self._late, future, wait_s)
@@ -232,7 +231,6 @@ class Connection:
         return await self._finish(exchange, self._begin(exchange), begun)
 
     def _begin(self, exchange: Exchange[Any, Any]) -> asyncio.Future[m.Reply]:
-        """Send the request of an exchange. Returns its reply later."""
         try:
             return self._ask(exchange.request)
         except BaseException:
@@ -304,7 +302,6 @@ class Connection:
             future.set_exception(_Unanswered(silent, address=self.address))
 
     def _unanswered(self, request: Any, error: _Unanswered) -> DataplaneError:
-        """The error of a request that was not answered."""
         if changes(request) and request.id not in self._unsent:
             return OutcomeUnknown(f"{error}; whether this call was done is not known")
         return PeerUnavailable(str(error), **error.fields)

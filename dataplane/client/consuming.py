@@ -163,12 +163,7 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
 
 
 async def deliveries(
-    stream: AsyncStream,
-    task: str,
-    prefetch: int,
-    timeout: float | None,
-    at_end: AtEnd,
-    how: Mapping[str, Any],
+    stream: AsyncStream, task: str, prefetch: int, timeout: float | None, at_end: AtEnd, how: Mapping[str, Any]
 ) -> AsyncIterator[Delivery]:
     """See `AsyncStream.deliveries`."""
     check_at_end(at_end)

@@ -132,13 +132,7 @@ class AsyncHistory:
     # recording
 
     async def add(
-        self,
-        key: str,
-        tokens: Any,
-        *,
-        epoch: int = 0,
-        reward: float | None = None,
-        timeout: float = TIMEOUT_S,
+        self, key: str, tokens: Any, *, epoch: int = 0, reward: float | None = None, timeout: float = TIMEOUT_S
     ) -> None:
         """Add a response to the prompt with this key. An empty response is ignored.
 
@@ -210,12 +204,7 @@ class AsyncHistory:
         return count
 
     def following(
-        self,
-        *,
-        task: str = "history",
-        tokens: str = "response_ids",
-        key: str | None = None,
-        reward: str | None = None,
+        self, *, task: str = "history", tokens: str = "response_ids", key: str | None = None, reward: str | None = None
     ) -> Following:
         """The argument of `plane.stream(history=...)` for a stream with other columns. Arguments as for `follow`."""
         return Following(self, task, tokens, key, reward)

@@ -415,5 +415,4 @@ def _are_tensors(values: Any) -> bool:
 
 
 def _memory_for(column: PlannedColumn) -> OwnHost | OwnDevice:
-    """Memory for the column on the device of its values."""
     return OwnHost(column.nbytes) if column.device is None else OwnDevice(column.nbytes, column.device)

@@ -182,7 +182,6 @@ class LoopRunner:
         return not self._waiting and self._selector.only(descriptor, _ALONE_S)
 
     def _release(self) -> None:
-        """Give up the turn."""
         self._turn.release()
         if self.busy():
             self._calls.put(None)

@@ -49,12 +49,7 @@ class _Span:
     __slots__ = ("__array_interface__", "keeps")
 
     def __init__(self, address: int, size: int, writable: bool, keeps: Any) -> None:
-        self.__array_interface__ = {
-            "data": (address, not writable),
-            "shape": (size,),
-            "typestr": "|u1",
-            "version": 3,
-        }
+        self.__array_interface__ = {"data": (address, not writable), "shape": (size,), "typestr": "|u1", "version": 3}
         self.keeps = keeps
 
 

@@ -20,10 +20,8 @@ from dataplane.wire import messages as m
 async def snapshot(plane: AsyncPlane) -> Snapshot:
     """The figures of the plane's node for monitoring. Raises PeerUnavailable, Closed, Forked."""
     plane.check()
-    connection = plane.connection
-    return Snapshot.of(
-        (await connection.request(m.ReadStats(connection.next_id(), about="metrics"), m.Figures, 0.0)).values
-    )
+    request = m.ReadStats(plane.connection.next_id(), about="metrics")
+    return Snapshot.of((await plane.connection.request(request, m.Figures, 0.0)).values)
 
 
 async def collect(plane: AsyncPlane, seconds: float = 10.0) -> Trace:

@@ -328,11 +328,7 @@ class AsyncPlane:
         return AsyncStream(self.connection, self.writer, self._getter, name, opened)
 
     async def replay(
-        self,
-        directory: str | os.PathLike[str],
-        name: str | None = None,
-        tasks: Sequence[str] | None = None,
-        **how: Any,
+        self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
     ) -> AsyncStream:
         """A stream from a recording (`stream.record`), which a thread fills and then closes: see `docs/recording.md`.
         Its `replay` reports the progress. A key that occurs again gets the row's unique name.
@@ -452,7 +448,6 @@ class AsyncPlane:
 
 
 async def _told(connection: Connection, node: bytes = b"", about: Any = "node") -> dict[str, Any]:
-    """The node's answer to a request for statistics."""
     asked = m.ReadStats(connection.next_id(), node, about)
     return (await connection.request(asked, m.Figures, 0.0)).values
 

@@ -143,12 +143,7 @@ class Getter:
         return Exchange(self._connection, request, sm.Held, timeout, finish)
 
     async def _rest(
-        self,
-        ref: BatchRef,
-        mine: list[ShardKey],
-        others: list[ShardKey],
-        reply: sm.Held,
-        timeout: float,
+        self, ref: BatchRef, mine: list[ShardKey], others: list[ShardKey], reply: sm.Held, timeout: float
     ) -> Batch:
         """Map the shards of the reply that other processes keep, and return the batch."""
         try:
@@ -231,7 +226,6 @@ class Getter:
 
 
 def _opened(ref: BatchRef, holding: HeldShards) -> Batch:
-    """The columns of a reference whose shards are held."""
     opening = ColumnAssembly(holding)
     return Batch({name: opening.column(ref, name, field) for name, field in ref.schema.items()})
 

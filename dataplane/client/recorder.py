@@ -274,7 +274,6 @@ def _bare(error: DataplaneError) -> DataplaneError:
 
 
 def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
-    """The metadata of the rows of a delivery."""
     numbers = [0] * len(delivery)
     for _, at, found in delivery.ref.origins():
         for row, number in zip(at.tolist(), found.tolist(), strict=True):

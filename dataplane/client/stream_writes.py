@@ -97,7 +97,6 @@ class StreamWrites:
     def _carrying(
         self, carried: rm.Inline, lengths: dict[str, bytes], said: _Said, deadline: Deadline
     ) -> Exchange[rm.RowsAppended, list[str]]:
-        """An append whose columns are in the message."""
         timeout_s = deadline.remaining_s
         number = self._connection.next_id()
         request = rm.AppendRows(number, self._token, *said, lengths, timeout_s, carried)
@@ -109,7 +108,6 @@ class StreamWrites:
         return Exchange(self._connection, request, rm.RowsAppended, timeout_s, finish, admits=True)
 
     def _names(self, reply: rm.RowsAppended, rows: int) -> list[str]:
-        """The generated keys of `rows` rows."""
         return unnamed(self._mark, range(reply.first, reply.first + rows))
 
     async def append_block(
@@ -282,7 +280,6 @@ class StreamWrites:
         timeout_s: float,
         piece: RowPiece | None = None,
     ) -> Exchange[m.Done, None]:
-        """An extend whose columns are in the message."""
         number = self._connection.next_id()
         request = rm.ExtendRows(number, self._token, *named, lengths, bool(replace), timeout_s, piece, carried)
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)

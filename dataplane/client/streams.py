@@ -150,12 +150,7 @@ class AsyncStream:
             self._appending -= 1
 
     def appender(
-        self,
-        *,
-        max_rows: int = 256,
-        max_delay: float = 0.005,
-        timeout: float | None = None,
-        narrow: Narrow = False,
+        self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None, narrow: Narrow = False
     ) -> AsyncAppender:
         """Gathers rows of this process into blocks of `max_rows` and appends each block at once. For many rows that are
         sent one by one; see `dataplane.client.appender`.

@@ -206,12 +206,7 @@ class Stream(StreamCalls):
         return self._wait(self._inner.append(columns, **how, timeout=timeout, narrow=narrow, objects=objects))
 
     def appender(
-        self,
-        *,
-        max_rows: int = 256,
-        max_delay: float = 0.005,
-        timeout: float | None = None,
-        narrow: Narrow = False,
+        self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None, narrow: Narrow = False
     ) -> Appender:
         how: dict[str, Any] = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
         inner = AsyncAppender(self._inner, self._turns.begin, self._turns.soon, **how)

@@ -218,7 +218,6 @@ class AsyncTable:
         return await self._read(keys, numbers, names, 0, count)
 
     async def _read(self, keys: list[str], numbers: Index, names: list[str] | None, start: int, stop: int) -> BatchRef:
-        """Read these rows in as many messages as needed."""
         try:
             if stop - start <= _REF_ROWS:
                 asked = r.Read(keys=keys[start:stop], rows=numbers[start:stop], columns=names)

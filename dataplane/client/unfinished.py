@@ -181,7 +181,6 @@ class AsyncRow:
         return await self._stream._getter.get(ref.select(*columns) if columns else ref, timeout)
 
     async def _listed(self) -> Listed:
-        """The row's current state, from the leader."""
         request = r.ResumeRow(key=self.key, token=self._token, lease_s=self._lease_s)
         return (await self._stream.ask(request, r.UnfinishedRows)).rows[0]
 

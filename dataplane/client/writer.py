@@ -288,10 +288,8 @@ def _grouped(rows: int, columns: Sequence[PlannedColumn]) -> list[PutPlan]:
 
 
 def _runs(group: Sequence[PlannedColumn]) -> list[Any]:
-    """The bytes of columns one after another, as arrays."""
     return [run for column in group for run in column.payload()]
 
 
 def _payload(group: Sequence[PlannedColumn]) -> bytes:
-    """The same as bytes."""
     return b"".join(_runs(group))
