@@ -93,7 +93,8 @@ def blocking(of: type, names: str) -> type:
     shown = of.__name__.removeprefix("Async")
     members = {name: vars(of)[name] for name in names.split()}
     functions = {name: getattr(member, "fget", member) for name, member in members.items()}
-    compiled = _compiled(f"{__file__} ({shown})", map(_source, functions.values(), members.values()))
+    sources = [_source(functions[name], members[name], exchange=hasattr(of, f"_exchange_{name}")) for name in members]
+    compiled = _compiled(f"{__file__} ({shown})", sources)
     found: dict[str, Any] = {
         "__doc__": f"The calls of `{shown}`.",
         "__module__": f"{__name__}_calls",
@@ -116,8 +117,9 @@ def renamed(text: str) -> str:
     return text.replace("Consuming", "Delivery")
 
 
-def _source(function: FunctionType, member: Any) -> str:
-    """The source of the blocking method, without defaults, which it is given once it is compiled."""
+def _source(function: FunctionType, member: Any, *, exchange: bool) -> str:
+    """The source of the blocking method, without defaults, which it is given once it is compiled. `exchange`: the class
+    has a method `_exchange_NAME` with the same parameters, which may give a single request that needs no task."""
     name, returns = function.__name__, function.__annotations__.get("return", "")
     code, flags = function.__code__, function.__code__.co_flags
     positional, variables = code.co_argcount, list(code.co_varnames)
@@ -134,6 +136,13 @@ def _source(function: FunctionType, member: Any) -> str:
     if flags & inspect.CO_VARKEYWORDS:
         passed.append(f"**{rest[0]}")
         parameters.append(passed[-1])
+    first = ""
+    if exchange:
+        first = (
+            "    if self._turns.free and not self._inner.traced:\n"
+            f"        asked = self._inner._exchange_{name}({', '.join(passed)})\n"
+            "        if asked is not None:\n            return self._turns.ask(asked)\n"
+        )
     value = f"self._inner.{name}" + ("" if isinstance(member, property) else f"({', '.join(passed)})")
     if returns == "Consuming":
         value = f"awaited({value})"
@@ -143,7 +152,7 @@ def _source(function: FunctionType, member: Any) -> str:
         value = f"(yield from self._each({value}))"
     elif _WRAPPED.search(returns):
         value = f"self._wrap({value})"
-    return f"def {name}({', '.join(parameters)}):\n    return {value}\n"
+    return f"def {name}({', '.join(parameters)}):\n{first}    return {value}\n"
 
 
 def _compiled(file: str, sources: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataplane.batch.put_plan import PutPlan, columns_of
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments, consuming
 from dataplane.client.appender import TIMEOUT_S, AsyncAppender
-from dataplane.client.connection import Connection
+from dataplane.client.connection import Connection, Exchange
 from dataplane.client.consuming import (
     CONSUME_LEASE_S,
     CONSUME_TIMEOUT_S,
@@ -149,6 +149,12 @@ class AsyncStream:
         finally:
             self._appending -= 1
 
+    def _exchange_append(
+        self, columns: Any, *, narrow: Any, objects: Any, **how: Any
+    ) -> Exchange[Any, list[str]] | None:
+        """The single request of a small, simple append; None for any other. Raises as `append`."""
+        return None if narrow or objects != "store" else self.writes.appending(columns, **how)
+
     def appender(
         self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None, narrow: Narrow = False
     ) -> AsyncAppender:
@@ -189,6 +195,12 @@ class AsyncStream:
         """
         columns = await self._writer.optioned(columns, narrow, objects)
         await self.writes.extend(rows, columns, replace, timeout)
+
+    def _exchange_extend(
+        self, rows: Any, columns: Any, *, narrow: Any, objects: Any, **how: Any
+    ) -> Exchange[Any, None] | None:
+        """The single request of a small, simple extend; None for any other. Raises as `extend`."""
+        return None if narrow or objects != "store" else self.writes.extending(rows, columns, **how)
 
     # consuming
 

@@ -186,49 +186,12 @@ class Stream(StreamCalls):
         """Unpickled, it is the stream of this name on the same node. What a process unpickles shares a plane."""
         return opened, (self._inner._connection.address, "stream", self.name)
 
-    def append(
-        self,
-        columns: Any,
-        *,
-        keys: Sequence[str] | None = None,
-        group: Any = None,
-        version: Any = 0,
-        tags: Mapping[str, Any] | None = None,
-        timeout: float | None = None,
-        narrow: Narrow = False,
-        objects: Objects = "store",
-    ) -> list[str]:
-        if self._turns.free and not narrow and objects == "store" and not self._inner.traced:
-            asked = self._inner.writes.appending(columns, keys, group, version, tags, timeout)
-            if asked is not None:
-                return self._turns.ask(asked)
-        how: dict[str, Any] = {"keys": keys, "group": group, "version": version, "tags": tags}
-        return self._wait(self._inner.append(columns, **how, timeout=timeout, narrow=narrow, objects=objects))
-
     def appender(
         self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None, narrow: Narrow = False
     ) -> Appender:
         how: dict[str, Any] = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
         inner = AsyncAppender(self._inner, self._turns.begin, self._turns.soon, **how)
         return Appender(inner, self._wait, self._turns)
-
-    def extend(
-        self,
-        rows: BatchRef | Sequence[str],
-        columns: Any,
-        *,
-        replace: bool = False,
-        timeout: float | None = None,
-        narrow: Narrow = False,
-        objects: Objects = "store",
-    ) -> None:
-        one = self._turns.free and not narrow and objects == "store" and not self._inner.traced
-        asked = self._inner.writes.extending(rows, columns, replace, timeout) if one else None
-        if asked is None:
-            how: dict[str, Any] = {"replace": replace, "timeout": timeout, "narrow": narrow, "objects": objects}
-            self._wait(self._inner.extend(rows, columns, **how))
-        else:
-            self._turns.ask(asked)
 
 
 class Draft(DraftCalls):
