@@ -70,41 +70,28 @@ class Launched:
         ours, theirs = socket.socketpair()
         with ours, theirs:
             command = node_command(config, theirs)
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], start_new_session=True
             )
             theirs.close()
             try:
                 (self.address,) = first_words(ours, 1)
             except BaseException:
-                self._process.kill()
-                self._process.wait()
+                self.process.kill()
+                self.process.wait()
                 raise
-
-    @property
-    def pid(self) -> int:
-        """The id of its process."""
-        return self._process.pid
 
     @property
     def ended(self) -> bool:
         """Whether its process has ended (and is reaped)."""
-        return self._process.poll() is not None
-
-    def signal(self, what: int) -> None:
-        """Send its process a signal."""
-        self._process.send_signal(what)
-
-    def wait(self) -> None:
-        """Wait until its process has ended."""
-        self._process.wait()
+        return self.process.poll() is not None
 
     def stop(self) -> None:
         """End it now. Idempotent."""
         if not self.ended:
-            self._process.terminate()
+            self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_STOP_S)
+                self.process.wait(_STOP_S)
 
 
 def node_command(config: NodeConfig, ready: socket.socket, *more: str) -> list[str]:
@@ -158,7 +145,7 @@ class EmbeddedNode(Launched):
         self.forget()
         if os.getpid() != self._starter:
             return False
-        self.signal(signal.SIGUSR1)
+        self.process.send_signal(signal.SIGUSR1)
         _retired.append(self)
         return True
 
@@ -166,7 +153,7 @@ class EmbeddedNode(Launched):
         """Wait until its process has ended, but only for a moment."""
         ended = asyncio.Event()
         with suppress(ProcessLookupError, TimeoutError):
-            watched = os.pidfd_open(self.pid)
+            watched = os.pidfd_open(self.process.pid)
             loop = asyncio.get_running_loop()
             loop.add_reader(watched, ended.set)
             try:
@@ -181,7 +168,7 @@ class EmbeddedNode(Launched):
         threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True).start()
 
     def _reap(self) -> None:
-        self.wait()
+        self.process.wait()
         _retired.remove(self)
 
     def forget(self) -> None:

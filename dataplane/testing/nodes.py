@@ -149,7 +149,7 @@ class NodeProcess:
         """Start it and wait until it answers, some tenths of a second. Raises as `dataplane.connect`."""
         self._launched = Launched(NodeConfig(**(_SETTINGS | settings)))
         self.address: str = self._launched.address
-        self.pid = self._launched.pid
+        self.pid = self._launched.process.pid
 
     def kill(self) -> None:
         """End it as by a crash (SIGKILL), and wait for its end. Idempotent."""
@@ -157,17 +157,17 @@ class NodeProcess:
 
     def freeze(self) -> None:
         """Stop it (SIGSTOP): it answers no request until `thaw`, and its connections stay open."""
-        self._launched.signal(signal.SIGSTOP)
+        self._launched.process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def thaw(self) -> None:
         """Continue it."""
-        self._launched.signal(signal.SIGCONT)
+        self._launched.process.send_signal(signal.SIGCONT)
 
     def _end(self, how: signal.Signals) -> None:
         if not self._launched.ended:
-            self._launched.signal(how)
-            self._launched.wait()
+            self._launched.process.send_signal(how)
+            self._launched.process.wait()
         shutil.rmtree(parse_address(self.address).parent, ignore_errors=True)  # where it had its socket
 
     def __enter__(self) -> NodeProcess:
