@@ -89,23 +89,21 @@ def of_inner(name: str, shown: str = "") -> Any:
 
 
 def blocking(of: type, names: str) -> type:
-    """A class with a blocking method, or a property, for each of these names of the class `of`."""
+    """A class with a blocking method, or a property, for each of these names of the class `of`. `_of` of the class is
+    for the stub."""
     shown = of.__name__.removeprefix("Async")
     members = {name: vars(of)[name] for name in names.split()}
     functions = {name: getattr(member, "fget", member) for name, member in members.items()}
     sources = [_source(functions[name], members[name], exchange=hasattr(of, f"_exchange_{name}")) for name in members]
     compiled = _compiled(f"{__file__} ({shown})", sources)
-    found: dict[str, Any] = {
-        "__doc__": f"The calls of `{shown}`.",
-        "__module__": f"{__name__}_calls",
-        "_of": of,
-    }  # `_of`: for the stub
+    module = f"{__name__}_calls"
+    found: dict[str, Any] = {"__doc__": f"The calls of `{shown}`.", "__module__": module, "_of": of}
     for name, function in functions.items():
         made: FunctionType = compiled[name]
         made.__defaults__, made.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
         made.__doc__ = function.__doc__ and renamed(function.__doc__)
         made.__annotations__ = {key: renamed(value) for key, value in function.__annotations__.items()}
-        made.__module__, made.__qualname__ = found["__module__"], f"{shown}.{name}"
+        made.__module__, made.__qualname__ = module, f"{shown}.{name}"
         found[name] = property(made) if isinstance(members[name], property) else made
     return type(f"{shown}Calls", (Blocking,), found)
 
