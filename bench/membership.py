@@ -26,8 +26,7 @@ import msgspec
 import psutil
 
 from bench.measure import Row, row, table, write_json
-from dataplane.cluster.membership import LEASE_S, Member, Membership
-from dataplane.cluster.seal import EntrySeal
+from dataplane.cluster.membership import LEASE_S, EntrySeal, Member, Membership
 from dataplane.cluster.server import program
 from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.etcd import TIMEOUT_S, EtcdCoordinator

@@ -205,7 +205,7 @@ def _connecting(chosen: argparse.Namespace) -> Connecting:
 
 def _members(chosen: argparse.Namespace) -> int:
     from dataplane.client.connecting import Connecting
-    from dataplane.observe.members import members_text
+    from dataplane.observe.status import members_text
 
     address = _address(chosen)
 

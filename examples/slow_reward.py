@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 
 import dataplane as dp
-from dataplane.diagnosis.text import as_text
+from dataplane.diagnosis.command import as_text
 
 
 def score(answers: int) -> list[float]:

@@ -28,7 +28,7 @@ from dataplane.batch.stored_column import ExtentMemory as ExtentMemory
 from dataplane.batch.stored_column import SelectedRows, Selection, opened
 from dataplane.batch.stored_column import StoredPiece as StoredPiece
 from dataplane.batch.values import mismatch
-from dataplane.device.naming import device_of
+from dataplane.device.memory import device_of
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.sync import Delivery, Stream
 from dataplane.clock import monotonic
 from dataplane.device.host_to_device import arrive, brought
-from dataplane.device.naming import device_of
+from dataplane.device.memory import device_of
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream.sampler import BuiltIn, Fifo, Sampler

@@ -29,7 +29,7 @@ from dataplane.clock import Deadline
 from dataplane.closing import close_each
 from dataplane.config import format_size
 from dataplane.device import ordering
-from dataplane.device.naming import device_of
+from dataplane.device.memory import device_of
 from dataplane.diagnosis.causes import Diagnosis
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.observe.stats import Stats

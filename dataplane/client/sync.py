@@ -43,7 +43,7 @@ from dataplane.client.tables import AsyncTable
 from dataplane.client.unfinished import AsyncRow
 from dataplane.client.weights import AsyncWeights
 from dataplane.config import NodeConfig
-from dataplane.device.naming import device_of
+from dataplane.device.memory import device_of
 from dataplane.device.ordering import called, streams
 from dataplane.errors import DataplaneError, Freed
 from dataplane.stream.settings import StreamSettings

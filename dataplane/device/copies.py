@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from dataplane.device.naming import device_of
+from dataplane.device.memory import device_of
 
 _BUFFERS = 4
 _BUFFER = 8 << 20  # bytes; all are taken from the host for as long as this process lives

@@ -39,10 +39,9 @@ from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
-from dataplane.wire.boundary import Heads, failure
+from dataplane.wire.boundary import Heads, InvalidMessageLog, failure
 from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import frame
-from dataplane.wire.invalid_messages import InvalidMessageLog
 from dataplane.wire.local import LocalChannel, peer
 
 if TYPE_CHECKING:

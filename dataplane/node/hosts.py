@@ -21,21 +21,19 @@ from dataplane.cluster.cluster import ClusterConnection
 from dataplane.cluster.membership import Member, Membership
 from dataplane.config import ClusterConfig, environment
 from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
-from dataplane.node.clustered.durable import DurableColumns
+from dataplane.node.clustered.durable import DurableColumns, PartitionStorage
 from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.open_streams import opening
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.streams import ClusteredStreams
 from dataplane.node.clustered.tables import ClusteredTables
 from dataplane.node.partitions.era import Era
-from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.offers import Offers
-from dataplane.node.shards.retention import links_of
-from dataplane.node.shards.shard_replicas import Part
+from dataplane.node.shards.shard_replicas import Part, links_of
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.store import Store
 from dataplane.transport.base import Transport

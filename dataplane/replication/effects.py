@@ -11,8 +11,8 @@ import msgspec
 
 from dataplane.errors import DataplaneError
 from dataplane.replication.configuration import Configuration, ReplicaId
+from dataplane.replication.log import Operation
 from dataplane.replication.messages import Message
-from dataplane.replication.storage import Operation
 
 
 class Send(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dataplane.replication.lost_nodes import LostNodes
+from dataplane.replication.outbox import LostNodes
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -18,11 +18,11 @@ from dataplane.replication.effects import Effect, Refuse, StoreOperation
 from dataplane.replication.errors import NotLeader
 from dataplane.replication.follower import Follower
 from dataplane.replication.leader import Leader
+from dataplane.replication.log import StoredLog
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import AppendEntries, Install, Message, Outdated
 from dataplane.replication.settings import ReplicationSettings
 from dataplane.replication.state import State
-from dataplane.replication.storage import StoredLog
 
 
 class Replica:

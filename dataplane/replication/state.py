@@ -5,16 +5,15 @@ Committed and applied are one index: commands that are known to be committed are
 
 from __future__ import annotations
 
+import math
+
 from dataplane.replication.configuration import Configuration, ReplicaId
-from dataplane.replication.effects import Effect, Send, SendAnswer
+from dataplane.replication.effects import Effect, Send, SendAnswer, Swap
 from dataplane.replication.lease import Promise
-from dataplane.replication.log import Log
+from dataplane.replication.log import Log, StoredLog
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import Message, StateSnapshot
-from dataplane.replication.reconfiguration import Reconfiguration
 from dataplane.replication.settings import ReplicationSettings
-from dataplane.replication.storage import StoredLog
-from dataplane.replication.suspend_guard import SuspendGuard
 
 _ENTRY = 128
 """Approximate bytes of an entry of the log besides its command."""
@@ -91,3 +90,80 @@ class State:
         epoch = log.epoch_at(self.committed)
         log.compact(StateSnapshot(self.committed, epoch, self.machine.snapshot()))
         self.since_snapshot = 0
+
+
+class SuspendGuard:
+    """Detects that a replica did not run for a while, so that it does not take its own pause for silence of its peers.
+
+    A replica of the configuration is ticked at every beat. If a tick is overdue, the process or the whole host was
+    stopped, or got too little processor time. Messages of peers may still wait to be received, and the replica has sent
+    none that they could acknowledge. So it treats its leader or followers as silent again only after it has run for two
+    beats. Waiting longer is always safe.
+
+    The suspend guard of one replica, by the replica's clock.
+    """
+
+    __slots__ = ("_most_s", "_since_s", "_ticked_s")
+
+    def __init__(self, beat_s: float, now: float) -> None:
+        self._most_s = 2 * beat_s
+        self._ticked_s = now
+        self._since_s = -math.inf
+
+    def tick(self, now: float) -> None:
+        """Note that the replica runs."""
+        if now - self._ticked_s > self._most_s:
+            self._since_s = now
+        self._ticked_s = now
+
+    def judges(self, now: float) -> bool:
+        """Whether a peer may be treated as silent: this replica has run for long enough without a pause."""
+        return now - self._ticked_s <= self._most_s and now - self._since_s >= self._most_s
+
+
+class Reconfiguration:
+    """Configuration changes that were requested and may have taken effect already (PacificA, sections 2.2 and 2.4).
+
+    The answer to a compare-and-set can be lost, and the compare-and-set itself can arrive much later, even after its
+    sender has restarted. So a requested change *may have taken effect* at any time from the request until a newer
+    configuration is seen. All changes of one configuration compare with it, so at most one of them takes effect, and
+    the next epoch rules out the others. No change is ever undone, and repeating a request is always safe.
+
+    The changes that one replica has requested of the configuration that it knows.
+    """
+
+    __slots__ = ("_asked_s", "_followers", "_retry_s", "asked")
+
+    def __init__(self, retry_s: float) -> None:
+        self._retry_s = retry_s
+        self._asked_s = -math.inf
+        self._followers: tuple[ReplicaId, ...] | None = None
+        self.asked: list[Configuration] = []
+        """The requested configurations that may have taken effect, in the order of the requests."""
+
+    def ask(self, current: Configuration | None, wanted: Configuration, now: float, effects: list[Effect]) -> None:
+        """Request a change, or repeat a request that was not answered for `retry_s`. `current` None: there is no
+        configuration."""
+        if wanted in self.asked:
+            if now - self._asked_s < self._retry_s:
+                return
+        else:
+            self.asked.append(wanted)
+            self._followers = None
+        self._asked_s = now
+        effects.append(Swap(current, wanted))
+
+    def settled(self) -> None:
+        """Forget all requests: a newer configuration was seen, so none of them can take effect any more."""
+        self.asked.clear()
+        self._followers = None
+
+    def followers(self, current: Configuration) -> tuple[ReplicaId, ...]:
+        """The followers, and the replicas that may have become followers. Any of them could take over, so each must
+        have every committed command and renew the lease."""
+        if not self.asked:
+            return current.followers
+        if self._followers is None:
+            extra = {f for wanted in self.asked for f in wanted.followers} - {*current.followers, current.leader}
+            self._followers = (*current.followers, *sorted(extra))
+        return self._followers

@@ -1,8 +1,8 @@
 """A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
 
 The store owns the budget, the arena, the pins and the disk. Its parts, most of which callers use directly: `shards`,
-`reservations`, `inline_put` (shards that come in a message), `residency` (moves between memory and disk), `persistence`
-(durable shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`.
+`reservations` (and shards that come in a message), `residency` (moves between memory and disk), `persistence` (durable
+shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`.
 Invariants:
 
 - a reservation belongs to one client, is invisible to all others, and goes back when it is aborted, when its client
@@ -40,12 +40,11 @@ from dataplane.store.descriptions import Descriptions, check_described
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.holders import MemoryHolders
 from dataplane.store.hole_punching import HolePunching
-from dataplane.store.inline_put import InlinePuts, laid_out
 from dataplane.store.links import Selected
 from dataplane.store.live_cells import LiveBlock, LiveCells
 from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
-from dataplane.store.reservations import Reservations
+from dataplane.store.reservations import InlinePuts, Reservations, laid_out
 from dataplane.store.residency import Residency
 from dataplane.store.row_owners import RowOwners
 from dataplane.store.shard import Backing, Shard

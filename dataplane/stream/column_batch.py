@@ -14,7 +14,7 @@ import numpy as np
 
 from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef
-from dataplane.replication.lost_nodes import ALL
+from dataplane.replication.outbox import ALL
 from dataplane.stream.lease import Leases
 from dataplane.stream.page import Flags, Index
 

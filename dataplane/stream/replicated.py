@@ -19,8 +19,7 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, LeaseExpired, Misuse, Rejected
-from dataplane.replication.lost_nodes import LostNodes
-from dataplane.replication.outbox import Outboxes
+from dataplane.replication.outbox import LostNodes, Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r

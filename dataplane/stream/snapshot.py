@@ -25,6 +25,7 @@ from dataplane.stream.page import PAGE, Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED, PENDING
 from dataplane.stream.row_metadata import UNFINISHED
+from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.settings import MAX_TASKS
 from dataplane.stream.snapshot_format import (
     BatchState,
@@ -36,7 +37,6 @@ from dataplane.stream.snapshot_format import (
     encode_rows,
     refused,
 )
-from dataplane.stream.stream_schema import MAX_COLUMNS
 from dataplane.stream.unfinished import MAX_PIECES
 
 _COUNTED = (ACKED, EXPIRED, DEAD)

@@ -18,8 +18,8 @@ import numpy as np
 from dataplane.errors import LimitExceeded
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.page import Flags, Index
-from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import TaskState
+from dataplane.table.table_cells import ColumnArrays
 
 MAX_TASKS = 256
 """The most tasks that have claimed rows of a table."""

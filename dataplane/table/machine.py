@@ -8,7 +8,7 @@ The partition exists before the table and after it: a table begins with its firs
 numbers of rows and of changes continue with the next table, so none is reused. `Retire` ends a partition that has no
 table and an empty outbox.
 
-Columns are in the stores of nodes. Outboxes tell the nodes which cells are no longer needed (`cell_release`). When a
+Columns are in the stores of nodes. Outboxes tell the nodes which cells are no longer needed (`write_effects`). When a
 node is lost, rows keep the references to their cells on it: reading such a cell raises `OwnerDied`, and writing it
 again repairs it.
 """
@@ -20,13 +20,12 @@ from typing import Any
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, DataplaneError, Misuse, ProtocolMismatch, Rejected
-from dataplane.replication.lost_nodes import LostNodes
 from dataplane.replication.machine import Decision, StateMachine
-from dataplane.replication.outbox import Outboxes
+from dataplane.replication.outbox import LostNodes, Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, Succeeded
-from dataplane.table import answers, cell_release
+from dataplane.table import answers, write_effects
 from dataplane.table import replica_state as state
 from dataplane.table import requests as r
 from dataplane.table.table import TableRows
@@ -175,19 +174,19 @@ class TableMachine(StateMachine):
         self.there = True
         if ref is not None and len(ref):
             self.outboxes.hold(node for node, _ in ref.shards())
-        cell_release.tell(over, self.outboxes)
+        write_effects.tell(over, self.outboxes)
         return answers.wrote(self.table, asked, numbers)
 
     def _act(self, asked: r.ClearRows | r.Claim | r.Release) -> r.AnyResult:
         if not self.there:
             return answers.given(None) if isinstance(asked, r.Claim) else Succeeded()
         result, over = answers.act(self.table, asked)
-        cell_release.tell(over, self.outboxes)
+        write_effects.tell(over, self.outboxes)
         return result
 
     def _drop(self, asked: r.DropTable) -> None:
         if self.there:
-            cell_release.tell(self.table.drop(), self.outboxes)
+            write_effects.tell(self.table.drop(), self.outboxes)
             self.table = TableRows(self.name, self._change, self.table.next)
             self.there = False
 

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from dataplane.errors import Corrupt, ProtocolMismatch
-from dataplane.replication.lost_nodes import ALL
+from dataplane.replication.outbox import ALL
 from dataplane.stream.packing import PackedIntegers, hook, unhook
 from dataplane.stream.page import Index
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, StreamRequest, StreamResult, Succeeded

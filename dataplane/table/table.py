@@ -2,7 +2,7 @@
 have claimed them (`claims`).
 
 Rows are numbered in the order of their arrival, and no number is reused. Each row has a line in arrays
-(`column_arrays`).
+(`table_cells.ColumnArrays`).
 
 Invariants: a refused call changes nothing. The only loops in Python over rows look up keys and merge tags. No cost
 depends on the number of rows that were removed.
@@ -20,9 +20,8 @@ from dataplane.errors import Misuse
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.page import Flags, Index
 from dataplane.table.claims import Claims
-from dataplane.table.column_arrays import ColumnArrays
 from dataplane.table.replica_state import TableState
-from dataplane.table.table_cells import TableCells
+from dataplane.table.table_cells import ColumnArrays, TableCells
 from dataplane.table.write_effects import UnneededCells, WriteEffect
 
 _NUMBER, _GONE, _TAG_BYTES = "number", "gone", "tag bytes"

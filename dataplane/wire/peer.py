@@ -38,8 +38,7 @@ from dataplane.config import check_host_port
 from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, ProtocolMismatch, revive
 from dataplane.log_lines import clipped, error_line, log_line
 from dataplane.wire.auth import Key
-from dataplane.wire.boundary import Heads, answered, encoded, failure, refusal
-from dataplane.wire.invalid_messages import InvalidMessageLog
+from dataplane.wire.boundary import Heads, InvalidMessageLog, answered, encoded, failure, refusal
 from dataplane.wire.messages import MAX_FRAME, Failure, Message
 from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer_messages import PeerReply, PeerRequest

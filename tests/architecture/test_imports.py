@@ -255,7 +255,7 @@ def test_importing_the_package_is_light() -> None:
         ("dataplane.store.arena", "from dataplane import stream"),
         ("dataplane.stream.leased_rows", "import dataplane.store"),
         ("dataplane.replication.replica", "from dataplane.coordinator.base import Coordinator"),
-        ("dataplane.replication.storage", "from dataplane.store import spill"),
+        ("dataplane.replication.log", "from dataplane.store import spill"),
         ("dataplane.coordinator.process", "from dataplane.wire import peer"),
         ("dataplane.store.spill", "from dataplane.wire.framing import Frame"),
         ("dataplane.client.plane", "from dataplane.node import node"),

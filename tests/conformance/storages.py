@@ -21,8 +21,8 @@ import pytest
 
 from dataplane.errors import Corrupt, Rejected
 from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.log import ExtendLog, Operation, RebaseLog, Storage, StoredLog, TruncateLog
 from dataplane.replication.messages import LogEntry, StateSnapshot
-from dataplane.replication.storage import ExtendLog, Operation, RebaseLog, Storage, StoredLog, TruncateLog
 
 ME: ReplicaId = ("node", 7)
 

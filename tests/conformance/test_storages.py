@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dataplane.errors import Backpressure, Corrupt
+from dataplane.replication.log import ExtendLog, MemoryStorage, Storage
 from dataplane.replication.messages import LogEntry
-from dataplane.replication.storage import ExtendLog, MemoryStorage, Storage
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.log import SQLiteStorage

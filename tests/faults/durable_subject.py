@@ -14,8 +14,8 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.errors import DataplaneError
+from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
-from dataplane.replication.storage import ExtendLog
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import SQLiteStorage
 from dataplane.store.store import Store

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 import dataplane as dp
+from dataplane.diagnosis.command import as_text
 from dataplane.diagnosis.diagnosis import diagnosed
 from dataplane.diagnosis.graph import GraphRun, between
-from dataplane.diagnosis.text import as_text
 from tests.optional import needs
 from tests.processes import StandingNode, eventually
 

@@ -21,7 +21,6 @@ import psutil
 import pytest
 
 import dataplane as dp
-from dataplane.web import limits
 from dataplane.web.access import PageAccess
 from dataplane.web.feed import Feed
 from dataplane.web.server import PageServer
@@ -143,18 +142,18 @@ async def test_page_connections_are_bounded_and_idle_ones_are_closed(
         host, port = "127.0.0.1", int(server.url.rstrip("/").rpartition(":")[2])
         assert server._limits is not None
         open_files = psutil.Process().num_fds()
-        strangers = [await asyncio.open_connection(host, port) for _ in range(limits.MAX_CONNECTIONS + 40)]
+        strangers = [await asyncio.open_connection(host, port) for _ in range(server.MAX_CONNECTIONS + 40)]
         for i, (_, writer) in enumerate(strangers):
             writer.write(b"GET / HT" if i % 2 else b"G")
         ended = 0
-        for reader, _ in strangers[limits.MAX_CONNECTIONS :]:
+        for reader, _ in strangers[server.MAX_CONNECTIONS :]:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(1)
             ended += 1
         assert ended == 40
-        assert len(server._limits._server.connections) <= limits.MAX_CONNECTIONS
+        assert len(server._limits._server.connections) <= server.MAX_CONNECTIONS
         server._limits.sweep(0.0)
-        server._limits.sweep(limits.IDLE_S + 1)
+        server._limits.sweep(server.IDLE_S + 1)
         async with asyncio.timeout(30):
             while len(server._limits._server.connections):
                 await asyncio.sleep(0.01)

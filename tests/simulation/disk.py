@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from random import Random
 
-from dataplane.replication.storage import ExtendLog, Operation, StoredLog
+from dataplane.replication.log import ExtendLog, Operation, StoredLog
 
 
 class Disk:

@@ -8,8 +8,8 @@ from typing import Any
 from dataplane.errors import DataplaneError
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Effect, Refuse, Send, SendAnswer, StoreOperation, Swap
+from dataplane.replication.leader import choose
 from dataplane.replication.messages import Message
-from dataplane.replication.recruitment import choose
 from dataplane.replication.replica import Replica
 from dataplane.replication.settings import ReplicationSettings
 from tests.simulation.census import Census

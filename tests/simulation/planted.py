@@ -16,15 +16,13 @@ from dataplane.replication import messages as m
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.effects import SendAnswer
 from dataplane.replication.follower import Follower
-from dataplane.replication.leader import Leader
+from dataplane.replication.leader import Leader, Recruitment
 from dataplane.replication.lease import Lease, Promise
 from dataplane.replication.log import Log
-from dataplane.replication.reconfiguration import Reconfiguration
-from dataplane.replication.recruitment import Recruitment
 from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
 from dataplane.replication.settings import ReplicationSettings
-from dataplane.replication.state import State
+from dataplane.replication.state import Reconfiguration, State
 from tests.simulation import run
 from tests.simulation.machine import StreamMachine
 from tests.simulation.node import Node

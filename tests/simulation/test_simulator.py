@@ -12,8 +12,8 @@ from random import Random
 import msgspec
 import pytest
 
+from dataplane.replication.log import ExtendLog, TruncateLog
 from dataplane.replication.messages import LogEntry
-from dataplane.replication.storage import ExtendLog, TruncateLog
 from tests.simulation.disk import Disk
 from tests.simulation.faults import plan
 from tests.simulation.planted import FAULTS

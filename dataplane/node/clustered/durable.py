@@ -23,10 +23,15 @@ from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
 from dataplane.node.clustered.retained_shards import RetainedShards
-from dataplane.node.partitions.partition_storage import PartitionStorage
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import called, is_durable
+from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.shards.needed_shards import NeededShards
+from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.log import Storage, StoredLog
+from dataplane.store.durable.log import JournaledLog, names
+from dataplane.store.durable.notes import Notes
+from dataplane.store.persistence import Persistence
 from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
@@ -189,3 +194,36 @@ class DurableColumns:
     async def aclose(self) -> None:
         """Stop. Idempotent."""
         await self._background.aclose()
+
+
+class PartitionStorage:
+    """The logs of a node's partitions, and small values about them (`Notes`), in the data directory of the node.
+
+    The data directory of one node. `me`: the node.
+    """
+
+    def __init__(self, persistence: Persistence) -> None:
+        self.persistence = persistence
+        durable = persistence.durable
+        self._database = durable.directory.database
+        self._journal = durable.journal
+        self.me = durable.directory.identity.node.hex()
+        self.path = str(durable.directory.path)
+
+    async def log(self, partition: str, new: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
+        """See `replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""
+        if not is_durable(partition):
+            return await in_memory(partition, new)
+        return await self._journal.run(self._opened, partition, new)
+
+    def _opened(self, partition: str, new: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
+        log = JournaledLog(self._database, self._journal, partition, new)
+        return log, *log.load()
+
+    def notes(self, kind: str) -> Notes:
+        """The notes of this kind."""
+        return Notes(self._database, self._journal, kind)
+
+    def partitions(self) -> list[str]:
+        """The partitions that have a log there."""
+        return [name for name, _ in names(self._database)]

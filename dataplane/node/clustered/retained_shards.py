@@ -21,7 +21,7 @@ from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.errors import DataplaneError
 from dataplane.node.partitions.record import owner_of
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.table import cell_release
+from dataplane.table import write_effects
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +64,13 @@ class RetainedShards:
             self._needed.unneed(need.shards)
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
-        """Execute entries of the partition's outbox: release references, or cells of them (`table.cell_release`), that
+        """Execute entries of the partition's outbox: release references, or cells of them (`table.write_effects`), that
         no row of the partition needs. `last`: the number of the last entry. Raises ProtocolMismatch."""
         known = self._told.get(partition, 0)
         if last <= known:
             return
         for entry in entries[max(0, len(entries) - (last - known)) :]:
-            ref, whole = cell_release.decode(entry)
+            ref, whole = write_effects.decode(entry)
             if not whole:
                 self._needed.thin(ref)
                 continue

@@ -22,10 +22,10 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError, NotReady, Ou
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.effects import Effect, Refuse, Send, SendAnswer, StoreOperation, Swap
+from dataplane.replication.log import Operation, Storage, StoredLog
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import Message
 from dataplane.replication.replica import Replica
-from dataplane.replication.storage import Operation, Storage, StoredLog
 from dataplane.store.durable.log import JournaledLog
 from dataplane.wire import partition_messages as m
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable
 from contextlib import nullcontext
 
 from dataplane.background_tasks import BackgroundTasks
+from dataplane.clock import monotonic
 from dataplane.closing import close_each
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator
+from dataplane.errors import DataplaneError
 from dataplane.node.partitions.channel import PartitionChannel
-from dataplane.node.partitions.client_departures import ClientDepartures
 from dataplane.node.partitions.column_releases import ColumnReleases, Settled
 from dataplane.node.partitions.directory import Directory
+from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replicas, in_memory
 from dataplane.node.partitions.router import Needing, Router
@@ -76,3 +80,112 @@ class Partitions:
         """Stop, without a message to other nodes. Idempotent."""
         parts = (self._background, self.columns, self.departed, self.directory, self.replicas, self.channel)
         await close_each(*[part.aclose for part in parts])
+
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.25
+_LOOK_AT_ALL_S = 5.0
+_ASK_S = 5.0
+_REMEMBERED = 4096  # the most ended incarnations that are remembered
+
+_REPLACED_S = 60.0
+"""A durable partition may have clients of an incarnation that this node never saw, since all nodes were restarted in
+between. Such an incarnation counts as ended once its node has been a member with another one for these seconds: if it
+were a newer one, this node would have seen it within that time."""
+
+
+class ClientDepartures:
+    """Removes the clients of ended nodes from the partitions that this node leads. The rows that were leased to them
+    are delivered to others at once, rather than when the leases expire.
+
+    A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. The process of an
+    incarnation counts as ended when the node is gone, or when the node was seen with a later incarnation.
+
+    `run` works until cancelled.
+    """
+
+    def __init__(self, members: Membership, replicas: Replicas) -> None:
+        self._members = members
+        self._replaced: dict[str, float] = {}  # unseen NODE/LIFE of members with another life -> since this time
+        self._replicas = replicas
+        self._lives: dict[str, str] = {}
+        self._past: dict[str, None] = {}
+        self._leaving: set[tuple[str, str]] = set()
+        self._led: dict[HostedReplica, None] = {}  # partitions led here whose clients were looked at
+        self._all_s = 0.0  # the time from which the clients of all of them are looked at again
+        self._background = BackgroundTasks()
+        members.watch(self._changed)
+        members.watch_ended(self._process_ended)
+
+    def _changed(self) -> None:
+        self._all_s = 0.0
+        for node, member in self._members.current.items():
+            life = str(member.life)
+            before = self._lives.setdefault(node, life)
+            if before != life:
+                self._lives[node] = life
+                self._over(node, before)
+
+    def _process_ended(self, node: str, before_s: float) -> None:
+        """Note the end of a node's process. A node with a data directory may return, but its clients do not."""
+        self._all_s = 0.0
+        life = self._lives.get(node)
+        if life is not None:
+            self._over(node, life)
+
+    def _over(self, node: str, life: str) -> None:
+        self._past[f"{node}/{life}"] = None
+        if len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
+
+    def _ended(self, process: str) -> bool:
+        node, _, life = process.partition("/")
+        if process in self._past or self._members.gone(node):
+            return True
+        member = self._members.current.get(node)
+        if member is None or str(member.life) == life or not self._members.coordination.answers:
+            self._replaced.pop(process, None)
+            return False
+        if len(self._replaced) > _REMEMBERED:
+            self._replaced.clear()
+        return monotonic() - self._replaced.setdefault(process, monotonic()) >= _REPLACED_S
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self.look()
+
+    def look(self) -> None:
+        """Remove the clients of ended processes, in the background.
+
+        After a change of the members, and otherwise every `_LOOK_AT_ALL_S`, the clients of all partitions are looked
+        at: a partition may have many. At other times only those of partitions that this node leads anew are."""
+        now = monotonic()
+        if now >= self._all_s:
+            self._led, self._all_s = {}, now + _LOOK_AT_ALL_S
+        before, self._led = self._led, {hosted: None for hosted in self._replicas if hosted.replica.serves(now)}
+        for hosted in self._led:
+            for process in hosted.machine.clients() if hosted not in before else ():
+                if (hosted.partition, process) not in self._leaving and self._ended(process):
+                    self._leaving.add((hosted.partition, process))
+                    self._background.spawn(self._leave(hosted, process))
+
+    async def _leave(self, hosted: HostedReplica, process: str) -> None:
+        try:
+            await self._replicas.request(hosted.partition, hosted.machine.leaving(process), _ASK_S)
+        except DataplaneError as error:
+            log.info(
+                "releasing the leases of ended clients of %s in %s failed, and is tried again: %s",
+                process,
+                hosted.partition,
+                error,
+            )
+            self._all_s = 0.0
+        finally:
+            self._leaving.discard((hosted.partition, process))
+
+    async def aclose(self) -> None:
+        """Stop. Idempotent."""
+        await self._background.aclose()

@@ -14,7 +14,7 @@ from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import is_durable, kind_of
 from dataplane.replication.configuration import Configuration
-from dataplane.replication.recruitment import choose
+from dataplane.replication.leader import choose
 from dataplane.wire import partition_messages as m
 
 if TYPE_CHECKING:

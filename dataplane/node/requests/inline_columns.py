@@ -31,7 +31,7 @@ from dataplane.node.requests.stream_client import StreamClient
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import Waiting
 from dataplane.node.sessions.staged_columns import StagedColumns
-from dataplane.store.inline_put import rounded
+from dataplane.store.reservations import rounded
 from dataplane.store.store import Store
 from dataplane.stream.page import Index
 from dataplane.table import requests as r

@@ -8,7 +8,7 @@ writing if the client has reservations in it.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -16,14 +16,14 @@ from dataplane import waiting
 from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.errors import Freed, LimitExceeded, OwnerDied, ProtocolMismatch, revive
-from dataplane.node.grants import Grants
 from dataplane.node.sessions.checks import bound, deadline_of
 from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.node.shards.remote import wanted_of
-from dataplane.node.shards.retention import links_of
-from dataplane.store.freeings import UNKNOWN, FreeCause
+from dataplane.node.shards.shard_replicas import links_of
+from dataplane.store.arena import Arena
 from dataplane.store.live_cells import LiveBlock
 from dataplane.store.reservations import Reservation
+from dataplane.store.shards import UNKNOWN, FreeCause
 from dataplane.store.store import Pinned
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
@@ -348,3 +348,36 @@ class ShardRequests:
         why = "the shards were put on node {}, which is not in the cluster: put again"
         links = await self._fetcher(request.node, why).retain(request.node, request.shards)
         self._channel.send(sm.Retained(request.id, request.node, links))
+
+
+class Grants:
+    """The segments whose descriptors a client has: each once for each right, read, or write as its owner.
+
+    Which segments of the arena one client may map.
+    """
+
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
+        self._granted: set[tuple[int, bool]] = set()
+        self._closed = arena.closed
+
+    def new(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.SegmentGrant], list[int]]:
+        """Grants for the segments that the client does not have yet, and their descriptors. The arena keeps these
+        open."""
+        grants, descriptors = [], []
+        for number in segments:
+            if (number, writable) not in self._granted:
+                self._granted.add((number, writable))
+                segment = self._arena[number]
+                grants.append(m.SegmentGrant(number, segment.size, writable))
+                descriptors.append(segment.fd if writable else segment.readonly_fd)
+        return grants, descriptors
+
+    def gone(self) -> list[int]:
+        """The granted segments that were closed since the last call."""
+        if self._closed == self._arena.closed:
+            return []
+        self._closed = self._arena.closed
+        gone = {number for number, _ in self._granted if number not in self._arena}
+        self._granted = {grant for grant in self._granted if grant[0] not in gone}
+        return sorted(gone)

@@ -17,7 +17,7 @@ from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.shard_ids import link_of
 from dataplane.errors import LimitExceeded, OwnerDied
-from dataplane.store.freeings import FreeCause
+from dataplane.store.shards import FreeCause
 from dataplane.store.store import Store
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.table.write_effects import UnneededCells

@@ -23,12 +23,12 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.placement import Rendezvous
 from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
-from dataplane.node.shards.retention import links_of, selection_of
 from dataplane.store.links import Selected
 from dataplane.store.store import Store
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
+from dataplane.wire.shard_messages import Selection
 
 _CONTROL_S = 4.0  # as in `fetch`
 
@@ -259,3 +259,23 @@ class ShardReplicas:
         for node, member in list(self._membership.members.items()):
             if node != self._node:
                 self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), owner, list(parts)), Done)
+
+
+# Decodes and encodes the parts of shards to retain, for messages.
+
+
+def links_of(shards: Sequence[tuple[int, Selection]]) -> list[tuple[int, Selected]]:
+    """For each shard the rows of columns for a link. Raises ProtocolMismatch if there are none."""
+    if not shards or not all(selection for _, selection in shards):
+        raise ProtocolMismatch("a link to no rows of a shard")
+    try:
+        return [
+            (shard, [(columns, RowIndices.decode(rows)) for columns, rows in selection]) for shard, selection in shards
+        ]
+    except ValueError as error:
+        raise ProtocolMismatch(f"no rows of a shard: {error}") from None
+
+
+def selection_of(selected: Selected) -> Selection:
+    """The encoded selection, for a message."""
+    return [(list(columns), rows.encode()) for columns, rows in selected]

@@ -1,4 +1,4 @@
-"""The log of one partition in a data directory: `replication.storage` on SQLite.
+"""The log of one partition in a data directory: `replication.log.Storage` on SQLite.
 
 An entry is a row with a checksum over all its values. The log's own row has the indices of its beginning and end, so a
 missing entry is noticed too.
@@ -18,8 +18,8 @@ import xxhash
 
 from dataplane.errors import Backpressure, Corrupt
 from dataplane.replication.configuration import ReplicaId
+from dataplane.replication.log import ExtendLog, Operation, Storage, StoredLog, TruncateLog
 from dataplane.replication.messages import LogEntry, StateSnapshot
-from dataplane.replication.storage import ExtendLog, Operation, Storage, StoredLog, TruncateLog
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.journal import Journal

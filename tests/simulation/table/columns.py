@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 from dataplane.batch import locations
-from dataplane.table.cell_release import decode
+from dataplane.table.write_effects import decode
 from tests.simulation.checker import Violation
 from tests.simulation.stream import columns
 from tests.simulation.stream.columns import Shard

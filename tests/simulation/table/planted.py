@@ -11,7 +11,7 @@ import msgspec
 from dataplane.errors import OwnerDied
 from dataplane.replication.outbox import Outboxes
 from dataplane.replication.sessions import Sessions
-from dataplane.table import cell_release, machine
+from dataplane.table import machine, write_effects
 from dataplane.table import requests as r
 from dataplane.table.claims import Claims
 from dataplane.table.machine import TableMachine
@@ -80,12 +80,12 @@ def a_cell_that_is_replaced_is_not_told(plant: Plant) -> None:
 
 
 def a_write_is_over_with_its_first_cell(plant: Plant) -> None:
-    tell = cell_release.tell
+    tell = write_effects.tell
 
     def over(cells: Any, outboxes: Any) -> None:
         tell([UnneededCells(each.written, each.columns, each.rows, done=True) for each in cells], outboxes)
 
-    plant(machine.cell_release, "tell", over)
+    plant(machine.write_effects, "tell", over)
 
 
 def a_row_is_taken_twice(plant: Plant) -> None:

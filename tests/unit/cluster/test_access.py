@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.cluster.access import access
 from dataplane.cluster.certificates import Certificates, certificates
+from dataplane.cluster.cluster import access
 from dataplane.cluster.server import EtcdServer, ServerAddress
 from dataplane.config import ClusterConfig
 from dataplane.coordinator.base import Unavailable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.node.requests.pending_shards import PendingShards
+from dataplane.node.requests.row_requests import PendingShards
 
 
 def test_pending_shards_are_freed_once_when_their_client_leaves() -> None:

@@ -9,13 +9,13 @@ import pytest
 from dataplane.errors import Corrupt
 from dataplane.replication import configuration as c
 from dataplane.replication import sessions as producers
-from dataplane.replication.lost_nodes import MAX_LOST_NODES, LostNodes
+from dataplane.replication.leader import choose
+from dataplane.replication.log import StoredLog
 from dataplane.replication.messages import Install
-from dataplane.replication.recruitment import choose
+from dataplane.replication.outbox import MAX_LOST_NODES, LostNodes
 from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
 from dataplane.replication.settings import ReplicationSettings
-from dataplane.replication.storage import StoredLog
 from tests.cases import each_case
 from tests.simulation.machine import StreamMachine
 

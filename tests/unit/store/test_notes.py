@@ -10,8 +10,8 @@ import pytest
 
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt
+from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
-from dataplane.replication.storage import ExtendLog
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable
 from dataplane.store.durable.journal import Journal

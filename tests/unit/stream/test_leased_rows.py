@@ -16,10 +16,10 @@ from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import RowLease, Who
 from dataplane.stream.progress import DEAD
 from dataplane.stream.row_metadata import Arrival
+from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, StreamSettings
 from dataplane.stream.statistics import figures
-from dataplane.stream.stream_schema import MAX_COLUMNS
 from tests.cases import each_case
 from tests.unit.stream.example_streams import INT, Demand, Entry, Home, stored
 

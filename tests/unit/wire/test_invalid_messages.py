@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from dataplane.wire.invalid_messages import EACH_S, MOST, InvalidMessageLog
+from dataplane.wire.boundary import EACH_S, MOST, InvalidMessageLog
 
 LOG = logging.getLogger("dataplane.test")
 

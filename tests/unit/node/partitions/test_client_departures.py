@@ -9,7 +9,7 @@ from typing import Any
 
 from dataplane.cluster.membership import Member
 from dataplane.errors import NotReady
-from dataplane.node.partitions.client_departures import ClientDepartures
+from dataplane.node.partitions.partitions import ClientDepartures
 
 
 class Hosted:

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.node.partitions.partition_storage import PartitionStorage
+from dataplane.node.clustered.durable import PartitionStorage
 from dataplane.node.partitions.record import DURABLE
+from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
-from dataplane.replication.storage import ExtendLog
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.shards import DurableShards
 from tests.unit.node.partitions.bench import Bench
