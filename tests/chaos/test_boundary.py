@@ -92,21 +92,6 @@ def test_every_request_of_another_node_is_answered(node: Node, tokens: list[byte
     in_order(node)
 
 
-def test_messages_after_an_undecodable_one_are_still_answered(node: Node) -> None:
-    """All of it lies in ZeroMQ's queue as the node looks."""
-    with voices() as voice:
-        other = voice(node, None)
-        consume = ["consume", 9, b"", "task", 1, 1, [], ["groups", 0, None], b"", b"", "", None, 0, 1.0, 1.0]
-        no_rows = msgspec.msgpack.encode(consume)  # which no node asks
-        good = [msgspec.msgpack.encode(pm.LedTables(number, None)) for number in range(5)]
-        for body in (no_rows, *good):
-            other.say(body, wait_s=WAIT_S)
-        heard = [other.hear(WAIT_S) for _ in range(6)]
-    assert isinstance(heard[0], m.Failure)
-    assert (heard[0].id, heard[0].name) == (9, "ProtocolMismatch")
-    assert [(type(each), each.id) for each in heard[1:]] == [(m.Figures, number) for number in range(5)]
-
-
 def test_a_disconnected_client_gets_an_error_for_each_pending_request(node: Node) -> None:
     with Raw(node.address) as raw:
         raw.reserve(14 << 20)

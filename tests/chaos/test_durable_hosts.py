@@ -12,7 +12,7 @@ import pytest
 
 import dataplane as dp
 from tests.etcd import EtcdServer, needs_etcd
-from tests.processes import WAIT_S, Command, eventually
+from tests.processes import Command, eventually
 
 pytestmark = needs_etcd
 
@@ -229,15 +229,3 @@ def patiently(ask: Callable[..., T], *arguments: Any, **named: Any) -> T:
 
     eventually(answered, "the table is there", SLOW_S)
     return found[0]
-
-
-@pytest.mark.long
-def test_a_durable_stream_requires_a_data_directory(tmp_path: Path) -> None:
-    with EtcdServer(tmp_path) as etcd, started(tmp_path, 0, f"etcd://{etcd.address}/durable", keeps=False) as process:
-        try:
-            assert process.stdout.readline()
-            with dp.connect(f"unix://{tmp_path / 's0'}") as plane, pytest.raises(dp.Misuse, match="--data-dir"):
-                opened(plane)
-        finally:
-            process.terminate()
-            process.wait(WAIT_S)

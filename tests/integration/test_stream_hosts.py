@@ -35,44 +35,6 @@ def ids(rows: int, first: int = 0) -> dict[str, Any]:
     return {"id": np.arange(first, first + rows)}
 
 
-def test_rows_appended_on_any_host_are_delivered_on_any_other_once(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    for number, stream in enumerate(streams):
-        keys = stream.append(ids(24, 24 * number), group=GROUPS)
-        assert len(set(keys)) == 24
-    streams[1].close()
-    found = drained(streams[2], "actor", ["id"])
-    assert sorted(found) == list(range(72))
-    eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
-
-
-def test_a_repeated_keyed_append_is_idempotent_across_hosts(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    keys = [f"row-{i}" for i in range(24)]
-    for _ in range(2):
-        assert streams[0].append(ids(24), keys=keys) == keys
-    assert streams[1].stats()["rows"] == 24
-    with pytest.raises(dp.Misuse, match="already"):
-        streams[2].append(ids(24, 1), keys=keys)
-    assert nothing_kept(planes[2])
-    streams[0].close()
-    assert sorted(drained(streams[1], "actor", ["id"])) == list(range(24))
-    eventually(lambda: nothing_kept(planes[0]), "the columns that came twice are freed too")
-
-
-def test_a_delivery_not_acked_by_one_replica_is_redelivered(planes: list[Any]) -> None:
-    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
-    streams[0].append(ids(24), group=GROUPS)
-    how: dict[str, Any] = {"rows": 24, "min_rows": 24, "columns": ["id"], "member": "dp0", "replicas": 2, "timeout": 10}
-    first, second = (streams[rank].consume("actor", replica=rank, lease=0.5, **how).__enter__() for rank in (0, 1))
-    first.ack()
-    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
-        assert len(delivery) == 24
-        with pytest.raises(dp.LeaseExpired):
-            second.ack()
-    second._inner.settled = True
-
-
 def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any], tmp_path: Path) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"], max_rows=1000) for plane in planes]
     for number, stream in enumerate(streams):

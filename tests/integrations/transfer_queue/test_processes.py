@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -39,36 +38,6 @@ def address(node: str) -> Iterator[str]:
     with dp.connect(node) as plane:
         for name in plane.tables():
             plane.table(name).drop()
-
-
-def test_each_row_is_delivered_to_one_of_several_consumers(
-    address: str, ours: Any, start: Callable[..., Process]
-) -> None:
-    """Four processes sample at once; what one takes, no other gets."""
-    consume = """
-        client = tq.get_client()
-        tell("ready"); sys.stdin.readline()
-        found = []
-        while not client.check_consumption_status("train", "p"):
-            try:
-                found += client.get_meta(["x"], 4, "p", task_name="train", timeout=0.2).global_indexes
-            except RuntimeError:
-                pass
-        tell(found)
-    """
-    put = ours.get_client().put(TensorDict({"x": torch.zeros(256)}, batch_size=[256]), partition_id="p")
-    told = {"DATAPLANE_ADDRESS": address, "DATAPLANE_JOB": os.environ["DATAPLANE_JOB"]}
-    consumers = [start(consume, **told) for _ in range(4)]
-    try:
-        for each in consumers:
-            each.hear()
-        for each in consumers:
-            each.say()
-        found = [index for each in consumers for index in each.hear()]
-    finally:
-        for each in consumers:
-            each.__exit__()
-    assert sorted(found) == put.global_indexes
 
 
 def test_settings_of_the_first_process_apply_to_later_processes(address: str, start: Callable[..., Process]) -> None:
@@ -128,27 +97,6 @@ def test_init_without_a_node_starts_one_that_children_share(start: Callable[...,
         process.wait()
     gone = Path(address.removeprefix("unix://"))
     eventually(lambda: not gone.exists(), "the node ended with the process")
-
-
-def test_rows_of_a_killed_writer_and_values_read_before_a_clear_remain_readable(
-    address: str, start: Callable[..., Process]
-) -> None:
-    writer = """
-        tq.init(job="killed")
-        tq.kv_put("a", "p", fields={"x": torch.ones(1 << 18)})
-        tell("put"); sys.stdin.readline()
-    """
-    reader = """
-        tq.init(job="killed")
-        got = tq.kv_batch_get("a", "p")["x"]
-        tq.kv_clear("a", "p")
-        tell([tq.kv_list(), float(got.sum())])
-    """
-    with start(writer, DATAPLANE_ADDRESS=address) as one:
-        one.hear()
-        one.running.kill()
-        with start(reader, DATAPLANE_ADDRESS=address) as other:
-            assert other.hear() == [{"p": {}}, 1 << 18]
 
 
 # streaming

@@ -193,20 +193,6 @@ def test_a_copy_of_unfinished_rows_is_not_changed_by_later_growth() -> None:
     assert [each.spans for each in partition.unfinished.state(at(0))] == [[(5, 7)]]
 
 
-def test_one_of_two_concurrent_resumes_gets_the_row() -> None:
-    rows = Rows()
-    rows.begin()
-    rows.leave(0)
-    take = [r.ResumeRow(client=f"n/1/{i}", sequence=1, row=-1, token=i, lease_s=60.0) for i in (7, 8)]
-    first = rows.part.decide(take[0])
-    assert rows.part.decide(take[1]) == r.UnfinishedRows([])
-    with pytest.raises(LeaseExpired):
-        rows.part.decide(take[1].__class__(client="n/1/8", sequence=2, row=0, token=8, lease_s=60.0))
-    assert isinstance(first, list)
-    (given,) = rows.part.commit(first[0]).rows  # type: ignore[union-attr]
-    assert given.row == 0
-
-
 def test_a_lease_outlives_a_failover_and_ends_by_time() -> None:
     rows = Rows()
     rows.begin()

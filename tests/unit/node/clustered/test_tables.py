@@ -11,7 +11,6 @@ from dataplane.coordinator.base import Unavailable
 from dataplane.errors import Corrupt, OwnerDied
 from dataplane.node.partitions.record import Record
 from dataplane.table import requests as t
-from tests.cases import each_case
 from tests.unit.node.clustered.tablebench import T, TableBench, hosted_at, leader, table_nodes
 from tests.unit.node.partitions.bench import WAIT_S, until
 
@@ -39,36 +38,6 @@ async def test_an_altered_table_record_is_corrupt_and_not_overwritten(
         await coordinator.swap(key, wrong, before)
         await b.client().write(["b"], "x")
         assert (await a.client().look("x")).keys == ["a", "c", "b"]
-
-
-@each_case("leading", [True, False])
-async def test_a_table_survives_the_death_of_any_node(tmp_path: Path, leading: bool) -> None:
-    async with table_nodes(3, tmp_path) as nodes:
-        users = {node: node.client() for node in nodes}
-        for node in nodes:
-            await users[node].write([node.name], "x", tags=[{"of": node.name}])
-        await users[nodes[0]].take("train", 0, claim="step")
-        led = await until(lambda: leader(nodes))
-        follower = next(node for node in nodes if node is not led and hosted_at(node) is not None)
-        dead = led if leading else follower
-        left = [node for node in nodes if node is not dead]
-        waiting = asyncio.ensure_future(left[0].client().ready("y", timeout_s=WAIT_S))
-        hosted = hosted_at(led)
-        await until(lambda: hosted is not None and len(hosted.waiters))
-        await dead.aclose()
-        for node in left:
-            seen = await users[node].look("x")
-            assert seen.keys == [node.name for node in nodes]
-            assert seen.tags == [{"of": node.name} for node in nodes]
-            assert await users[node].take("train", 1, claim="step") == [0]
-        await users[left[1]].write(["new"], "y")
-        assert await waiting == [3]
-        await users[left[0]].write(["new", dead.name], "x")  # and what was lost with the node is mended
-        ref = await users[left[1]].read([*(node.name for node in nodes), "new"], "x")
-        assert {node for node, _ in ref.shards()} == {node.id for node in left}
-        await until(lambda: leader(left))
-        await users[left[1]].clear(*(node.name for node in nodes), "new")
-        await until(lambda: all(map(nothing_kept, left)))
 
 
 async def test_a_lost_table_raises_owner_died_and_a_new_one_replaces_it(tmp_path: Path) -> None:
