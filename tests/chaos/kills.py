@@ -35,9 +35,6 @@ def values(ids: Any) -> Any:
     return (np.asarray(ids, np.int64)[:, None] * 1009 + np.arange(_WIDTH)).astype(np.int64)
 
 
-# What each process does
-
-
 class Told:
     """A file that a process writes to before and after each call, a line at a time, so that its death loses none."""
 
@@ -139,9 +136,6 @@ def _draft(plane: Any, stream: Any, told: Told, chance: random.Random, role: str
     plane.free(ref)
 
 
-# What must hold of all that they were told
-
-
 @dataclass(slots=True)
 class Found:
     """What a run came to."""
@@ -174,9 +168,6 @@ def told_by(lines: list[str], history: History, errors: Counter[str]) -> None:
                 asked = None
     if asked is not None:
         history.events.append(replace(asked, done=False, why="OutcomeUnknown"))
-
-
-# The node, and who is killed
 
 
 @dataclass(frozen=True, slots=True)

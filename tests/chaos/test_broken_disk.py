@@ -74,9 +74,6 @@ def test_a_put_on_a_disk_turned_read_only_is_backpressure_with_its_error(tmp_pat
     assert list(disk.iterdir()) == []
 
 
-# In place of a file: each of these is given its path, and that of a sound one
-
-
 def pipe(path: Path, sound: Path) -> None:
     os.mkfifo(path)
 
@@ -103,7 +100,6 @@ def device(path: Path, sound: Path) -> None:
 def test_replaced_spill_files_are_corrupt_and_block_nothing(
     tmp_path: Path, replaced: Callable[[Path, Path], None]
 ) -> None:
-    """All files but one: who reads them is told, who reads what is in memory or sound is served, and the node ends."""
     with (
         StandingNode(tmp_path, memory="8MiB") as node,
         dp.connect(node.address) as plane,

@@ -67,9 +67,6 @@ def written(node: StandingNode, file: Path) -> bytes:
     return file.read_bytes()
 
 
-# Who dies
-
-
 def test_each_row_is_acked_once_when_a_checkpoint_replaces_a_dead_node(
     tmp_path: Path, node: StandingNode, file: Path
 ) -> None:
@@ -213,9 +210,6 @@ async def test_a_cancelled_checkpoint_or_restore_leaves_nothing(
                 assert len(delivery) == 16
 
 
-# Files that are not what was written
-
-
 def frames(path: Path) -> list[tuple[int, bytes]]:
     found = []
     with CheckpointReader(path) as file:
@@ -345,7 +339,6 @@ def head(payload: bytes, **fields: Any) -> bytes:
 
 @each_case("what", list(CRAFTED))
 def test_a_forged_checkpoint_file_is_corrupt(node: StandingNode, file: Path, what: str) -> None:
-    """It is refused as such, and whoever read it goes on."""
     with dp.connect(node.address) as plane:
         stream = plane.stream("s", ["a", "b"])
         stream.append({"x": np.arange(16)}, keys=[f"{i}" for i in range(16)])
@@ -360,9 +353,6 @@ def test_a_forged_checkpoint_file_is_corrupt(node: StandingNode, file: Path, wha
         stream.drop()
 
 
-# Room
-
-
 @pytest.mark.parametrize(
     "piece",
     [pytest.param(32 * MIB, marks=pytest.mark.long), 5 * MIB // 4, pytest.param(1000, marks=pytest.mark.long)],
@@ -374,7 +364,6 @@ def test_a_forged_checkpoint_file_is_corrupt(node: StandingNode, file: Path, wha
 def test_a_stream_larger_than_memory_is_checkpointed_and_restored(
     tmp_path: Path, file: Path, monkeypatch: pytest.MonkeyPatch, rows: int, piece: int
 ) -> None:
-    """What was spilled is read back piece by piece, and spilled again."""
     monkeypatch.setattr(checkpoint, "PIECE", piece)
     how = {"memory": "8MiB", "spill": "64MiB"}
     with StandingNode(tmp_path / "node", **how) as node, dp.connect(node.address) as plane:

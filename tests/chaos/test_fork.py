@@ -92,7 +92,6 @@ def child() -> Iterator[Callable[[Callable[[], Any]], Any]]:
 
 @pytest.mark.parametrize("closed", [False, True], ids=["plane open", "plane closed"])
 def test_views_in_a_forked_child_are_pinned_separately(node: StandingNode, child: Any, closed: bool) -> None:
-    """What it reads does not change when the parent drops its views, frees the batch and puts others."""
     with dp.connect(node.address) as watcher:
         plane = dp.connect(node.address)
         ref = plane.put({"x": pattern(1, MIB)})

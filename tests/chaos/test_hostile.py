@@ -44,9 +44,6 @@ def node(tmp_path: Path) -> Iterator[StandingNode]:
         assert grown < ALLOWED
 
 
-# What is no message
-
-
 NONSENSE = {
     "text": b"GET / HTTP/1.1\r\n\r\n",
     "the largest length": struct.pack("<I", 0xFFFFFFFF),
@@ -72,9 +69,6 @@ def test_a_client_that_sends_invalid_bytes_is_disconnected(node: StandingNode, w
         assert raw.is_cut_off()
 
 
-# Claims that are false
-
-
 @pytest.mark.long
 def test_a_layout_with_many_overlapping_columns_is_refused_quickly(node: StandingNode) -> None:
     """Ten thousand columns that claim one table of a MiB: checking each would take minutes."""
@@ -84,9 +78,6 @@ def test_a_layout_with_many_overlapping_columns_is_refused_quickly(node: Standin
         layout = ShardLayout(tuple((f"{i}", table) for i in range(9_000))).encode()
         reply = raw.ask(sm.SealShards(raw.next(), [(shard, layout)], "", False))
         assert isinstance(reply, m.Failure)
-
-
-# What belongs to others
 
 
 def test_a_hostile_client_cannot_affect_reservations_pins_or_shards_of_others(node: StandingNode) -> None:

@@ -17,7 +17,6 @@ from tests.processes import MIB, eventually, pattern
 
 
 def test_reads_from_a_killed_host_are_right_or_fail_with_a_typed_error(tmp_path: Path) -> None:
-    """Whatever was being read: right, or a typed error; and nothing stays pinned or reserved."""
     with (
         Host(tmp_path / "one", memory="64MiB") as host,
         Host(tmp_path / "two", host, memory="64MiB") as second,

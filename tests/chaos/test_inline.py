@@ -25,9 +25,6 @@ def take(stream: Any, rows: int = 100, columns: tuple[str, ...] = ("x",)) -> lis
         return [got[name].to_list() for name in columns]
 
 
-# Who waits
-
-
 PAGE = {"page": np.zeros((1, 4096), np.uint8)}
 """A column that needs a page of its own, whatever room others have left."""
 
@@ -72,9 +69,6 @@ def waits(pipe: Any, address: str, how: str) -> None:
         plane.stream("s").append({"x": [9], **PAGE}, timeout=0.1 if how == "timeout" else 60)
     except dp.DataplaneError as error:
         pipe.send(type(error).__name__)
-
-
-# Who lies
 
 
 def int64s(*numbers: int) -> bytes:

@@ -22,8 +22,6 @@ def test_forty_kills_under_load_neither_lose_nor_duplicate_rows(seed: int, tmp_p
 
 
 def test_each_rule_of_a_history_detects_its_violation() -> None:
-    """Each of them, in a history that breaks it and no other."""
-
     def broken(*events: tuple[str, list[int], str, float]) -> list[str]:
         history = History(TASKS, [Event("append", (1, 2), "", 0.0, 1.0)])
         for what, rows, task, began in events:

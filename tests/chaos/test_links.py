@@ -68,7 +68,6 @@ def test_reads_over_a_cut_link_fail_until_it_is_healed(two: tuple[list[Host], li
 
 @pytest.mark.long
 def test_reads_over_a_link_cut_in_one_direction_fail_until_it_is_healed(two: tuple[list[Host], list[dp.Plane]]) -> None:
-    """Who hears and is not heard does not answer."""
     (near, far), (a, b) = two
     ref = put(a, 1)
     near.mute_to(far)
@@ -79,8 +78,6 @@ def test_reads_over_a_link_cut_in_one_direction_fail_until_it_is_healed(two: tup
 
 @pytest.mark.long
 def test_readers_fail_early_when_the_owner_becomes_unreachable(tmp_path: Path) -> None:
-    """Not only when the streams find out: all who have joined a read, long before their time is over, that it can
-    not be had. Then what they read from others goes on."""
     with hosts(3, tmp_path) as made, ExitStack() as undo:
         a, b, c = (undo.enter_context(dp.connect(host.address)) for host in made)
         eventually(lambda: known(a) == known(b) == known(c) == 3, "they know each other")

@@ -107,7 +107,6 @@ def shared(pid: int) -> int:
 
 @pytest.mark.long
 def test_node_memory_stays_bounded_with_a_slow_consumer(tmp_path: Path) -> None:
-    """256 MiB through 32: the node's memory and the shared memory stay in bounds all the while, every byte is right."""
     config = dp.NodeConfig(memory=BUDGET, spill="1GiB", spill_dir=tmp_path, prewarm=0)
     with dp.connect(config=config) as plane, Worker(produce, plane.address) as producer:
         node = plane.stats().pid

@@ -82,7 +82,6 @@ def test_a_frozen_node_is_unavailable_and_not_a_hang(tmp_path: Path, monkeypatch
 async def test_a_call_not_answered_by_a_frozen_node_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is done once, when the node goes on."""
     with StandingNode(tmp_path) as node:
         async with dp.aio.connect(node.address) as plane:
             stream, table = await plane.stream("s", tasks=["t"]), plane.table("table")
@@ -146,7 +145,6 @@ def memfds(pid: int) -> list[str]:
 
 
 def test_everything_killed_at_once_is_reclaimed_by_a_new_start(tmp_path: Path) -> None:
-    """All killed, with memory, pins, reservations and spill files: the next start finds its socket and disk free."""
     with StandingNode(tmp_path) as node, Worker(busy, node.address) as one, Worker(busy, node.address) as other:
         assert one.hear() + other.hear() > 0
         spill = tmp_path / "spill"

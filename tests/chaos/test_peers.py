@@ -133,9 +133,6 @@ def loaded(key: Path | None) -> auth.Key | None:
     return None if key is None else auth.load(key)
 
 
-# Who is no member
-
-
 def test_random_bytes_on_both_ports_do_not_affect_the_nodes(nodes: Nodes) -> None:
     chance = random.Random(5)
     greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00CURVE" + bytes(15) + b"\x00" * 32
@@ -174,9 +171,6 @@ def test_strangers_without_the_cluster_key_are_not_answered(nodes: Nodes, key: P
         assert nodes[0][0].facts()["offers"] == 0
         assert isinstance(voice(host, right).ask(pm.DescribeShards(1, [shard])), pm.Described), "who has it, is"
     still_well(nodes)
-
-
-# Members that lie
 
 
 async def register(joins: str, node: bytes, address: str) -> None:
@@ -238,7 +232,6 @@ LIES: dict[str, Callable[[int], pm.Offered]] = {
 @pytest.mark.parametrize("key", ["no key"], indirect=True)
 @pytest.mark.parametrize("what", LIES)
 def test_invalid_answers_of_a_member_raise_peer_unavailable(nodes: Nodes, what: str) -> None:
-    """Its references raise, whoever reads them goes on as before."""
     hosts, planes = nodes
     ref = planes[0].put({"x": pattern(1, SIZE, 4)})
     (owner, shard) = ref.shards()[0]

@@ -23,9 +23,6 @@ from tests.streams import take, values
 NODE = {"spill": 0}
 
 
-# Who dies
-
-
 def consumer(pipe: Any, address: str, lease: float) -> None:
     """Holds rows, and acks them when it is told to."""
     stream = dp.connect(address).stream("s")
@@ -110,7 +107,6 @@ def hands_over(pipe: Any, address: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("step", ["waiting", "admitted"])
 def test_columns_of_a_pending_append_are_freed_with_their_killed_producer(node: StandingNode, step: str) -> None:
-    """What it put and did not give away lives on; and so does what it was refused to append."""
     with dp.connect(node.address) as plane, Worker(hands_over, node.address) as worker:
         stream = plane.stream("s", ["a"], max_rows=4)
         stream.append({"x": range(3)})
@@ -136,7 +132,6 @@ def test_columns_of_a_pending_append_are_freed_with_their_killed_producer(node: 
 
 @pytest.mark.parametrize("step", ["append", "extend"])
 def test_staged_columns_of_a_killed_producer_are_freed(node: StandingNode, step: str) -> None:
-    """What it wrote and did not tell the stream of is freed; rows that lack a column stay, and are not ready."""
     with dp.connect(node.address) as plane, Worker(producer, node.address, step) as worker:
         stream = plane.stream("s", ["a"], max_rows=4)
         assert worker.hear() == "there"
@@ -158,9 +153,6 @@ def test_staged_columns_of_a_killed_producer_are_freed(node: StandingNode, step:
         assert plane.stats().memory_used == 0
 
 
-# Who never comes, or brings what does not work
-
-
 @pytest.mark.long
 def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
     with dp.connect(node.address) as plane:
@@ -178,9 +170,6 @@ def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
         lag.append({"x": [1]}, version=2)
         with pytest.raises(dp.Backpressure, match=r"max_lag.*idle"):
             lag.append({"x": [2]}, version=3, timeout=0.05)
-
-
-# Who lies
 
 
 def token(stream: Any) -> bytes:
@@ -279,7 +268,6 @@ def test_invalid_append_requests_are_refused(lied_to: tuple[StandingNode, dp.Pla
 def test_appends_and_extends_with_invalid_references_are_refused(
     lied_to: tuple[StandingNode, dp.Plane, dp.Stream],
 ) -> None:
-    """Rows that were not admitted or are not there, bytes that nobody has, shards of nowhere."""
     node, plane, stream = lied_to
     field = plane.put({"x": [1]}).schema["x"]
     there = plane.put({"x": np.arange(6)})

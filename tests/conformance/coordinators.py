@@ -151,7 +151,6 @@ class CoordinatorSuite:
         assert await again.renew()
 
     async def test_a_lease_that_is_not_renewed_expires(self, coordinator: Coordinator) -> None:
-        """And the watch of members reports that by itself."""
         kept = await coordinator.register("kept", b"", LEASE_S)
         left = await coordinator.register("left", b"", LEASE_S)
 

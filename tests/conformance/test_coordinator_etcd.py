@@ -119,7 +119,6 @@ async def test_a_swap_at_a_frozen_etcd_has_an_unknown_outcome(etcd: EtcdServer, 
 
 
 async def test_values_changed_by_others_are_returned_unchecked(etcd: EtcdServer, client: EtcdCoordinator) -> None:
-    """Whatever it is: who uses it checks it. A swap that expects another changes nothing."""
     await client.swap("k", None, b"1")
     registration = await client.register("a", b"mine", 30.0)
     async with aclosing(client.watch("k")) as watch:

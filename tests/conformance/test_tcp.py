@@ -83,9 +83,6 @@ async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
     await server.withdraw(ticket)
 
 
-# Strangers
-
-
 @pytest.mark.parametrize(
     "said",
     [b"", b"x", bytes(19), bytes(16) + b"\1\0\0\0" + bytes(15)],
@@ -136,7 +133,6 @@ async def test_an_out_of_bounds_range_is_refused_without_using_up_the_ticket(
 async def test_the_number_of_connections_is_bounded(
     server: Tcp, reader: Tcp, shelf: Shelves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of those with a ticket who comes too many is sent away at once, and when the others have gone there is room."""
     monkeypatch.setattr(server._listening, "_most", 4)
     ticket = server.offer(shelf(64 * KIB).memory)
     inside = [Stranger(server) for _ in range(4)]
@@ -173,9 +169,6 @@ async def test_idle_strangers_do_not_displace_readers(server: Tcp, reader: Tcp, 
         for each in idle:
             each.socket.close()
     await until(lambda: len(server._listening._strangers) == 0)
-
-
-# Readers and servers that stall
 
 
 async def test_an_offer_is_withdrawn_from_a_reader_that_does_not_read(server: Tcp, shelf: Shelves) -> None:
@@ -289,7 +282,6 @@ async def test_bytes_in_flight_when_an_offer_ends_are_not_accepted(
 
 
 async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Slow) -> None:
-    """The reader's own: they end with TransportError."""
     target = Target(9 * MIB)
     reading = asyncio.create_task(reader.read(silent.address, bytes(16), target.memory, 600.0))
     await until(lambda: silent.connections == 2)

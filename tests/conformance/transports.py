@@ -189,7 +189,6 @@ class TransportSuite:
     async def test_at_most_one_of_two_reads_with_one_ticket_succeeds(
         self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
-        """The one that gets it has all of it, and no read hangs."""
         one = shelf(9 * MIB)
         ticket = server.offer(one.memory)
         targets = [Target(9 * MIB), Target(9 * MIB)]
@@ -287,7 +286,6 @@ class TransportSuite:
     async def test_reads_cancelled_at_any_moment_do_not_affect_later_reads(
         self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:
-        """At every moment of a read; later reads are right."""
         one = shelf(9 * MIB)
         for turns in range(20):
             ticket = server.offer(one.memory)
@@ -318,7 +316,6 @@ class TransportSuite:
     async def test_a_read_from_an_invalid_address_fails_and_writes_nothing(
         self, reader: Transport, address: str
     ) -> None:
-        """Another node sent an invalid address."""
         target = Target(KIB)
         with pytest.raises(TransportError):
             await reader.read(address, bytes(16), target.memory, 10.0)

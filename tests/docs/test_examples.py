@@ -45,9 +45,6 @@ def blocks_of(page: str, language: str = "python") -> list[str]:
     return [body for tag, body in _BLOCK.findall(text_of(page)) if tag == language]
 
 
-# Code
-
-
 @each_case("page", [name for name in NAMES if blocks_of(name) and name not in ELSEWHERE])
 def test_documentation_code_runs_and_prints_its_listed_output(page: str, tmp_path: Path) -> None:
     blocks = blocks_of(page)
@@ -85,9 +82,6 @@ def test_code_is_valid_and_not_too_wide() -> None:
 def test_the_readme_example_has_at_most_ten_lines() -> None:
     [block] = blocks_of("README.md")
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
-
-
-# Links and names
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -140,9 +134,6 @@ def test_tests_that_are_named_exist() -> None:
     for page in NAMES:
         for path, name in re.findall(r"`(tests/[\w/.]+\.py)::(\w+)`", text_of(page)):
             assert re.search(rf"^ *(?:async )?def {name}\(", text_of(path), re.MULTILINE), f"{page}: {path}::{name}"
-
-
-# Failure
 
 
 def table_rows(page: str) -> Iterator[list[str]]:
@@ -255,9 +246,6 @@ def test_the_api_page_has_every_public_name() -> None:
 def test_the_asynchronous_plane_has_the_same_calls() -> None:
     same = set(members("plane", dp.Plane)) - {"plane.close()"}
     assert same < set(members("plane", dp.aio.AsyncPlane))
-
-
-# Operations
 
 
 @each_case("command", ["node", "status", "top"])

@@ -114,9 +114,6 @@ def test_workflows_and_templates_are_yaml_without_secrets(path: Path) -> None:
     assert "secrets." not in path.read_text()
 
 
-# Commands of the pages
-
-
 def commands() -> list[tuple[str, str]]:
     """(page, what follows `dataplane`) of each command in a console block, its line joined, without comment and end."""
     found = []

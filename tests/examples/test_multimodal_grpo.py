@@ -42,9 +42,6 @@ def _warm_examples() -> None:
     figure.savefig(io.BytesIO())
 
 
-# The count
-
-
 def drained(appended: int, *, expired: int = 0) -> dict[str, Any]:
     return {"appended": appended, "task": {"actor": {"expired": expired, "left": 0, "dead": 0}}}
 
@@ -58,9 +55,6 @@ def test_the_ledger_detects_lost_and_duplicated_rows() -> None:
     assert counted.books(drained(9)).again == 1
     assert not counted.books(drained(8)).exact
     assert not counted.books(drained(9)).exact
-
-
-# Kills
 
 
 class Interrupted(subprocess.Popen[bytes]):
@@ -86,9 +80,6 @@ def test_an_interrupted_run_of_lives_waits_for_the_one_that_uses_its_directory(m
     assert killed.main([]) == 130
     (life,) = lives
     assert life.returncode == 0
-
-
-# All of it
 
 
 @pytest.fixture

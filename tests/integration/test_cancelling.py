@@ -65,7 +65,6 @@ async def test_cancelled_puts_that_wait_for_memory_leave_nothing(plane: AsyncPla
 
 @pytest.mark.parametrize("size", [4096, 512 << 10, 8 * MIB], ids=["inline", "in the loop", "in threads"])
 async def test_a_put_cancelled_at_any_step_leaves_nothing(plane: AsyncPlane, size: int) -> None:
-    """Also when the reply was on its way, or the seal was through already."""
     columns = {"x": pattern(1, size)}
     for delay in [*range(30), *(random.Random(1).randrange(3000) for _ in range(40))]:
         task = asyncio.create_task(plane.put(columns, timeout=60))
@@ -141,9 +140,6 @@ async def test_a_cancelled_put_does_not_write_into_memory_of_the_next_put(
         ref = await following
         assert np.array_equal((await plane.get(ref))["x"].numpy(), new)
         await plane.free(ref)
-
-
-# Copies while the event loop goes on
 
 
 async def getting(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> tuple[Copying, asyncio.Task[Any], Any]:

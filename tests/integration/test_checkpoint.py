@@ -73,9 +73,6 @@ def during(stream: Any, request: type, do: Callable[[], Any]) -> None:
     connection.request = asked
 
 
-# Columns
-
-
 def nan_bits(rows: int) -> np.ndarray[Any, Any]:
     """Every NaN another one."""
     return (np.uint32(0x7FC00000) + np.arange(rows * 3, dtype=np.uint32)).view(np.float32).reshape(rows, 3)
@@ -135,9 +132,6 @@ def test_every_kind_of_column_round_trips_through_a_checkpoint(
     again.drop()
 
 
-# Rows
-
-
 def outlined(stream: Any) -> dict[str, Any]:
     """Its figures, but for deliveries, which a restored stream counts from 0."""
     stats = dict(stream.stats())
@@ -193,7 +187,6 @@ def test_all_row_metadata_round_trips_through_a_checkpoint(plane: Any, file: Pat
 
 @pytest.mark.usefixtures("empty")
 def test_row_metadata_larger_than_a_message_is_checkpointed_in_parts(plane: Any, file: Path) -> None:
-    """A page of rows, whose tags are more than a message may have, is told in parts."""
     stream = plane.stream("s", ["a"])
     for start in range(0, 4000, 1000):
         stream.append({"x": np.arange(1000) + start}, tags={"why": [f"{start}" + "y" * 2000] * 1000})
@@ -204,9 +197,6 @@ def test_row_metadata_larger_than_a_message_is_checkpointed_in_parts(plane: Any,
         with again.consume("a", rows=1000, columns=["x"], timeout=0) as delivery:
             assert values(delivery) == list(range(start, start + 1000))
             assert set(delivery.tags["why"]) == {f"{start}" + "y" * 2000}
-
-
-# Meanwhile
 
 
 @pytest.mark.usefixtures("empty", "small_pieces")

@@ -60,9 +60,6 @@ def test_each_dead_letter_is_logged_with_its_cause(plane: dp.Plane, caplog: pyte
     ]
 
 
-# Time in the user's code
-
-
 def test_an_older_iteration_of_a_loader_raises_after_a_new_one_begins(plane: dp.Plane) -> None:
     loader = dp.loader(stream_of(plane, 4), "actor", rows=1, columns=["x"], prefetch=0)
     first = iter(loader)
@@ -72,9 +69,6 @@ def test_an_older_iteration_of_a_loader_raises_after_a_new_one_begins(plane: dp.
     with pytest.raises(dp.Misuse, match="another of the same loader began"):
         next(first)
     del first, second
-
-
-# The end of a stream
 
 
 def test_a_consume_after_the_end_reports_rows_that_were_not_done(plane: dp.Plane) -> None:
@@ -121,9 +115,6 @@ def test_rows_of_an_incomplete_group_are_reported_at_the_end(plane: dp.Plane) ->
         assert sum(len(each) for each in stream.deliveries("actor", **how)) == 4
 
 
-# What was put
-
-
 @pytest.mark.parametrize("how", ["reference", "scope", "stream", "rows"])
 def test_a_freed_error_names_who_freed_the_shard_and_when(node: LocalNode, plane: dp.Plane, how: str) -> None:
     ref = plane.put({"x": [1, 2], "y": ["a", "b"]}, scope="step-1")
@@ -159,9 +150,6 @@ def test_a_freed_error_names_who_freed_the_shard_and_when(node: LocalNode, plane
         assert ("with its scope by" if how == "scope" else "ago by plane.free of") in str(error)
 
 
-# Rows that make objects of a column
-
-
 def test_typed_columns_are_stored_and_mixed_ones_refused_without_objects(plane: dp.Plane) -> None:
     columns = {"ids": [[1, 2], []], "text": ["a", "b"], "reward": [0.5, 1], "turn": [{"n": 1}, {}]}
     ref = plane.put(columns, objects="refuse", narrow=["ids"])
@@ -173,9 +161,6 @@ def test_typed_columns_are_stored_and_mixed_ones_refused_without_objects(plane: 
     assert mixed.schema["answer"].kind == "object"
     with pytest.raises(dp.SchemaMismatch, match="column 'answer': it would be stored as objects"):
         stream.append(mixed, objects="refuse")
-
-
-# Ragged columns for a model
 
 
 def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:
@@ -195,9 +180,6 @@ def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:
     assert list(batch.padded("ids", value=7)) == ["ids"]
     made["ids"][0, 0] = 9
     assert batch["ids"].to_list()[0] == [1, 2]
-
-
-# Groups
 
 
 def test_an_append_beyond_the_declared_group_size_is_refused(plane: dp.Plane) -> None:
@@ -236,9 +218,6 @@ def test_a_dead_letter_dropped_and_appended_again_is_not_reported_at_the_end(pla
     stream.close()
     done = stream.deliveries("actor", rows=1, columns=["x"], at_end="raise")
     assert [delivery.get()["x"].to_list() for delivery in done] == [[1], [5]]
-
-
-# Rows that another task gave up
 
 
 class Oldest:
@@ -294,9 +273,6 @@ def test_a_timed_out_group_expires_including_rows_that_are_not_ready(plane: dp.P
         stream.consume("trainer", **how, sampler=dp.CompleteGroups(2, timeout=0.0), timeout=0.1)
     its = stream.stats()["task"]["trainer"]
     assert (its["expired"], its["left"]) == (2, 0)
-
-
-# In another process
 
 
 def test_planes_streams_and_tables_are_pickled_by_address_and_name(plane: dp.Plane) -> None:

@@ -149,9 +149,6 @@ Planes = tuple[Any, Any]
 Hosts = tuple[Host, Host]
 
 
-# Reading
-
-
 def test_a_batch_combines_rows_of_local_and_remote_hosts(tmp_path: Path) -> None:
     with ExitStack() as stack:
         hosts = [stack.enter_context(Host(tmp_path / "0"))]
@@ -189,7 +186,6 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_shards_spilled_by_their_owner_are_sent_from_disk(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
-    """It takes no memory there, and makes no room for itself at others' cost."""
     (one, other), refs = spilled
     before = eventually(lambda: one.stats() if one.stats().spilled_shards == 4 else None, "four are on disk alone")
     for _ in range(2):
@@ -204,7 +200,6 @@ def test_shards_spilled_by_their_owner_are_sent_from_disk(spilled: tuple[Planes,
 def test_an_altered_spill_file_is_corrupt_on_all_hosts(
     tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]]
 ) -> None:
-    """Not on another host either: of a wrong byte it is `Corrupt`, and everything else can be read."""
     (one, other), refs = spilled
     eventually(lambda: one.stats().spilled_shards == 4, "four are on disk alone")
     paths = [path for path in files(tmp_path) if path.stat().st_size > MIB]  # one that is being written may be shorter
@@ -261,9 +256,6 @@ def test_a_thousand_remote_shards_are_read_in_one_get(tmp_path: Path) -> None:
         assert one.stats().pinned_bytes == 0
 
 
-# Copies that others read
-
-
 class Many:
     """Hosts that know each other, and a plane on each."""
 
@@ -288,7 +280,6 @@ def sent(host: Host) -> int:
 
 @each_case("how", ["taken for others", "killed"])
 def test_a_lost_copy_is_read_from_the_owner_instead(tmp_path: Path, how: str) -> None:
-    """Who was sent to it reads at the owner."""
     with Many(tmp_path, 3, memory="8MiB") as many:
         one, other, last = many.planes
         ref = one.put({"x": pattern(1, 4 * MIB)})
@@ -302,11 +293,7 @@ def test_a_lost_copy_is_read_from_the_owner_instead(tmp_path: Path, how: str) ->
         eventually(lambda: sent(many.hosts[0]) == 8 * MIB, "it has come from the owner")
 
 
-# Freeing
-
-
 def test_a_shard_freed_by_a_remote_reader_is_freed_on_both_hosts(two: Hosts, planes: Planes) -> None:
-    """The last who needs it frees it, wherever that is: memory goes back on both hosts."""
     one, other = planes
     for size in (8 << 10, 2 * MIB):
         ref = one.put({"x": pattern(1, size, 4)})
@@ -323,12 +310,8 @@ def test_a_shard_freed_by_a_remote_reader_is_freed_on_both_hosts(two: Hosts, pla
     assert two[1].facts()["copies"] == 0
 
 
-# Memory
-
-
 @pytest.mark.long
 def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
-    """Without a disk: the memory of copies is taken for others, and they are fetched again."""
     with (
         Host(tmp_path / "one", memory="64MiB") as host,
         Host(tmp_path / "two", host, memory="8MiB") as second,
@@ -356,9 +339,6 @@ def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
         assert np.array_equal(other.get(refs[3], timeout=60)["x"].numpy(), pattern(3, 2 * MIB))
 
 
-# Who is there
-
-
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
     auth.generate(tmp_path / "key")
@@ -376,7 +356,6 @@ def key(tmp_path: Path) -> Path:
 def test_a_node_listening_on_every_address_advertises_the_given_one(
     tmp_path: Path, key: Path, listen: str, advertise: str
 ) -> None:
-    """Others are told where they find it, of the control channel and of the bytes."""
     with (
         Host(tmp_path / "one", listen=listen, key=key, advertise=advertise) as host,
         Host(tmp_path / "two", host, listen=listen, key=key, advertise=advertise) as second,
@@ -390,9 +369,6 @@ def test_a_node_listening_on_every_address_advertises_the_given_one(
             assert member["transports"]["tcp"].startswith(f"{told}:")
         assert np.array_equal(other.get(one.put({"x": pattern(1, MIB)}))["x"].numpy(), pattern(1, MIB))
         assert np.array_equal(one.get(other.put({"x": pattern(2, MIB)}))["x"].numpy(), pattern(2, MIB))
-
-
-# The command
 
 
 def test_the_members_command_lists_all_members(two: Hosts, planes: Planes, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,9 +48,6 @@ def ids(batch: Any) -> list[int]:
     return found
 
 
-# What a batch is
-
-
 COLUMNS = {
     "id": torch.arange(3),
     "ids": [[1, 2, 3], [4], []],
@@ -110,9 +107,6 @@ def test_loaded_tensors_are_in_pinned_memory(stream: Stream, collate: Any) -> No
     assert batch["id"].is_pinned()
     assert batch["ids"].is_pinned()
     assert batch["mixed"][0]["x"].is_pinned()
-
-
-# Order, acks, prefetching
 
 
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.long), 3])
@@ -186,9 +180,6 @@ def test_prefetched_deliveries_stay_leased_during_long_steps(stream: Stream) -> 
     assert figures(stream)["redelivered"] == 0
 
 
-# Resuming
-
-
 def _train(pipe: Connection, address: str) -> None:
     with dp.connect(address) as plane:
         batches = load(plane.stream("rollouts"))
@@ -252,9 +243,6 @@ def test_a_loader_state_contains_the_sampler_state(stream: Stream) -> None:
     assert first.turn
     load(stream, sampler=second).load_state_dict(state)
     assert second.turn == state["sampler"]["turn"] > 0
-
-
-# Misuse
 
 
 @pytest.mark.parametrize("at_end", ["ignore", "warn", "raise"])

@@ -67,9 +67,6 @@ def test_rows_and_columns_are_selected_by_reference(plane: Any) -> None:
     check(plane.get(left), [0, 1])
 
 
-# Freeing
-
-
 def test_the_first_put_of_a_process_may_reserve_memory(node: StandingNode) -> None:
     """It is made while no event loop runs."""
     with dp.connect(node.address) as plane:
@@ -135,9 +132,6 @@ def test_scopes_are_freed_together(plane: Any) -> None:
     assert plane.stats().shards == 1
 
 
-# Spilling
-
-
 def test_puts_beyond_memory_are_spilled_and_restored(plane: Any) -> None:
     refs = [plane.put({"x": pattern(seed, 4 * MIB, 4), "t": [str(seed)] * 4}) for seed in range(16)]
     stats = plane.stats()
@@ -152,9 +146,6 @@ def test_puts_beyond_memory_are_spilled_and_restored(plane: Any) -> None:
     for ref in refs:
         plane.free(ref)
     eventually(lambda: plane.stats().disk_used == plane.stats().memory_used == 0, "all of it is back")
-
-
-# Wrong use
 
 
 def test_wrong_values_name_column_and_row(plane: Any) -> None:
@@ -176,7 +167,6 @@ def test_wrong_values_name_column_and_row(plane: Any) -> None:
 @each_case("size", [4096, 4 * MIB], ids=["inline", "shared"])
 @each_case("timeout", [0, -3.5, np.float32(0), -float("inf")])
 def test_a_call_past_its_deadline_succeeds_only_without_waiting(plane: Any, size: int, timeout: float) -> None:
-    """What can be done at once is done; what would wait is backpressure, and the connection lives on."""
     plane.free(plane.put({"x": pattern(1, size)}, timeout=timeout))
     held = plane.put({"x": pattern(0, 32 * MIB)}, timeout=60)
     view = plane.get(held)["x"].numpy()
@@ -217,9 +207,6 @@ def test_everything_after_close_is_closed(node: StandingNode, plane: Any) -> Non
     with dp.connect(node.address) as other:
         assert np.array_equal(other.get(ref)["x"].numpy(), pattern(1, MIB))
         eventually(lambda: other.stats().reserved_bytes == 0, "the draft's memory is back")
-
-
-# Figures
 
 
 def test_bytes_on_disk_are_attributed_too(tmp_path: Path) -> None:

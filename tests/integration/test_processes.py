@@ -50,7 +50,6 @@ def get_in_spawned(ref: dp.BatchRef, pipe: Any) -> None:
 
 @each_case("method", ["spawn", "fork"])
 def test_children_attach_to_the_embedded_node(tmp_path: Path, method: str) -> None:
-    """References are pickled there and back."""
     config = dp.NodeConfig(memory="16MiB", spill_dir=tmp_path, prewarm=0)
     context = multiprocessing.get_context(method)
     with dp.connect(config=config) as plane:

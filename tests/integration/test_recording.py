@@ -132,9 +132,6 @@ def test_a_recorder_closed_while_the_disk_is_full_returns_its_rows(
     assert len(recorded(tmp_path / "r")) == 24
 
 
-# A recorder that is killed
-
-
 @pytest.mark.leaks(reason="killed processes leave their sockets to the node for a moment")
 def test_each_row_is_recorded_once_though_the_recorder_is_killed_again_and_again(
     node: StandingNode, tmp_path: Path
@@ -158,9 +155,6 @@ def test_each_row_is_recorded_once_though_the_recorder_is_killed_again_and_again
     assert len(found) == len(set(found)) == 8 * kills * (steps // kills)
     assert {version for _, _, version in found} == set(range(kills * (steps // kills)))
     assert list((tmp_path / "r" / "_open").iterdir()) == [tmp_path / "r" / "_open" / "lock"]
-
-
-# The command
 
 
 def test_the_commands_record_check_and_replay(node: StandingNode, tmp_path: Path, capsys: Any) -> None:

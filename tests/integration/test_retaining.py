@@ -64,9 +64,6 @@ def test_rows_stay_until_the_last_owner_has_freed_them(plane: Any, order: tuple[
             plane.retain(owner)
 
 
-# Streams and tables
-
-
 def test_rows_retained_for_a_stream_survive_a_free_of_the_original(plane: Any) -> None:
     first = plane.put(columns())
     stream = plane.stream("s", ["train"])
@@ -76,9 +73,6 @@ def test_rows_retained_for_a_stream_survive_a_free_of_the_original(plane: Any) -
     with stream.consume("train", rows=4, columns=["pixels", "n"]) as delivery:
         check(plane, delivery.ref, [2, 3, 3, 4])
     gone(plane)
-
-
-# Processes
 
 
 def _retains(pipe: Connection, address: str) -> None:
@@ -99,9 +93,6 @@ def test_rows_retained_by_a_process_outlive_it(node: StandingNode) -> None:
         check(plane, theirs, list(range(8)))
         plane.free(theirs)
         gone(plane)
-
-
-# Hosts
 
 
 @pytest.fixture

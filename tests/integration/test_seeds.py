@@ -79,7 +79,6 @@ def nodes() -> Iterator[list[Seeded]]:
 def test_a_seed_that_loses_its_server_or_directory_rejoins_the_other_two(
     tmp_path: Path, key: Path, nodes: list[Seeded]
 ) -> None:
-    """It is killed, and comes back; its server dies alone; its directory is lost. The others go on."""
     seeds = ",".join(ports(3))
     nodes += [Seeded(tmp_path / str(number), key, seeds) for number in range(3)]
     nodes.append(Seeded(tmp_path / "3", key, seeds))

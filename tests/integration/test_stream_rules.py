@@ -39,9 +39,6 @@ def task(stream: Any, name: str = "a") -> Any:
     return stream.stats()["task"][name]
 
 
-# Appending, and appending again
-
-
 def test_a_repeated_append_on_a_full_stream_is_answered_at_once(plane: dp.Plane, other: dp.Plane) -> None:
     stream = plane.stream("s", ["a"], max_rows=2)
     columns = {"x": np.arange(2), "text": ["p", "q"]}
@@ -117,9 +114,6 @@ def test_rows_with_and_without_a_group_are_appended_together(plane: dp.Plane) ->
         assert delivery.groups == dead.groups
 
 
-# Replicas
-
-
 def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
     stream, theirs = plane.stream("s", ["a"]), other.stream("s")
     stream.append({"x": [1, 2, 3, 4]})
@@ -130,9 +124,6 @@ def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
         assert task(stream)["acked"] == 0
         step.ack()
     assert task(stream)["acked"] == 2
-
-
-# Samplers
 
 
 def test_a_custom_sampler_sees_as_many_candidates_as_fit_a_message(plane: dp.Plane) -> None:
@@ -171,9 +162,6 @@ def test_a_sampler_that_does_not_work_harms_its_caller_alone(plane: dp.Plane) ->
         with pytest.raises(dp.Misuse):
             take(stream, rows=4, sampler=Says(rows))
     assert take(stream) == [0, 1, 2, 3]
-
-
-# Going on, and leaving
 
 
 async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode) -> None:
@@ -221,9 +209,6 @@ async def test_deliveries_arrive_in_the_order_of_their_grants(node: StandingNode
         found.append((await (await anext(several)).get("x"))["x"].to_list())
         assert found == [[0], [1]]
         await several.aclose()
-
-
-# What there is
 
 
 def test_a_handle_to_a_dropped_stream_does_not_reach_a_new_one_of_its_name(plane: dp.Plane) -> None:

@@ -22,9 +22,6 @@ def rollouts(rows: int, start: int = 0) -> dict[str, Any]:
     }
 
 
-# From end to end
-
-
 @pytest.mark.usefixtures("empty")
 def test_rows_pass_through_their_tasks_and_are_removed(plane: Any) -> None:
     stream = plane.stream("rollouts", tasks=["reward", "actor"], max_bytes="2MiB")
@@ -64,9 +61,6 @@ def test_rows_pass_through_their_tasks_and_are_removed(plane: Any) -> None:
     with pytest.raises(dp.Closed):
         stream.append(rollouts(1))
     assert stream.stats()["bytes"] == 0
-
-
-# Extending
 
 
 @pytest.mark.usefixtures("empty")
@@ -159,9 +153,6 @@ def test_a_delivered_reference_is_extended_by_another_process(node: StandingNode
     stream.drop()
 
 
-# What is appended
-
-
 @pytest.mark.usefixtures("empty")
 def test_a_reference_is_appended_without_copying_its_bytes(plane: Any) -> None:
     stream, following = plane.stream("s", ["a"]), plane.stream("t", ["b"])
@@ -202,9 +193,6 @@ def test_repeated_keys_are_idempotent_and_invalid_keys_are_misuse(plane: Any) ->
     stream.drop()
 
 
-# Settling
-
-
 @pytest.mark.usefixtures("empty")
 def test_deliveries_are_acked_nacked_and_renewed(plane: Any) -> None:
     stream = plane.stream("s", ["a"], max_deliveries=2)
@@ -236,9 +224,6 @@ def test_deliveries_are_acked_nacked_and_renewed(plane: Any) -> None:
         take(stream, "a", timeout=5)
     stream.drop_rows(dead.keys)
     assert len(stream.dead_letters("a")) == 0
-
-
-# Going on
 
 
 @pytest.mark.usefixtures("empty")

@@ -77,7 +77,6 @@ def test_rows_are_written_and_read_on_any_host(planes: list[Any], home: int) -> 
 
 
 def test_a_table_survives_the_death_of_any_host(hosts: list[Host], planes: list[Any]) -> None:
-    """That leads it, while others wait for rows of it."""
     name = at(planes, 2)
     tables = [plane.table(name) for plane in planes]
     tables[0].upsert(["a", "b"], columns(2), tags=[{"n": 1}, {"n": 2}])

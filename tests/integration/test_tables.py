@@ -30,9 +30,6 @@ def rows(count: int, first: int = 0) -> dict[str, Any]:
     }
 
 
-# From end to end
-
-
 @pytest.mark.usefixtures("empty")
 def test_rows_put_one_by_one_are_read_as_one_batch(plane: Any) -> None:
     table, keys = plane.table("partition"), [f"k{i}" for i in range(40)]
@@ -97,9 +94,6 @@ def test_a_reference_to_a_replaced_row_raises_freed(plane: Any) -> None:
     table.drop()
 
 
-# Taking
-
-
 def taker(pipe: Any, address: str) -> None:
     """Takes rows until none are left, a few at a time and any; says which."""
     won, random = [], np.random.default_rng()
@@ -131,9 +125,6 @@ def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
     table.release()
     assert len(table.ready(["x"], task="train")) == 200
     table.drop()
-
-
-# What no client of ours says
 
 
 def asked(what: t.FromClient, table: str = "t", timeout_s: float = 0.0) -> rm.AskTable:
@@ -183,9 +174,6 @@ def test_invalid_table_requests_change_nothing(node: StandingNode, what: str) ->
         plane.free(ref)
         table.drop()
         assert plane.stats().shards == 0
-
-
-# Processes that die, and memory that is full
 
 
 def dies(pipe: Any, address: str, when: str) -> None:

@@ -67,7 +67,6 @@ def test_a_waiting_call_does_not_block_calls_of_other_threads(tmp_path: Path) ->
 
 @each_case("size", [4 << 10, 2 * MIB], ids=["small", "large"])
 def test_a_close_during_calls_of_other_threads_raises_closed_in_them(tmp_path: Path, size: int) -> None:
-    """Each call ends, with its result or as Closed; none hangs, none sees another error."""
     with StandingNode(tmp_path) as node:
         for _ in range(10):
             plane = dp.connect(node.address)

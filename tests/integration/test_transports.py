@@ -137,7 +137,6 @@ def test_the_transports_option_requires_the_listen_option(capsys: pytest.Capture
 
 @each
 def test_reads_from_a_killed_owner_fail_and_the_reader_continues(tmp_path: Path, name: str) -> None:
-    """What was read fails as by tcp, and its reader goes on with others."""
     with ExitStack() as undo:
         names = (name, "tcp")
         reader = undo.enter_context(Host(tmp_path / "reader", transports=names, memory="128MiB"))

@@ -99,9 +99,6 @@ async def test_an_ended_node_raises_an_alert_until_it_is_replaced(tmp_path: Path
                 assert tick["alerts"] == []
 
 
-# what may be asked
-
-
 async def test_requests_without_the_configured_token_are_refused(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -130,9 +127,6 @@ async def test_requests_without_the_configured_token_are_refused(
         async with session.get(f"{server.url}snapshot") as answer:
             assert answer.status == 200
     assert TOKEN not in caplog.text
-
-
-# strangers
 
 
 async def test_page_connections_are_bounded_and_idle_ones_are_closed(
@@ -212,9 +206,6 @@ async def test_a_viewer_that_does_not_read_is_disconnected(node: StandingNode, m
             async with asyncio.timeout(30):
                 while feed._viewers:
                     await asyncio.sleep(0.01)
-
-
-# commands
 
 
 def opened(url: str, path: str = "", **headers: str) -> bytes:

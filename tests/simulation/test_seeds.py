@@ -52,16 +52,12 @@ def test_a_run_is_determined_by_its_seed(kind: str, seed: int) -> None:
 @each_case("fault", [kind[0] for kind in KINDS])
 @each_case(("kind", "seeds"), [("protocol", (1, 2, 3, 4)), ("stream", (1, 2))])
 def test_runs_recover_from_each_kind_of_fault(fault: str, kind: str, seeds: tuple[int, ...]) -> None:
-    """One of it alone, in runs on disk and in memory; all goes on after it."""
     assert callable(getattr(Injector, fault))
     plans = [ALL[kind].plan(seed) for seed in seeds]
     assert {plan.durable for plan in plans} == {True, False}
     for plan in plans:
         alone = msgspec.structs.replace(plan, faults=(Fault(1.0, 0.4, fault, -1, -2, 0.5),))
         assert ALL[kind].run(alone).broken is None
-
-
-# Seeds that once broke an invariant
 
 
 @each_case("seed", [26875, 44814])

@@ -22,7 +22,6 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_shared_work_does_not_wait_for_a_busy_pool(pool: ThreadPoolExecutor) -> None:
-    """Also where it is busy with the same: who plans waits for nobody who plans."""
     inside = [pool.submit(together, pool, str, range(50)) for _ in range(20)]
     assert [each.result(60) for each in inside] == [list(map(str, range(50)))] * 20
     go = threading.Event()
@@ -61,9 +60,6 @@ def test_an_exception_is_raised_after_all_workers_have_stopped(who: str) -> None
         after = len(done)
         pool.submit(int).result(60)
         assert len(done) == after
-
-
-# A pool
 
 
 @pytest.fixture
@@ -108,11 +104,7 @@ def test_a_pool_thread_holds_no_reference_to_finished_work(threads: Pool) -> Non
     assert gone.wait(60)
 
 
-# Threads of storage
-
-
 def test_a_pool_of_storage_has_all_threads_or_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If one of them does not start, none is left."""
     pool = Pool(3, "test", storage=True)
     meeting = threading.Barrier(3)
     starts = iter([threading.Thread.start] * 2)

@@ -41,14 +41,12 @@ def back(there: Any, **how: Any) -> Any:
     ids=["nothing", "no rows", "no columns", "3-d and 0-d", "strides", "info", "inputs", "dtypes", "a rollout's"],
 )
 def test_several_experiences_round_trip_with_all_fields(plane: dp.Plane, fields: dict[str, Any]) -> None:
-    """Every field, of different widths, and odd ones."""
     given = [Experience(**fields), experience(), experience(2, 30, seed=1), experience(1, 2, seed=2)]
     assert same(back(put(given)), given)
     assert same(back(put(given[0])), given[0])
 
 
 def test_tensors_are_read_to_a_device(plane: dp.Plane) -> None:
-    """Where OpenRLHF's workers call `to_device`."""
     read = get(put(experience()), device="meta")
     assert read.sequences.device.type == "meta"
     assert read.sequences.shape == experience().sequences.shape

@@ -182,7 +182,6 @@ def test_a_killed_node_process_is_restarted(two: Any) -> None:
 
 @pytest.mark.parametrize("whose", ["_DataplaneHost", *long("_DataplaneManager")])
 def test_a_killed_node_actor_or_manager_is_restarted(two: Any, whose: str) -> None:
-    """That of a Ray node takes its node with it, the manager takes all."""
     before = {on(place, look)[1] for place in places()}
     ours = psutil.Process().children(recursive=True)  # other jobs on this machine have such actors too
     actors = [process for process in ours if f"ray::{whose}" in "".join(_command(process))]
@@ -229,8 +228,6 @@ def etcd_directory(pids: list[int]) -> Path:
 
 @pytest.mark.long
 def test_nodes_are_stopped_and_started_with_other_settings(two: Any, tmp_path: Path) -> None:
-    """Settings that a host can not meet are refused by `up` and by who connects. Transports and a key are taken as by
-    nodes that are started by hand."""
     from dataplane.client.embedded import new_key
 
     pids = [on(place, look)[1] for place in places()]
@@ -304,7 +301,6 @@ DRIVER = """
 
 @pytest.mark.parametrize("how", [*long("shutdown", "exit"), "killed"])
 def test_a_job_has_separate_nodes_and_leaves_nothing(two: Any, how: str) -> None:
-    """Nor does one need to call `up` in the driver: the first `connect` does. Another job keeps its nodes."""
     mine = {on(place, look)[1] for place in places()}
     command = [sys.executable, "-c", textwrap.dedent(DRIVER), two.address, how]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)

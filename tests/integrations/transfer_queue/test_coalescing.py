@@ -105,7 +105,6 @@ def with_images(prompt: int, number: int) -> TensorDict:
 def test_consecutive_single_puts_use_the_fast_layout_and_store_the_same_rows(
     ours: Any, pid: str, singly: list[str]
 ) -> None:
-    """Small ones all; of those with images all but the first of a prompt, which is there then."""
     pairs = [(prompt, number) for prompt in range(2) for number in range(3)]
     keys = [f"{prompt}_{number}" for prompt, number in pairs]
 
@@ -158,7 +157,6 @@ def test_small_puts_do_not_wait_for_large_puts_that_wait_for_memory(
 
 @pytest.mark.parametrize("call", ["by one key", "by keys", "by metadata"])
 def test_rows_are_cleared_while_any_number_of_puts_waits(ours: Any, pid: str, call: str) -> None:
-    """As puts do for the room that the clears make."""
     ours.kv_put("k", pid, {"x": torch.tensor(1)})
     room, client = threading.Event(), ours.get_client()
 

@@ -42,9 +42,6 @@ def got(data: TensorDict, name: str) -> list[Any]:
     return rows_of(data.get(name))
 
 
-# by key
-
-
 def test_rows_put_by_key_are_read_by_key(tq: Any, pid: str) -> None:
     tq.kv_batch_put(KEYS, pid, fields=batch())
     data = tq.kv_batch_get(KEYS, pid)
@@ -181,9 +178,6 @@ def test_a_data_parser_transforms_the_fields_of_a_single_row(tq: Any, pid: str, 
         asyncio.run(tq.async_kv_put("k", pid, fields, data_parser=parse))
     data = tq.kv_batch_get("k", pid)
     assert (got(data, "answer"), got(data, "score")) == (["YES"], [[1.0, 1.0]])
-
-
-# by meta
 
 
 def test_rows_put_without_keys_are_fetched_once_a_task(tq: Any, pid: str) -> None:

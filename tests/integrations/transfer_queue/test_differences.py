@@ -186,9 +186,6 @@ def test_a_batch_of_no_rows_is_refused(ours: Any, pid: str) -> None:
         ours.get_client().put(TensorDict({"x": torch.empty(0, 2)}, batch_size=[0]), partition_id=pid)
 
 
-# groups
-
-
 def fetch(ours: Any, pid: str, rows: int, sampler: Any, **config: Any) -> Any:
     from dataplane.integrations.transfer_queue import sampling
     from dataplane.integrations.transfer_queue.session import session
@@ -217,7 +214,6 @@ def test_groups_are_not_mixed_when_a_prompt_has_fewer_rows(ours: Any, pid: str) 
 
 
 def test_groups_are_identified_by_a_tag(ours: Any, pid: str) -> None:
-    """Rows that come one by one, as rollouts end, in whatever order."""
     for key, uid in [("a", 1), ("b", 2), ("c", 1), ("d", 3), ("e", 2), ("f", 1)]:
         ours.kv_put(key, pid, fields={"x": torch.zeros(1)}, tag={"uid": uid})
     sampler, client = GRPOGroupNSampler(2), ours.get_client()

@@ -73,7 +73,6 @@ def test_calls_before_init_raise_not_started_with_a_remedy(program: Callable[...
 
 
 def test_calls_to_a_killed_node_fail_until_the_next_init(program: Callable[..., Process]) -> None:
-    """Nobody waits for it, and the next `init()` has another."""
     code = """
         tq.init(SMALL)
         client = tq.get_client()
@@ -109,7 +108,6 @@ def test_calls_to_a_killed_node_fail_until_the_next_init(program: Callable[..., 
 def test_a_second_init_with_other_settings_is_misuse(
     program: Callable[..., Process], node: str, first: Any, then: Any, match: str
 ) -> None:
-    """Who says the same, or nothing, is told what holds."""
     code = f"""
         tq.init({first!r}, job="twice {match}")
         conf = [tq.init(), tq.init({first!r})]
@@ -156,7 +154,6 @@ def test_an_invalid_setting_is_misuse_and_a_value_error(ours: Any, conf: Any, ma
 def test_jobs_on_one_host_share_keys_only_under_one_name(
     program: Callable[..., Process], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """They never share keys unless they say so."""
     config = dp.NodeConfig(memory="16MiB", spill=0, prewarm=0)
     first = """
         tq.init()
@@ -226,7 +223,6 @@ def test_calls_after_a_ray_restart_require_another_init(program: Callable[..., P
 
 
 def test_a_full_disk_budget_is_backpressure_with_a_remedy(program: Callable[..., Process]) -> None:
-    """Or what a node may use of it."""
     code = """
         tq.init({"backend": {"Dataplane": {"memory": "4MiB", "spill": "1MiB", "prewarm": 0}}})
         from dataplane.client import sync

@@ -34,11 +34,7 @@ def batch(rows: int) -> TensorDict:
     return TensorDict({"x": torch.arange(rows)}, batch_size=[rows])
 
 
-# global indexes
-
-
 def test_row_indexes_are_small_integers_in_each_job(nursery: Nursery, node: str) -> None:
-    """They start at 0 in each job, and two partitions have different ones."""
     code = """
         told = []
         for job in ("indexes one", "indexes two"):
@@ -117,11 +113,7 @@ def test_init_accepts_the_packaged_configuration_of_transfer_queue(ours: Any) ->
     assert agreed.backend.storage_backend == "Dataplane"
 
 
-# figures
-
-
 def test_job_metrics_are_served_to_all_processes_until_close(nursery: Nursery, node: str) -> None:
-    """To any process that asks where; until the one that serves them leaves."""
     code = """
 tq.init({"metrics": {"enabled": True}}, job="served")
 tq.get_client().put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")

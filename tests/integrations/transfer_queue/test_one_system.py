@@ -134,7 +134,6 @@ def test_workers_of_a_ray_started_before_join_the_job_at_their_first_call(
 def test_workers_join_the_job_and_the_node_of_their_driver(
     driver: Callable[[str], Process],
 ) -> None:
-    """Though Ray ran before, so that the environment of workers says neither."""
     code = """
         ray = start_ray()
         import dataplane as dp

@@ -99,9 +99,6 @@ def test_init_without_a_node_starts_one_that_children_share(start: Callable[...,
     eventually(lambda: not gone.exists(), "the node ended with the process")
 
 
-# streaming
-
-
 def test_a_data_loader_iterates_over_a_partition(ours: Any, pid: str) -> None:
     ours.get_client().put(
         TensorDict({"x": torch.arange(10), "y": torch.zeros(10, 2)}, batch_size=[10]), partition_id=pid
@@ -133,9 +130,6 @@ def test_workers_of_a_loader_share_the_batches(address: str, start: Callable[...
     """
     with start(program, DATAPLANE_ADDRESS=address) as process:
         assert process.hear() == list(range(24))
-
-
-# checkpoints
 
 
 def test_a_checkpoint_restores_rows_tags_and_consumption_status(ours: Any, pid: str, tmp_path: Path) -> None:
@@ -207,7 +201,6 @@ def test_a_checkpoint_has_rows_that_were_replaced_while_it_was_written(
 def test_a_checkpoint_contains_fields_added_during_the_save(
     ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As the first trajectory does just after the fields of the partition were asked for."""
     ours.kv_put("k", pid, tag={"v": 1})
     real, left = dp.Table.look, [lambda: ours.kv_put("k", pid, {"x": torch.tensor(1)})]
 
@@ -243,7 +236,6 @@ def test_a_checkpoint_takes_the_place_of_an_older_one(ours: Any, pid: str, tmp_p
 
 
 def test_a_checkpoint_contains_partitions_whose_rows_were_cleared(ours: Any, pid: str, tmp_path: Path) -> None:
-    """As verl's of validation is when it saves."""
     ours.kv_put("a", pid, fields={"x": torch.arange(3)}, tag={"v": 1})
     ours.kv_clear("a", pid)
     ours.save_checkpoint(tmp_path / "here")
@@ -270,7 +262,6 @@ def test_a_checkpoint_contains_values_even_without_include_storage(
 def test_a_checkpoint_is_saved_on_a_node_with_less_memory_than_a_page(
     start: Callable[..., Process], tmp_path: Path
 ) -> None:
-    """Its rows are larger together, and most of them are on its disk."""
     program = f"""
         tq.init({{"backend": {{"Dataplane": {{"memory": "8MiB", "spill": "64MiB", "prewarm": 0}}}}}})
         for row in range(6):
@@ -290,7 +281,6 @@ def test_a_missing_checkpoint_is_a_file_not_found_error(ours: Any, pid: str, tmp
 
 
 def test_an_altered_checkpoint_is_corrupt_and_changes_nothing(ours: Any, pid: str, tmp_path: Path) -> None:
-    """Or cut, or made of two; and what is there stays as it is."""
     here, older = tmp_path / "here" / "dataplane.rows", tmp_path / "older" / "dataplane.rows"
     for file, shift in ((older, 100), (here, 0)):
         for name in ("one", "two"):

@@ -114,7 +114,6 @@ def test_rows_of_equal_lengths_are_nested_while_installed(node: str) -> None:
 
 
 def test_a_worker_process_may_import_either_module_first(nursery: Nursery) -> None:
-    """As Ray's workers do, in which the first import of TransferQueue stands in."""
     head = """
 from dataplane.integrations.transfer_queue import module_patch
 for name in [name for name in sys.modules if name.startswith("dataplane.integrations.transfer_queue")]:

@@ -112,7 +112,6 @@ def test_the_tutorial_on_the_controller_runs(run: Callable[..., list[str]]) -> N
 
 @pytest.mark.long
 def test_the_tutorial_on_the_streaming_loader_runs(run: Callable[..., list[str]]) -> None:
-    """Two producers, and two ranks with two members each, whose loaders have two workers."""
     (said,) = run("06_streaming_dataloader")
     seen: dict[str, list[str]] = {}
     ranks: dict[str, str] = {}

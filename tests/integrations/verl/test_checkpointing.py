@@ -187,7 +187,6 @@ def test_replicas_take_weights_when_they_are_ready() -> None:
 
 @pytest.mark.long
 def test_a_blocking_weight_update_works_as_with_the_engines_of_verl() -> None:
-    """Two ranks of a trainer, of which each gathers all and one publishes; a replica of two ranks."""
     how = config(name="own", abort=True)
     with group(Trainer, 2, how) as trainer, group(Rollout, 2, how) as rollouts:
         replica = Replica(rollouts.workers)

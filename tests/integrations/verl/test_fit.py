@@ -117,7 +117,6 @@ def check_metrics(found: list[dict[str, float]], expected: list[dict[str, float]
 def test_a_synchronous_run_sees_the_same_rows_as_with_simple_storage(
     runs: Runs, store: str, kind: str, ranks: int
 ) -> None:
-    """All of it: with two ranks of a trainer as with the one of the reference."""
     job, known = runs(store, kind, ranks=ranks), REFERENCES[kind]
     seen, expected = Seen(job.record), known["metrics"]
     if seen.digest() != known["digest"]:
@@ -156,7 +155,6 @@ def test_the_reference_digest_agrees_with_a_run_with_simple_storage(runs: Runs, 
 def test_an_asynchronous_run_trains_with_the_rows_of_a_synchronous_one(
     runs: Runs, store: str, kind: str, mode: str, ranks: int
 ) -> None:
-    """But for when, and with which weights: partial rollouts are resumed where they were cut."""
     seen = Seen(runs(store, kind, mode=mode, ranks=ranks).record)
     assert seen.lasting() == Seen(runs("SimpleStorage", kind).record).lasting()
     assert max(seen.spans()) > 1, "a response was cut, and resumed with other weights"

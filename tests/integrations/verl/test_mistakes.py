@@ -144,7 +144,6 @@ def test_a_second_job_on_one_ray_has_rows_of_its_own(queue: Any, nursery: Nurser
 
 
 def test_calls_to_a_killed_node_fail_until_the_next_init(queue: Any) -> None:
-    """Which finds the node that Ray started in its place."""
     queue.kv_put("a", "train", {"x": torch.ones(3)}, {})
     node = psutil.Process(stats().pid)
     os.kill(node.pid, signal.SIGKILL)

@@ -55,7 +55,6 @@ def rows(count: int, **entries: Any) -> TensorDict:
 
 
 def test_rows_of_two_hosts_are_read_on_both(other: Any) -> None:
-    """Each where it was put; a reader fetches what it asks for, and whoever clears frees both."""
     before = own(stats()), ray.get(other.call.remote("own"), timeout=60)
     tq.kv_batch_put(
         keys=["a", "b"], partition_id="p", fields=rows(2, x=torch.ones(2, 4096), big=torch.ones(2, 1 << 20))

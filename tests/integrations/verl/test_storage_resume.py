@@ -111,7 +111,6 @@ def saved(driven: None, nursery: Nursery, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_checkpoint_is_loaded_by_another_job(saved: tuple[Path, Any], nursery: Nursery, tmp_path: Path) -> None:
-    """Values, kinds, tags, keys, what was consumed; and goes on from there, leaving nothing."""
     where, before = saved
     copied = shutil.copytree(where, tmp_path / "checkpoint")
     with run(nursery, LOAD, copied) as running:

@@ -134,7 +134,6 @@ def dense(ours: Run) -> Seen:
 
 @pytest.mark.parametrize("name", UPDATES)
 def test_only_rows_put_dense_are_read_dense(theirs: Run, dense: Seen, name: str) -> None:
-    """... where they are of one shape, and whatever other rows of the field are."""
     case = UPDATES[name]
     latest: dict[int, Any] = {}
     for rows, entry in case.puts:

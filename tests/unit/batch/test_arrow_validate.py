@@ -102,7 +102,6 @@ FALSE: dict[str, Callable[[], Any]] = {
 
 @each_case("what", FALSE)
 def test_invalid_arrow_arrays_are_refused(what: str) -> None:
-    """By the check, and by whoever puts it: alone, in chunks, in a table and in a slice."""
     try:
         array = FALSE[what]()
     except pa.ArrowInvalid:

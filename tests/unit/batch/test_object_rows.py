@@ -60,9 +60,6 @@ def _of(array: pa.Array) -> list[Any]:
     return [decode_row("x", row.as_buffer()) for row in array]
 
 
-# Forged
-
-
 def _row(numbers: list[int], rest: bytes, count: int | None = None) -> bytes:
     head = struct.pack("<BxxxI", 0xC1, len(numbers) if count is None else count)
     return head + np.array(numbers, np.int64).tobytes() + rest

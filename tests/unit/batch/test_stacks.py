@@ -58,7 +58,6 @@ def test_a_stack_reads_as_its_shards_do() -> None:
 @each_case("many", [1, _FEW])
 @each_case("value", [0, 2, -1, 1 << 61, (1 << 61) + 1, (1 << 62) + 1, (1 << 63) - 1])
 def test_layouts_checked_together_are_refused_like_single_ones(value: int, many: int) -> None:
-    """Each number of a layout in turn is made false, where one or many good ones of its outline come with it."""
     encoded, memory = stored({"r": [np.arange(3)], "s": [{"a": "x", "b": 1}], "d": np.zeros((1, 3), np.int64)})
     (good,) = check_layouts([encoded], [len(memory)])
     for at in range(len(good.numbers)):

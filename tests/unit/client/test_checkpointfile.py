@@ -60,9 +60,6 @@ def read(path: Path) -> list[tuple[int, bytes]]:
     return found
 
 
-# Writing
-
-
 @pytest.mark.usefixtures("how")
 def test_a_checkpoint_file_round_trips(tmp_path: Path) -> None:
     path = tmp_path / "stream.dp"
@@ -111,9 +108,6 @@ def test_a_full_disk_leaves_no_checkpoint_file(tmp_path: Path) -> None:
             assert str(path) in what
             assert left == []
         assert worker.join() == 0
-
-
-# Reading
 
 
 @pytest.fixture

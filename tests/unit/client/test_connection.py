@@ -149,7 +149,6 @@ async def test_an_unanswered_change_has_an_unknown_outcome(
 async def test_a_change_that_was_not_sent_raises_peer_unavailable(
     scripted: Scripted, connection: Connection, made: Callable[[int], Any]
 ) -> None:
-    """Whether or not the connection has heard of its end."""
     await scripted.until(lambda: scripted.channel is not None)
     assert scripted.channel is not None
     scripted.channel.close()
@@ -255,9 +254,6 @@ async def test_heartbeats_are_sent_only_while_reservations_exist(scripted: Scrip
     assert len(scripted.asked) <= count + 1
 
 
-# The end
-
-
 async def test_messages_waiting_at_a_full_socket_are_sent_before_the_close(
     scripted: Scripted, connection: Connection
 ) -> None:
@@ -325,9 +321,6 @@ async def test_a_notification_to_a_lost_node_does_not_delay_the_close(
     connection.tell(sm.Free(connection.next_id(), [4]))
     async with asyncio.timeout(30):
         await connection.settle()
-
-
-# Errors and what they hold
 
 
 class Array(np.ndarray[Any, Any]):

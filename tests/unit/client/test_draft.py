@@ -37,9 +37,6 @@ async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
                 await asyncio.sleep(0.001)
 
 
-# Writing and sealing
-
-
 dtypes = st.sampled_from(["bool", "uint8", "int16", "float16", "int64", "float64", "complex64"])
 shapes = st.lists(st.integers(1, 4), max_size=2).map(tuple)
 _counter = itertools.count()
@@ -92,9 +89,6 @@ async def test_drafts_of_any_columns_round_trip(plane: AsyncPlane) -> None:
         asyncio.run_coroutine_threadsafe(one(columns), loop).result(60)
 
     await asyncio.to_thread(all_of_them)
-
-
-# The end of a draft
 
 
 async def test_a_dropped_draft_returns_its_reservation_and_is_closed(plane: AsyncPlane) -> None:

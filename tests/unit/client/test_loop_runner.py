@@ -108,7 +108,6 @@ class Interrupting:
 @each_case("over", [False, True], ids=["own turn", "handed over"])
 @each_case("soon", [False, True], ids=["call", "a little work"])
 def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over: bool, soon: bool) -> None:
-    """Each interrupt is raised, once; no turn stays taken, and nothing is left that is waited for."""
     interrupted = 0
 
     def attempt(turns: LoopRunner, step: int) -> bool:

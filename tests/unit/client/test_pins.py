@@ -155,7 +155,6 @@ def test_pins_dropped_in_a_forked_child_stay_held(ends: tuple[socket.socket, soc
 
 
 def test_a_pin_used_by_a_device_is_dropped_after_the_device_has_finished() -> None:
-    """Also the last, after which nothing is mapped."""
     flushes, done = Flushes(), False
     drop_later(flushes.pins.hold(1), lambda: done)
     assert not flushes.pins.dropped

@@ -111,9 +111,6 @@ async def settle(*nodes: Node) -> None:
         node.membership._settle()
 
 
-# Who is there
-
-
 async def test_an_ended_process_is_detected_before_its_lease_expires(start: Start, coordinator: Coordinator) -> None:
     """By the word of its kernel; and everybody else looks when its registration goes."""
     nodes = [start(name, lease_s=3600.0) for name in (ONE, TWO, THREE)]
@@ -156,7 +153,6 @@ async def test_a_durable_member_is_away_and_not_lost_when_its_process_ends(start
 
 
 async def test_a_silent_member_expires_with_its_lease_and_returns_unchanged(start: Start) -> None:
-    """Cut off from the coordinator alone."""
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == two.sees == {ONE, TWO})
     await settle(one, two)
@@ -177,13 +173,9 @@ async def test_a_silent_member_expires_with_its_lease_and_returns_unchanged(star
     assert one.membership.gone(TWO), "what is away for so long does not come back with what it had"
 
 
-# The coordinator comes and goes
-
-
 async def test_the_later_of_two_nodes_with_one_number_is_the_member(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The later one has the place; the earlier says so, and does not take it back."""
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == {ONE, TWO} and two.answers)
     again = start(TWO, life=2)
@@ -197,7 +189,6 @@ async def test_the_later_of_two_nodes_with_one_number_is_the_member(
 
 
 async def test_members_stay_members_while_the_coordinator_is_away(start: Start, coordinator: Coordinator) -> None:
-    """Every registration runs out meanwhile: each is made again."""
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == two.sees == {ONE, TWO})
     for node in (one, two):
@@ -212,9 +203,6 @@ async def test_members_stay_members_while_the_coordinator_is_away(start: Start, 
     await settle(one, two)
     assert one.sees == two.sees == {ONE, TWO}
     assert (one.changes, two.changes) == ([{ONE, TWO}], [{ONE, TWO}]), "nothing has changed"
-
-
-# What is no node's
 
 
 def entry(**changed: Any) -> bytes:
@@ -236,8 +224,6 @@ GARBAGE = {
 async def test_invalid_registrations_are_ignored(
     start: Start, coordinator: Coordinator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Before a node comes, and after; under names like its own, and under names that are no nodes'."""
-
     async def write(head: str) -> None:
         for number, value in enumerate(GARBAGE.values()):
             await coordinator.register(f"{number:02x}" + head, value, 3600)

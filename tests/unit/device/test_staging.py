@@ -72,7 +72,6 @@ def test_a_copy_that_fails_gives_its_buffers_back(device: ThreadPoolExecutor) ->
 
 
 def test_a_call_uses_the_device_streams_of_its_calling_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whichever thread it is run."""
     mine = threading.local()
     monkeypatch.setattr(ordering, "streams", lambda: (getattr(mine, "stream", "none"),))
     turns = LoopRunner()

@@ -42,9 +42,6 @@ def test_calls_are_counted_by_the_low_bits_of_their_number(kind: Callable[..., C
     assert calls.totals(5) == (0, 0)
 
 
-# With the stack of a process
-
-
 @each_case("ask", [current_frames, plain_current_frames])
 def test_reading_thread_frames_preserves_the_garbage_collection_setting(ask: Callable[[], Any]) -> None:
     was = gc.isenabled()

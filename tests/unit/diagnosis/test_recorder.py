@@ -46,7 +46,6 @@ def caller(number: int, call: Any) -> Any:
 
 
 def test_recorded_places_and_lines_use_bounded_memory() -> None:
-    """A thousand places and lines, and a long time: 256 KiB, and a report that a node takes."""
     tracemalloc.start()
     try:
         recorder = PlaceRecorder()

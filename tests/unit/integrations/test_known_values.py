@@ -35,9 +35,6 @@ def test_equal_bytes_of_different_values_have_different_keys() -> None:
     assert len({key[0] for key in keys if key}) == len(forms)
 
 
-# Claims
-
-
 def test_cached_locations_are_known_until_they_are_forgotten() -> None:
     known: LocationCache[str] = LocationCache()
     with known.claim([b"a", b"b"], WAIT_S) as there:

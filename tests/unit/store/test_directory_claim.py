@@ -84,9 +84,6 @@ def test_a_directory_of_another_user_is_left_alone(tmp_path: Path) -> None:
     assert (foreign / "file").exists()
 
 
-# Strangers
-
-
 def locking(path: Path, user: int) -> subprocess.Popen[str]:
     """A process of another user that holds a lock on a directory until its input ends."""
     code = "import fcntl, os, sys; fcntl.flock(os.open(sys.argv[1], 0), fcntl.LOCK_EX); print(1, flush=True); input()"

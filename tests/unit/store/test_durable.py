@@ -147,7 +147,6 @@ async def test_a_shard_being_spilled_while_made_durable_leaves_no_durable_row(
 async def test_a_deferred_commit_is_performed_for_the_next_waiting_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether the other call has returned, or is still writing the bytes."""
     monkeypatch.setattr(journal, "LAZY_S", 3600.0)
     async with running(tmp_path) as store:
         durable = store.persistence.durable

@@ -173,7 +173,6 @@ async def test_spilled_shards_can_be_restored_with_memory_and_disk_full(tmp_path
 async def test_a_hanging_write_holds_up_no_request_that_clean_memory_satisfies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory of shards that are on disk already is taken meanwhile."""
     monkeypatch.setattr(residency, "_LATE_S", 0.01)
     async with running(tmp_path) as store:
         for seed in range(MEMORY // SIZE):

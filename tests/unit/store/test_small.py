@@ -47,7 +47,6 @@ def used(store: Store) -> int:
 
 @each_case("seed", range(4))
 async def test_packed_small_shards_read_back_correctly_under_random_operations(tmp_path: Path, seed: int) -> None:
-    """Of several sizes, in a memory that is too small, pinned by two readers."""
     chance = random.Random(seed)
     async with running(tmp_path, memory=MIB) as store:
         rows: dict[int, bytes] = {}

@@ -112,9 +112,6 @@ async def test_a_spill_file_round_trips_and_is_deleted(
     assert os.listdir(tmp_path) == []
 
 
-# Damage
-
-
 def flip(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
@@ -214,7 +211,6 @@ async def test_parts_of_another_file_are_corrupt(disk: Disk, what: str) -> None:
 
 
 async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: Path) -> None:
-    """As a stale copy is, of a file that was removed and written again: it is sound in itself."""
     extent = CHUNK + PAGE
     older = await disk.write(1, random_bytes(extent, 1), nothing)
     shutil.copyfile(older.path, tmp_path / "stale")
@@ -225,9 +221,6 @@ async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: 
     shutil.copyfile(tmp_path / "stale", newer.path)
     await refused(disk, newer, extent)
     assert not await sent(disk, newer, extent)
-
-
-# Disks that refuse
 
 
 @each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
@@ -265,7 +258,6 @@ async def test_a_spill_that_exceeds_the_file_size_limit_leaves_no_file(
 async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of its files counts until it is gone, and only those that were removed go."""
     size = 2 * PAGE
     last = random_bytes(size, 3)
     with monkeypatch.context() as patch:

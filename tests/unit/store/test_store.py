@@ -87,9 +87,6 @@ def refused(store: Store, *errors: type[DataplaneError]) -> Iterator[None]:
     assert after.budget.used <= before.budget.used
 
 
-# A model
-
-
 @dataclass
 class Known:
     data: bytes
@@ -401,9 +398,6 @@ TestStoreAgainstAModel = StoreAgainstAModel.TestCase
 TestStoreAgainstAModel.settings = settings(stateful_step_count=40)
 
 
-# False layouts
-
-
 def nonsense() -> dict[str, bytes]:
     texts = ColumnLayout(Field("text"), 3, 3, ((0, 32), (64, 5)))
     return {
@@ -434,9 +428,6 @@ async def test_an_invalid_layout_is_refused_and_its_reservation_is_returned(tmp_
         with pytest.raises(Freed):
             store.pin_now("a", [good.shard])
         store.free(store.shards.under("s"))
-
-
-# Several at once
 
 
 async def test_readers_that_need_each_others_pinned_shards_do_not_deadlock(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ def test_an_admission_that_can_never_fit_is_refused() -> None:
 
 
 def test_clients_with_unused_permits_are_named() -> None:
-    """Such fill a stream as rows do, and somebody may wait for them."""
     gate = Gate()
     tickets = [gate.ask(1, client=client, nbytes=nbytes) for client, nbytes in (("p", 8), ("q", 16), ("p", 8))]
     assert gate.admission.coming() == {"p": 16, "q": 16}

@@ -202,9 +202,6 @@ def test_row_numbers_assigned_after_the_snapshot_are_not_reused() -> None:
     assert again.consume().rows.tolist() == [0, 1, 2, new, new + 1]
 
 
-# A property
-
-
 OPERATIONS = st.one_of(
     st.tuples(
         st.just("append"),
@@ -300,9 +297,6 @@ def test_a_restored_stream_continues_like_the_original(
     assert_same(stream, again)
     assert list(everything(again, group)) == list(everything(stream, group))
     assert known(again) == known(stream)
-
-
-# Who lies
 
 
 def packed(*numbers: float) -> PackedIntegers:

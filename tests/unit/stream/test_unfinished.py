@@ -218,8 +218,6 @@ REFS = st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=4), min_size=1,
 @settings(max_examples=30, deadline=None)
 @given(REFS, st.data())
 def test_joined_rows_are_selected_and_concatenated_like_lists(rows: list[list[int]], data: st.DataObject) -> None:
-    """Each row is a list of shards; whatever is done to the reference is done to the lists."""
-
     def ref(shard: int) -> BatchRef:
         return ref_to(b"the-node", 1, [("x", INTS, 8, shard, 0), ("y", INT, 8, shard, 1)])
 

@@ -79,9 +79,6 @@ async def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.Monkey
     await tested.cut()
 
 
-# Connections without a ticket
-
-
 TICKET_OF_OURS = b"a ticket of ours"
 assert len(TICKET_OF_OURS) == TICKET
 

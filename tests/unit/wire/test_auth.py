@@ -89,7 +89,6 @@ def test_a_file_that_contains_no_key_is_refused(tmp_path: Path, what: str) -> No
 
 
 def test_nodes_without_a_configured_key_share_one_key_per_user(tmp_path: Path) -> None:
-    """Also those that start at once."""
     directory = tmp_path / "state" / "dataplane"
     with ThreadPoolExecutor(8) as threads:
         keys = set(threads.map(auth.own, [directory] * 16))

@@ -39,7 +39,6 @@ NUMBERS = [0, 1, 127, 128, 255, 65_536, 2**32, 2**63 - 1, 2**64 - 1, -1, -32, -3
 
 @each_case("kind", [*get_args(AnyRequest), *get_args(pm.PeerRequest)], ids=tag)
 def test_the_number_of_a_malformed_request_of_any_kind_is_decoded(kind: Any) -> None:
-    """However the rest of it goes on; and of those without one, none is."""
     heads = LOCAL if kind in get_args(AnyRequest) else PEERS
     for number in NUMBERS:
         read = None if tag(kind) in WITHOUT else number

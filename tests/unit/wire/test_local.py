@@ -80,9 +80,6 @@ def raw() -> Any:
     two.close()
 
 
-# Listening and connecting
-
-
 def test_a_listening_socket_is_private_under_any_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -91,9 +88,6 @@ def test_a_listening_socket_is_private_under_any_umask(tmp_path: Path) -> None:
         assert os.umask(0) == 0
     finally:
         os.umask(before)
-
-
-# Messages
 
 
 def test_a_connect_without_free_descriptors_raises_peer_unavailable(
@@ -128,9 +122,6 @@ async def test_a_side_that_does_not_read_is_cut_off(raw: Any) -> None:
         assert sent < 40
     assert isinstance(end.closed[0], ProtocolMismatch)
     assert sent > 16
-
-
-# Descriptors
 
 
 def pipes(count: int) -> tuple[list[int], list[int]]:
@@ -184,9 +175,6 @@ async def test_received_descriptors_that_are_not_taken_are_closed(ends: Ends) ->
     for read in reads:
         assert os.read(read, 1) == b""  # no other end is open any more
         os.close(read)
-
-
-# Room for answers
 
 
 async def taken(theirs: socket.socket, size: int) -> None:

@@ -83,14 +83,9 @@ async def asks(one: Peers, other: Peers, timeout_s: float = 5.0) -> None:
     await one.request(other, withdraw(one), Done, timeout_s)
 
 
-# Requests and replies
-
-
 async def test_an_error_of_an_answering_peer_is_logged_and_rejects_the_request(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is said, logged, and nobody else's end."""
-
     async def answer(request: Any) -> Message:
         if request.ticket == b"bad":
             raise ZeroDivisionError("secret")
@@ -105,7 +100,6 @@ async def test_an_error_of_an_answering_peer_is_logged_and_rejects_the_request(
 
 
 async def test_a_flood_of_requests_is_bounded_and_refused_with_backpressure(start: Start) -> None:
-    """What is beyond the bound is refused at once, so that it can be asked again; another's requests are answered."""
     running = 0
     most = 0
     go = asyncio.Event()
@@ -135,7 +129,6 @@ async def test_a_flood_of_requests_is_bounded_and_refused_with_backpressure(star
 
 
 async def test_a_message_for_another_node_is_not_handled(start: Start) -> None:
-    """One that has ended, say: this one listens at its address now."""
     heard: list[Any] = []
 
     def answer(request: Any) -> Message:
@@ -153,11 +146,7 @@ async def test_a_message_for_another_node_is_not_handled(start: Start) -> None:
     assert len(heard) == 2
 
 
-# Nobody there
-
-
 async def test_a_missing_answer_raises_peer_unavailable_and_blocks_no_other(start: Start) -> None:
-    """It holds nobody up, and what comes too late is nobody's."""
     go = asyncio.Event()
     late: list[Any] = []
 
@@ -178,14 +167,10 @@ async def test_a_missing_answer_raises_peer_unavailable_and_blocks_no_other(star
 
 @each_case("address", ["", "nonsense", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "foo://a:1"])
 async def test_an_invalid_peer_address_raises_a_typed_error(start: Start, address: str) -> None:
-    """Addresses come from other nodes, too."""
     one, other = start(), start()
     with pytest.raises(DataplaneError):
         await one.request(Member(1, address, node=NODE), withdraw(one), Done, SOON_S)
     await asks(one, other)
-
-
-# Nonsense
 
 
 class Raw:
@@ -243,8 +228,6 @@ NUMBERS = {
 async def test_an_invalid_message_is_skipped_and_the_next_one_is_answered(
     start: Start, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also for who sent it: the next is answered. Where it has a number that can be read, it is answered under that;
-    else it is counted. The log has one line of it, which names its sender."""
     other = start()
     with Raw(other.address) as raw:
         raw.socket.send_multipart([NODE.encode(), *GARBAGE[what]])
@@ -279,7 +262,6 @@ async def test_a_message_that_is_too_large_is_not_handled(start: Start, length: 
 
 
 async def test_invalid_answers_are_ignored(start: Start, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever listens there may be no node: its answers are passed over, and the deadline holds."""
     context = zmq.Context()
     try:
         router = context.socket(zmq.ROUTER)
@@ -306,11 +288,7 @@ async def test_invalid_answers_are_ignored(start: Start, caplog: pytest.LogCaptu
         context.term()
 
 
-# The end
-
-
 async def test_requests_pending_at_close_raise_peer_unavailable(start: Start) -> None:
-    """Both ends: who waits here, and who waits there, each hears it by his deadline."""
     asked = asyncio.Event()
 
     async def answer(request: Any) -> Message:

@@ -25,7 +25,6 @@ async def test_appends_of_many_clients_are_merged_into_few_commands() -> None:
 
 
 async def test_an_append_that_cannot_be_merged_is_answered_separately() -> None:
-    """One has rows of another's shard, one a key, one another column."""
     async with streaming(2) as (_, (far, *_)):
         first, second, third, fourth = [await far.opened() for _ in range(4)]
         await first.append([0])

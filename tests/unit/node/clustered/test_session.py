@@ -30,7 +30,6 @@ async def test_requests_beyond_the_session_window_are_executed_once_each() -> No
 
 
 async def test_a_request_beyond_the_window_that_was_not_sent_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It said that its outcome is unknown, after the deadline of its caller."""
     monkeypatch.setattr(session, "ASK_S", 0.5)
     async with streaming(2) as (leader, (node,)):
         (client,) = clients([node])
@@ -87,7 +86,6 @@ async def test_a_request_refused_by_a_full_disk_on_retry_is_not_settled_yet(monk
 
 
 async def test_an_unanswered_read_raises_peer_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It changes nothing, so its outcome is not unknown."""
     monkeypatch.setattr(session, "ASK_S", 0.5)
     async with streaming(2) as (_, (node,)):
         (client,) = clients([node])

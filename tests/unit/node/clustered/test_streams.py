@@ -49,9 +49,6 @@ async def test_deliveries_with_lost_answers_are_repeated_in_order_to_their_repli
         assert [ids(await again.take(2, **two)) for _ in range(3)] == found
 
 
-# Answers that are lost, and those that come too late
-
-
 def losing(node: StreamBench, *kinds: type, times: int = 1) -> list[Any]:
     """What the node loses of what it is sent: so many items of each of these kinds."""
     receive, lost = node.receive, list[Any]()
@@ -150,9 +147,6 @@ def ids_of(delivery: r.Delivered) -> list[str]:
     return delivery.keys
 
 
-# Waiting
-
-
 async def test_a_consumer_waiting_at_a_deposed_leader_is_redirected_to_the_new_one() -> None:
     async with streaming(3) as (leader, (heir, third)):
         for node in (leader, heir, third):
@@ -168,11 +162,7 @@ async def test_a_consumer_waiting_at_a_deposed_leader_is_redirected_to_the_new_o
         assert ids(await waiting) == [0]
 
 
-# What is left of clients, and of nodes that were away
-
-
 async def test_a_node_that_was_away_for_long_appends_again() -> None:
-    """It comes back as the same, with all that it holds; what was lost stays so, and what it puts now is new."""
     async with streaming(3, options={"lost_s": 0.5}) as (leader, (follower, other)):
         writer = clients([other])[0]
         await writer.append([0])

@@ -30,7 +30,6 @@ async def test_a_table_write_replaces_a_partition_retired_by_an_ended_leader(tmp
 
 
 async def test_a_node_that_was_away_for_long_writes_again(tmp_path: Path) -> None:
-    """It comes back as the same: what was lost stays so, and what it puts now is new."""
     async with table_nodes(3, tmp_path, lost_s=0.5) as nodes:
         await nodes[0].client().write(["a"])
         leading = await until(lambda: leader(nodes))

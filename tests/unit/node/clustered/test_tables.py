@@ -22,7 +22,6 @@ def nothing_kept(node: TableBench) -> bool:
 async def test_an_altered_table_record_is_corrupt_and_not_overwritten(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Who knows the table goes on with it."""
     async with table_nodes(2, tmp_path) as (a, b):
         coordinator = a.members._coordinator
         await a.client().write(["a"], "x")

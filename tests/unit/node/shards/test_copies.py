@@ -72,7 +72,6 @@ async def test_shards_pinned_for_fetches_have_a_readable_holder_name(fetching: t
 async def test_a_copy_freed_by_another_client_during_a_fetch_raises_freed(
     fetching: tuple[Fetcher, Store, Owner],
 ) -> None:
-    """The error says so."""
     fetcher, _, owner = fetching
     await find(fetcher, 1)
     owner.go.clear()

@@ -64,7 +64,6 @@ async def partly(owner: Owner) -> tuple[Remote, np.ndarray]:
 @each_case("stop", [4, ROWS])  # some rows; or all, so that the whole shard is wanted from then on
 @each_case("how", ["fails", "is cancelled"])
 async def test_a_byte_range_whose_fetch_fails_is_fetched_by_the_next_reader(stop: int, how: str) -> None:
-    """If the first does not get it, the next does, and none reads memory that was not filled."""
     owner = Owner()
     remote, memory = await partly(owner)
     owner.go.clear()

@@ -41,7 +41,6 @@ async def test_a_remote_operation_ends_when_any_needed_host_is_lost() -> None:
 
 
 async def test_a_cancellation_by_the_caller_prevails_over_the_loss_of_a_host() -> None:
-    """The caller's wish counts: it does not go on as if only the host had gone."""
     members = Members(b"a")
     running = RemoteOperations(members, yes)
     one = asyncio.create_task(wait(running, b"a"))

@@ -29,7 +29,6 @@ def replicas_of(store: Store, peers: Peers, members: Membership) -> ShardReplica
 
 @each_case("times", [1, 2])
 async def test_a_replica_that_is_freed_while_it_waits_for_memory_does_not_stay(tmp_path: Path, times: int) -> None:
-    """Nor one that is asked for twice. Others of the same request do stay."""
     async with (
         owning() as (_, peers, members),
         moving({"memory": MIB, "spill": 0, "spill_dir": tmp_path}) as store,
