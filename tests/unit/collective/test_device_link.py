@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,12 @@ def test_a_torch_error_between_pieces_becomes_peer_unavailable(monkeypatch: pyte
     def closed(link: DeviceLink, rank: int, data: Any) -> None:
         raise RuntimeError("[x] NCCL communicator was aborted. More")
 
+    def limited(link: DeviceLink, rank: int, into: Any) -> Any:
+        work = receive(link, rank, into)
+        return SimpleNamespace(wait=lambda: work.wait(timedelta(seconds=1)))  # gloo has no other end of it
+
+    receive = DeviceLink.receive
+    monkeypatch.setattr(DeviceLink, "receive", limited)
     monkeypatch.setattr(DeviceLink, "send_copy", closed)
 
     def call(rank: int) -> None:

@@ -10,11 +10,18 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, OutcomeUnknown, PeerUnavailable
-from dataplane.node.clustered import session
+from dataplane.node.clustered import append_merger, session
 from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
 from tests.unit.node.clustered.streambench import Client, clients, stream_nodes, streaming
 from tests.unit.node.partitions.bench import WAIT_S, until
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request waits half a second for its answer."""
+    monkeypatch.setattr(session, "ASK_S", 0.5)
+    monkeypatch.setattr(append_merger, "_ASK_S", 0.5)
 
 
 def appending(client: Client) -> r.Append:
@@ -29,8 +36,8 @@ async def test_requests_beyond_the_session_window_are_executed_once_each() -> No
         assert leader.machine().leased.partition.rows.count == 6 * WINDOW
 
 
-async def test_a_request_beyond_the_window_that_was_not_sent_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ASK_S", 0.5)
+@pytest.mark.usefixtures("hasty")
+async def test_a_request_beyond_the_window_that_was_not_sent_changes_nothing() -> None:
     async with streaming(2) as (leader, (node,)):
         (client,) = clients([node])
         asks, at, outcomes = client.session, client.partition, list[object]()
@@ -46,8 +53,8 @@ async def test_a_request_beyond_the_window_that_was_not_sent_changes_nothing(mon
         await until(lambda: leader.machine().leased.partition.rows.count == 2)
 
 
-async def test_abandoned_requests_are_settled_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ASK_S", 0.5)
+@pytest.mark.usefixtures("hasty")
+async def test_abandoned_requests_are_settled_once_each() -> None:
     async with streaming(2) as (leader, (node,)):
         (client,) = clients([node])
         asks, at, outcomes = client.session, client.partition, list[object]()
@@ -62,9 +69,9 @@ async def test_abandoned_requests_are_settled_once_each(monkeypatch: pytest.Monk
         assert leader.machine().leased.partition.rows.count == 4
 
 
+@pytest.mark.usefixtures("hasty")
 async def test_a_request_refused_by_a_full_disk_on_retry_is_not_settled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """The leader may have it in its log, and commits it once there is room: till then its columns are kept."""
-    monkeypatch.setattr(session, "ASK_S", 0.5)
     async with streaming(2) as (leader, (node,)):
         (client,) = clients([node])
         outcomes, ask, refusals = list[object](), node.router.ask, [True, True]
@@ -85,8 +92,8 @@ async def test_a_request_refused_by_a_full_disk_on_retry_is_not_settled_yet(monk
         assert leader.machine().leased.partition.rows.count == 2
 
 
-async def test_an_unanswered_read_raises_peer_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "ASK_S", 0.5)
+@pytest.mark.usefixtures("hasty")
+async def test_an_unanswered_read_raises_peer_unavailable() -> None:
     async with streaming(2) as (_, (node,)):
         (client,) = clients([node])
         node.deaf = True
