@@ -36,7 +36,7 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
 
 
 def test_broken_runs_are_shrunk_and_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    for seed in islice(broken(monkeypatch), 3):
+    for seed in islice(broken(monkeypatch), 2):
         outcome = run_seed(seed)
         smallest = shrink(outcome)
         faults = kept(outcome.plan, smallest.plan)

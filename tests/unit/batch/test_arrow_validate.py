@@ -185,7 +185,7 @@ def tries(pipe: Any, seed: int, count: int) -> None:
     pipe.send(dict(found))
 
 
-@each_case("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_any_bytes_are_data_or_a_typed_error(seed: int) -> None:
     """In a process of its own, which would die of an offset that is followed and false."""
     with Worker(tries, seed, 1000) as worker:
