@@ -1,9 +1,9 @@
-"""A stream of one node (`node.local.unreplicated`) with fewer words: who waits is told by callbacks."""
+"""A stream of one node (`node.local.unreplicated`) with fewer words: what came of each request is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,209 +17,179 @@ from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.lease import RowLease, Who
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
-from dataplane.stream.refusal import refusal
-from dataplane.stream.row_metadata import Arrival
+from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import figures
 
 NONE: Index = np.empty(0, np.int64)
-INT = Field("dense", "int64", ())
+INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
 
 
 def stored(shard: int, rows: int, *columns: str, field: Field = INT) -> BatchRef:
-    """A reference to rows of one shard."""
-    return ref_to(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, name in enumerate(columns)])
+    """A reference to rows of one shard. The column `ids` is ragged."""
+    fields = [(name, INTS if name == "ids" else field) for name in columns]
+    return ref_to(b"the-node", rows, [(name, of, 8 * rows, shard, i) for i, (name, of) in enumerate(fields)])
 
 
 @dataclass(eq=False)
-class Entry:
-    """Somebody who asks leave to append. `admit(ticket)` is called once, or `fail(error)`."""
+class Asked:
+    """The results (tickets or grants) and the errors of a request."""
 
-    client: str
-    rows: int
-    nbytes: int
-    version: int
-    admit: Callable[[int], None]
-    fail: Callable[[Exception], None]
+    got: list[Any] = field(default_factory=list)
+    errors: list[Exception] = field(default_factory=list)
+    waiting: WaitingRequest | None = None
 
-    def asked(self) -> r.Admit:
-        return r.Admit(client=self.client, rows=self.rows, nbytes=self.nbytes, version=self.version)
+    @property
+    def grant(self) -> RowLease:
+        (grant,) = self.got
+        return grant
 
-
-@dataclass(eq=False)
-class Demand:
-    """Somebody who asks for rows. `serve(grant)` is called once when there are some, `fail(error)` when there will be
-    none."""
-
-    task: int
-    rows: int
-    min_rows: int
-    columns: tuple[str, ...]
-    sampler: Any
-    who: Who
-    lease_s: float
-    serve: Callable[[RowLease], None]
-    fail: Callable[[Exception], None]
-
-    def asked(self, tasks: Sequence[str], chosen: Index = NONE, expired: Index = NONE) -> r.Consume:
-        return r.Consume(
-            client=str(self.who.client),
-            task=tasks[self.task],
-            columns=self.columns,
-            rows=self.rows,
-            min_rows=self.min_rows,
-            sampler=self.sampler,
-            chosen=chosen,
-            expired=expired,
-            lease_s=self.lease_s,
-            member=self.who.member,
-            replica=self.who.replica,
-            replicas=self.who.replicas,
-        )
+    @property
+    def rows(self) -> list[int]:
+        return self.grant.rows.tolist() if self.got else []
 
 
-class Home:
-    """The stream; what it does not have is asked of its `stream.leased_rows.LeasedRows`."""
+class Stream:
+    """Each append and each extend is a shard of its own, counted from 1. `now`: the time of all requests."""
 
-    def __init__(
-        self,
-        settings: StreamSettings,
-        released: Callable[[list[ColumnBatch]], None] = lambda _: None,
-        mark: str = "",
-        now: float = 0.0,
-    ) -> None:
+    def __init__(self, settings: StreamSettings, mark: str = "", now: float = 0.0) -> None:
+        self.released: list[int] = []
+        self.shards = 0
+        self.now = now
         self.alone = UnreplicatedStream("s", settings, mark, self, now)
-        self.free = released
-        self._waiting: dict[Any, WaitingRequest] = {}
+
+    def free(self, batches: Sequence[ColumnBatch]) -> None:
+        self.released += [batch.ref.shards()[0][1] for batch in batches]
 
     def read(self, refs: Sequence[BatchRef]) -> None:
         pass
 
     unread = read
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.alone.leased, name)
+    @property
+    def leased(self) -> LeasedRows:
+        return self.alone.leased
 
-    def run(self, asked: Any, now: float) -> Any:
-        return self.alone.run(asked, now)
+    def figures(self) -> dict[str, Any]:
+        return figures(self.leased, self.now, self.alone.machine.pending())
 
-    def figures(self, now: float) -> dict[str, Any]:
-        return figures(self.alone.leased, now, self.alone.machine.pending())
+    def run(self, request: Any) -> Any:
+        return self.alone.run(request, self.now)
 
-    def _ask(self, who: Any, asked: Any, queue: str, done: Callable[[Any], None], now: float) -> None:
-        if isinstance(asked, r.Admit) or not self.alone.waiters.has(queue):
-            try:
-                outcome = self.alone.run(asked, now)
-            except (NotReady, Backpressure):
-                pass
-            else:
-                done(outcome)
-                return
+    def settle(self, now: float) -> None:
+        """Go on to a time, and do what is due then."""
+        self.now = now
+        self.alone.settle(now)
+
+    def _result(self, found: Any) -> Any:
+        return found.ticket if isinstance(found, r.AdmitResult) else self.leased.leases.live(found.grant)
+
+    def _wait(self, request: Any, queue: str) -> Asked:
+        asked = Asked()
 
         def over(outcome: Any) -> None:
-            del self._waiting[who]
             if isinstance(outcome, DataplaneError):
-                who.fail(outcome)
+                asked.errors.append(outcome)
             elif outcome != NOTHING:
-                done(outcome)
+                asked.got.append(self._result(outcome))
 
-        self._waiting[who] = waiting = WaitingRequest(queue, asked, over)
-        self.alone.wait(waiting, now)
+        if isinstance(request, r.Admit) or not self.alone.waiters.has(queue):
+            try:
+                over(self.run(request))
+            except (NotReady, Backpressure):
+                pass
+            except DataplaneError as error:
+                if isinstance(request, r.Admit):
+                    raise
+                asked.errors.append(error)
+            if asked.got or asked.errors:
+                return asked
+        asked.waiting = WaitingRequest(queue, request, over)
+        self.alone.wait(asked.waiting, self.now)
+        return asked
 
-    def admit(self, entry: Entry, now: float = 0.0) -> None:
-        queue = f"append {entry.version}" if self.alone.leased.settings.max_lag >= 0 else "append"
-        self._ask(entry, entry.asked(), queue, lambda found: entry.admit(found.ticket), now)
+    def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:
+        """Ask leave to append."""
+        queue = f"append {version}" if self.leased.settings.max_lag >= 0 else "append"
+        size = 8 * rows if nbytes is None else nbytes
+        return self._wait(r.Admit(client=client, rows=rows, nbytes=size, version=version), queue)
 
-    def withdraw(self, entry: Entry, now: float = 0.0) -> str:
-        """It waits no longer; why it did."""
-        why = str(refusal(self.alone.leased, self.alone.machine.entry_of(entry.asked())))
-        self.alone.waiters.withdraw(self._waiting[entry])
-        self.alone.settle(now)
-        return why.removeprefix("the stream is full (").removesuffix(")")
-
-    def append(
-        self, ticket: int, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
+    def come(
+        self, asked: Asked, rows: int, *, version: int = 0, columns: Sequence[str] = ("x",), **said: Any
     ) -> tuple[int, bool]:
-        admitted = self.admission.ticket(ticket)
-        assert admitted is not None
-        asked = r.Append(
-            client=admitted.client,
-            ref=ref,
-            versions=arrival.versions,
-            groups=None if arrival.groups is None else list(arrival.groups),
-            keys=list(keys),
-            digest=digest,
-            tags={name: list(values) for name, values in arrival.tags.items()},
-            lengths=dict(arrival.lengths),
-            ticket=ticket,
-        )
+        """Append, with leave."""
+        self.shards += 1
+        ref = stored(self.shards, rows, *columns, field=said.pop("field", INT))
+        versions, ticket = np.full(rows, version, np.int64), asked.got[0]
+        given = {name: value for name, value in said.items() if value is not None}
         try:
-            found = self.run(asked, now)
+            found = self.run(r.Append(client="p", ref=ref, versions=versions, ticket=ticket, **given))
         except DataplaneError:
-            self.give_back(ticket, now)
+            self.give_back(asked)
             raise
         return found.first, found.new
 
-    def give_back(self, ticket: int, now: float = 0.0) -> None:
-        admitted = self.admission.ticket(ticket)
-        if admitted is not None:
-            self.run(r.GiveBack(client=admitted.client, ticket=ticket), now)
+    def append(self, rows: int, **said: Any) -> tuple[int, bool]:
+        return self.come(self.ask(rows, said.get("version", 0)), rows, **said)
+
+    def give_back(self, asked: Asked) -> None:
+        self.run(r.GiveBack(client="p", ticket=asked.got[0]))
+
+    def demand(
+        self,
+        rows: int = 100,
+        task: str = "actor",
+        *,
+        least: int = 1,
+        columns: Sequence[str] = ("x",),
+        sampler: Any = None,
+        who: Who | None = None,
+        chosen: Index = NONE,
+        expired: Index = NONE,
+    ) -> r.Consume:
+        who = who or Who("c")
+        return r.Consume(
+            client=str(who.client),
+            task=task,
+            columns=tuple(columns),
+            rows=rows,
+            min_rows=least,
+            sampler=sampler,
+            chosen=chosen,
+            expired=expired,
+            lease_s=10.0,
+            member=who.member,
+            replica=who.replica,
+            replicas=who.replicas,
+        )
+
+    def consume(self, *args: Any, sampler: Any = None, **how: Any) -> Asked:
+        request = self.demand(*args, sampler=sampler or Fifo(), **how)
+        queue = repr((request.task, request.rows, request.min_rows, request.columns, request.sampler, request.replica))
+        return self._wait(request, queue)
+
+    def withdraw(self, asked: Asked) -> None:
+        """It waits no longer."""
+        if asked.waiting is not None and not asked.got and not asked.errors:
+            self.alone.waiters.withdraw(asked.waiting)
 
     def extend(
-        self,
-        rows: Index,
-        ref: BatchRef,
-        lengths: Mapping[str, Index],
-        now: float,
-        *,
-        replace: bool = False,
-        holds: Index | None = None,
+        self, rows: Sequence[int] | Index, *columns: str, by: RowLease | None = None, replace: bool = False
     ) -> None:
-        holds = NONE if holds is None else holds
-        self.run(r.Extend(rows=rows, ref=ref, lengths=dict(lengths), replace=replace, holds=holds), now)
+        """More columns, brought by a holder or, if nobody is named, by key."""
+        self.shards += 1
+        numbers = np.asarray(rows, np.int64)
+        holds = NONE if by is None else np.full(len(numbers), by.hold)
+        ref = stored(self.shards, len(numbers), *columns)
+        self.run(r.Extend(rows=numbers, ref=ref, lengths={}, replace=replace, holds=holds))
 
-    def consume(self, demand: Demand, now: float) -> None:
-        asked = demand.asked(self.settings.tasks)
-        queue = repr((demand.task, demand.rows, demand.min_rows, demand.columns, demand.sampler, demand.who.replica))
-        try:
-            self._ask(demand, asked, queue, lambda found: demand.serve(self.leases.live(found.grant)), now)
-        except DataplaneError as error:
-            demand.fail(error)
+    def ack(self, grant: RowLease, client: str = "c") -> None:
+        self.run(r.Ack(client=client, grant=grant.number))
 
-    def forget(self, demand: Demand) -> None:
-        if demand in self._waiting:
-            self.alone.waiters.withdraw(self._waiting[demand])
+    def nack(self, grant: RowLease, client: str = "c", *, seen: bool = True) -> None:
+        self.run(r.Nack(client=client, grant=grant.number, seen=seen))
 
-    def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> RowLease | None:
-        try:
-            found = self.run(demand.asked(self.settings.tasks, chosen, expired), now)
-        except NotReady:
-            return None
-        grant: RowLease | None = self.leases.live(found.grant)
-        return grant
-
-    def ack(self, number: int, client: str, replica: int | None, now: float) -> None:
-        self.run(r.Ack(client=client, grant=number, replica=replica), now)
-
-    def nack(self, number: int, client: str, replica: int | None, now: float, *, seen: bool = True) -> None:
-        self.run(r.Nack(client=client, grant=number, replica=replica, seen=seen), now)
-
-    def tick(self, now: float) -> None:
-        self.alone.settle(now)
-
-    def leave(self, client: str, now: float) -> None:
-        for who, waiting in list(self._waiting.items()):
-            if waiting.request.client == client:
-                self.alone.waiters.withdraw(waiting)
-                self._waiting.pop(who, None)
-        self.run(r.EndClient(client=client, ended=True), now)
-
-    def drop_rows(self, rows: Index, now: float) -> None:
-        self.run(r.Drop(rows=rows), now)
-
-    def close(self, now: float) -> None:
-        self.run(r.Close(), now)
-
-    def drop(self, now: float = 0.0) -> None:
-        self.alone.end(now)
+    def drop(self, *rows: int) -> None:
+        self.run(r.Drop(rows=np.array(rows)))

@@ -3,152 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dataplane.batch.field import Field
-from dataplane.errors import Closed, LeaseExpired, Misuse
+from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
 from dataplane.stream import leased_rows
-from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.lease import RowLease, Who
+from dataplane.stream import requests as r
+from dataplane.stream.lease import Who
 from dataplane.stream.progress import DEAD
-from dataplane.stream.row_metadata import Arrival
 from dataplane.stream.rows import MAX_COLUMNS
-from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
+from dataplane.stream.sampler import Candidates, CompleteGroups, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, StreamSettings
 from dataplane.stream.statistics import figures
 from tests.cases import each_case
-from tests.unit.stream.example_streams import INT, Demand, Entry, Home, stored
-
-INTS = Field("ragged", "int64", (None,))
-
-
-@dataclass(eq=False)
-class Asked:
-    """What became of a demand or an entry."""
-
-    got: list[Any] = field(default_factory=list)
-    errors: list[Exception] = field(default_factory=list)
-    request: Any = None
-
-    @property
-    def grant(self) -> RowLease:
-        (grant,) = self.got
-        return grant
-
-    @property
-    def rows(self) -> list[int]:
-        return self.grant.rows.tolist() if self.got else []
+from tests.unit.stream import example_streams
+from tests.unit.stream.example_streams import INTS, Asked
 
 
-class Stream:
-    """A home with fewer words. Each append is a shard of its own, counted from 1."""
-
+class Stream(example_streams.Stream):
     def __init__(self, *tasks: str, **limits: int) -> None:
-        self.released: list[int] = []
-        self.leased = Home(StreamSettings(tasks or ("actor",), **limits), self._released)
-        self.shards = 0
+        super().__init__(StreamSettings(tasks or ("actor",), **limits))
 
-    def _released(self, batches: list[ColumnBatch]) -> None:
-        self.released += [batch.ref.shards()[0][1] for batch in batches]
-
-    def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:
-        asked = Asked()
-        size = 8 * rows if nbytes is None else nbytes
-        asked.request = Entry(client, rows, size, version, asked.got.append, asked.errors.append)
-        self.leased.admit(asked.request)
-        return asked
-
-    def come(
-        self,
-        asked: Asked,
-        rows: int,
-        *,
-        keys: Sequence[str] = (),
-        groups: Sequence[Any] | None = None,
-        version: int = 0,
-        columns: Sequence[str] = ("x",),
-        tags: dict[str, list[Any]] | None = None,
-        digest: bytes = b"",
-        field: Field = INT,
-        now: float = 0.0,
-    ) -> tuple[int, bool]:
-        self.shards += 1
-        arrival = Arrival(groups, np.full(rows, version, np.int64), tags or {}, {})
-        ref = stored(self.shards, rows, *columns, field=field)
-        return self.leased.append(asked.got[0], ref, keys, digest, arrival, now)
-
-    def append(self, rows: int, **said: Any) -> tuple[int, bool]:
-        return self.come(self.ask(rows, said.get("version", 0)), rows, **said)
-
-    def consume(
-        self,
-        rows: int = 100,
-        task: str = "actor",
-        *,
-        least: int = 1,
-        columns: Sequence[str] = ("x",),
-        sampler: Any = None,
-        who: Who | None = None,
-        now: float = 0.0,
-    ) -> Asked:
-        asked = self.demand(rows, task, least=least, columns=columns, sampler=sampler or Fifo(), who=who)
-        self.leased.consume(asked.request, now)
-        return asked
-
-    def demand(
-        self,
-        rows: int = 100,
-        task: str = "actor",
-        *,
-        least: int = 1,
-        columns: Sequence[str] = ("x",),
-        sampler: Any = None,
-        who: Who | None = None,
-    ) -> Asked:
-        asked = Asked()
-        asked.request = Demand(
-            task=self.leased.settings.task(task),
-            rows=rows,
-            min_rows=least,
-            columns=tuple(columns),
-            sampler=sampler,
-            who=who or Who("c"),
-            lease_s=10.0,
-            serve=asked.got.append,
-            fail=asked.errors.append,
-        )
-        return asked
-
-    def take(self, chosen: Sequence[int], expired: Sequence[int] = (), *, now: float = 0.0, **asked: Any) -> Asked:
-        """What somebody is granted who has chosen himself."""
-        taken = self.demand(**asked)
-        rows = (np.array(numbers, np.int64) for numbers in (chosen, expired))
-        grant = self.leased.take(taken.request, *rows, now)
-        taken.got += [grant] if grant is not None else []
-        return taken
-
-    def extend(
-        self, rows: Sequence[int], *columns: str, by: Asked | None = None, replace: bool = False, now: float = 0.0
-    ) -> int:
-        """More columns, brought by a holder or, if nobody is named, by key; the shard that they are in."""
-        self.shards += 1
-        holds = None if by is None else np.full(len(rows), by.grant.hold)
-        ref = stored(self.shards, len(rows), *columns)
-        self.leased.extend(np.array(rows), ref, {}, now, replace=replace, holds=holds)
-        return self.shards
-
-    def ack(self, asked: Asked, client: str = "c", replica: int | None = None, now: float = 0.0) -> None:
-        self.leased.ack(asked.grant.number, client, replica, now)
-
-    def nack(self, asked: Asked, client: str = "c", now: float = 0.0) -> None:
-        self.leased.nack(asked.grant.number, client, None, now)
-
-    def figures(self, now: float = 0.0) -> dict[str, Any]:
-        return self.leased.figures(now)
+    def take(self, chosen: Sequence[int], expired: Sequence[int] = (), **asked: Any) -> Asked:
+        """The grant of rows that the caller has chosen."""
+        rows = {"chosen": np.array(chosen, np.int64), "expired": np.array(expired, np.int64)}
+        try:
+            found = self.run(self.demand(**asked, **rows))
+        except NotReady:
+            return Asked()
+        return Asked([self.leased.leases.live(found.grant)])
 
 
 class TestAdmission:
@@ -159,9 +44,9 @@ class TestAdmission:
         stream.append(1)
         large, small = stream.ask(2), stream.ask(1)
         assert (large.got, small.got, stream.figures()["waiting"]) == ([], [], 2), "one would fit, and came later"
-        stream.ack(stream.consume(1))
+        stream.ack(stream.consume(1).grant)
         assert (len(large.got), small.got) == (1, [])
-        stream.leased.give_back(large.got[0])
+        stream.give_back(large)
         assert len(small.got) == 1
         assert stream.come(small, 1) == (2, True)
         assert stream.figures()["bytes"] == 16
@@ -172,10 +57,10 @@ class TestAdmission:
         stream.append(1, version=5)
         ahead, near = stream.ask(1, version=7), stream.ask(1, version=6)
         assert (ahead.got, len(near.got)) == ([], 1), "later ones that are not ahead pass"
-        stream.leased.give_back(near.got[0])
-        stream.ack(stream.consume(task="reward"))
+        stream.give_back(near)
+        stream.ack(stream.consume(task="reward").grant)
         assert (ahead.got, stream.figures()["behind"], stream.figures()["latest_version"]) == ([], ["actor"], 5)
-        stream.ack(stream.consume(task="actor"))
+        stream.ack(stream.consume(task="actor").grant)
         assert len(ahead.got) == 1
 
     def test_a_task_whose_consumers_wait_for_columns_is_not_what_holds_up_appends(self) -> None:
@@ -193,7 +78,7 @@ class TestKeys:
     def test_requested_columns_do_not_count_against_the_column_limit(self) -> None:
         stream = Stream()
         for i in range(2 * MAX_COLUMNS):
-            stream.leased.forget(stream.consume(columns=[f"mistyped {i}"]).request)
+            stream.withdraw(stream.consume(columns=[f"mistyped {i}"]))
         assert stream.append(1, columns=[f"c{i}" for i in range(MAX_COLUMNS)]) == (0, True)
 
 
@@ -206,57 +91,57 @@ class TestDelivery:
         slow = stream.consume(task="reward")
         match how:
             case "nack":
-                stream.nack(slow)
+                stream.nack(slow.grant)
             case "time":
-                stream.leased.tick(10.0)
+                stream.settle(10.0)
             case "leave":
-                stream.leased.leave("c", 0.0)
+                stream.run(r.EndClient(client="c", ended=True))
         if then != "nobody":
             other = stream.consume(task="reward", who=Who("d"))
         if then in ("extended", "acked", "done by all"):
-            stream.extend([0, 1], "r", by=other)
+            stream.extend([0, 1], "r", by=other.grant)
         if then in ("acked", "done by all"):
-            stream.ack(other, "d")
+            stream.ack(other.grant, "d")
         if then == "done by all":
-            stream.ack(stream.consume(task="actor", columns=["x", "r"]))
+            stream.ack(stream.consume(task="actor", columns=["x", "r"]).grant)
             assert stream.leased.partition.rows.count == 0
         if then == "dropped":
-            stream.ack(other, "d")
-            stream.leased.drop_rows(np.array([0, 1]), 0.0)
+            stream.ack(other.grant, "d")
+            stream.drop(0, 1)
         for column in ("r", "other"):
             for replace in (False, True):
                 with pytest.raises(LeaseExpired):
-                    stream.extend([1, 0], column, by=slow, replace=replace)
+                    stream.extend([1, 0], column, by=slow.grant, replace=replace)
 
     def test_extending_unknown_rows_is_misuse_and_not_lease_expired(self) -> None:
         stream = Stream()
         stream.append(2)
         done = stream.consume()
-        stream.ack(done)
-        for rows, by in (([7], done), ([-1], done), ([0], None)):
+        stream.ack(done.grant)
+        for rows, by in (([7], done.grant), ([-1], done.grant), ([0], None)):
             with pytest.raises(Misuse, match="is not in the stream"):
                 stream.extend(rows, "r", by=by)
         with pytest.raises(Misuse, match="number 1 of those named"):
-            stream.extend([0, 7], "r", by=done)
+            stream.extend([0, 7], "r", by=done.grant)
         with pytest.raises(LeaseExpired):
-            stream.extend([0, 1], "r", by=done)
+            stream.extend([0, 1], "r", by=done.grant)
 
     def test_a_consumer_may_extend_rows_after_acking_them(self) -> None:
         stream = Stream("reward", "actor")
         stream.append(2)
         first = stream.consume(task="reward")
-        stream.ack(first)
-        stream.extend([0, 1], "r", by=first)
+        stream.ack(first.grant)
+        stream.extend([0, 1], "r", by=first.grant)
         assert stream.consume(task="actor", columns=["r"]).rows == [0, 1]
         with pytest.raises(Misuse, match="has a column"):
-            stream.extend([0, 1], "r", by=first)
+            stream.extend([0, 1], "r", by=first.grant)
 
     def test_an_unseen_delivery_does_not_count_as_a_delivery(self) -> None:
         stream = Stream(max_deliveries=1)
         stream.append(1)
         for _ in range(3):
-            stream.leased.nack(stream.consume().grant.number, "c", None, 0.0, seen=False)
-        stream.nack(stream.consume())
+            stream.nack(stream.consume().grant, seen=False)
+        stream.nack(stream.consume().grant)
         assert stream.leased.partition.progress.in_state(0, DEAD).tolist() == [0]
 
     def test_rows_chosen_by_one_replica_are_delivered_to_waiting_replicas(self) -> None:
@@ -284,9 +169,9 @@ class TestSamplers:
         stream = Stream()
         stream.append(1, version=0)
         stream.append(1, version=5)
-        stream.ack(stream.consume(sampler=Freshest(9), rows=1))
+        stream.ack(stream.consume(sampler=Freshest(9), rows=1).grant)
         waiting = stream.consume(columns=["y"])
-        stream.leased.close(0.0)
+        stream.run(r.Close())
         last = stream.consume(sampler=Freshest(1))
         assert [type(error) for error in (*waiting.errors, *last.errors)] == [Closed, Closed]
 
@@ -294,7 +179,7 @@ class TestSamplers:
         stream = Stream()
         stream.append(3)
         assert stream.take([0, 1, 2], least=4).got == []
-        stream.leased.close(0.0)
+        stream.run(r.Close())
         assert stream.take([0, 1], least=4).got == [], "three are left"
         assert stream.take([2, 0, 1], least=4).rows == [2, 0, 1]
 
@@ -305,7 +190,7 @@ class TestSamplers:
         for expired in (True, False):
             stream = Stream()
             stream.append(10)
-            rows = stream.leased.alone.leased
+            rows = stream.leased
             if expired:
                 rows.expire(0, np.arange(10))
             else:
@@ -330,9 +215,9 @@ class TestSamplers:
         stream = Stream()
         stream.append(1, groups=["g"], field=INTS)
         waiting = stream.consume(sampler=TokenBalanced("x", 2, within=CompleteGroups(2, timeout=1.0)))
-        stream.leased.tick(1.0)
+        stream.settle(1.0)
         assert stream.figures()["task"]["actor"]["expired"] == 0
-        stream.leased.tick(1.1)
+        stream.settle(1.1)
         assert stream.figures()["task"]["actor"]["expired"] == 1
         assert not waiting.got
 
@@ -340,22 +225,23 @@ class TestSamplers:
 class TestGroups:
     def test_groups_that_are_not_complete_are_named(self) -> None:
         stream = Stream("actor", "reward")
-        stream.append(3, groups=["a", "a", "whole"], now=1.0)
-        stream.append(2, groups=[7, "whole"], now=3.0)
-        stream.append(1, now=4.0)
-        stream.leased.drop_rows(np.array([0]), 4.0)
-        assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [], "nobody has asked for groups"
+        for now, rows, groups in ((1.0, 3, ["a", "a", "whole"]), (3.0, 2, [7, "whole"]), (4.0, 1, None)):
+            stream.now = now
+            stream.append(rows, groups=groups)
+        stream.drop(0)
+        stream.now = 5.0
+        assert stream.figures()["task"]["actor"]["incomplete"] == [], "nobody has asked for groups"
         stream.consume(columns=["y"], sampler=CompleteGroups(2))
-        named = [of["group"] for of in stream.figures(5.0)["task"]["actor"]["incomplete"]]
+        named = [of["group"] for of in stream.figures()["task"]["actor"]["incomplete"]]
         assert named == [7, None], "a group that lacks what was dropped is complete"
         assert stream.consume(2, sampler=CompleteGroups(2)).rows == [1], "one of two, the other was dropped"
         stream.consume(3, sampler=CompleteGroups(3))
-        assert stream.figures(5.0)["task"]["actor"]["incomplete"] == [
+        assert stream.figures()["task"]["actor"]["incomplete"] == [
             {"group": "whole", "rows": 2, "dropped": 0, "of": 3, "age_s": 4.0},
             {"group": 7, "rows": 1, "dropped": 0, "of": 3, "age_s": 2.0},
             {"group": None, "rows": 1, "dropped": 0, "of": 3, "age_s": 1.0},
         ]
-        assert stream.figures(5.0)["task"]["reward"]["incomplete"] == []
+        assert stream.figures()["task"]["reward"]["incomplete"] == []
 
 
 class TestExtending:
@@ -365,7 +251,7 @@ class TestExtending:
         stream.append(1)
         stream.extend([0], "y")
         with pytest.raises(Misuse, match="already"):
-            stream.extend([0], "y", by=stream.consume(task=task))
+            stream.extend([0], "y", by=stream.consume(task=task).grant)
 
 
 class TestTheEnd:
@@ -373,11 +259,11 @@ class TestTheEnd:
         stream = Stream(max_rows=3)
         stream.append(2, keys=["a", "b"], groups=["g", "g"])
         held, waiting, entering = stream.consume(1), stream.consume(2, least=2), stream.ask(2)
-        stream.leased.drop()
+        stream.alone.end(0.0)
         assert stream.released == [1]
         assert [type(error) for error in (*waiting.errors, *entering.errors)] == [Closed, Closed]
         with pytest.raises(LeaseExpired):
-            stream.nack(held)
+            stream.nack(held.grant)
         assert [type(error) for error in stream.consume().errors] == [Closed]
         figures = stream.figures()
         assert (figures["rows"], figures["bytes"], figures["groups"], figures["behind"]) == (0, 0, 0, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,92 +11,41 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch.field import Field
-from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, Corrupt, LeaseExpired, Misuse
-from dataplane.stream.column_batch import ColumnBatch
+from dataplane.stream import requests as r
 from dataplane.stream.lease import RowLease, Who
 from dataplane.stream.packing import PackedIntegers, pack
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.pieces import Begun
 from dataplane.stream.progress import ACKED, DEAD, EXPIRED, LEASED
-from dataplane.stream.row_metadata import UNFINISHED, Arrival
+from dataplane.stream.row_metadata import UNFINISHED
 from dataplane.stream.sampler import CompleteGroups, Fifo
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.snapshot import StreamSnapshot, finish, restore_block, restore_column_batch, restore_head
 from dataplane.stream.snapshot_format import Head, decode_rows, encode_rows
 from tests.cases import each_case
-from tests.unit.stream.example_streams import Demand, Entry, Home
+from tests.unit.stream import example_streams
+from tests.unit.stream.example_streams import stored
 
 TASKS = ("reward", "actor")
 NOW, LATER = 1000.0, 5.0  # by the clocks of the first node and of the next, which have nothing in common
 
 
-def stored(shard: int, rows: int, *columns: str) -> BatchRef:
-    kinds = {"ids": Field("ragged", "int64", (None,))}
-    fields = [(name, kinds.get(name, Field("dense", "int64", ()))) for name in columns]
-    return ref_to(b"the-node", rows, [(name, field, 8 * rows, shard, i) for i, (name, field) in enumerate(fields)])
+class Stream(example_streams.Stream):
+    def __init__(self, **limits: int) -> None:
+        super().__init__(StreamSettings(TASKS, **limits), "m", NOW)
 
+    def append(self, rows: int, **said: Any) -> tuple[int, bool]:
+        return super().append(rows, **{"digest": b"d"} | said)
 
-class Stream:
-    """A home with fewer words. Each append or extend is a shard of its own, counted from 1."""
-
-    def __init__(self, leased: Home | None = None, **limits: int) -> None:
-        self.leased = Home(StreamSettings(TASKS, **limits), mark="m", now=NOW) if leased is None else leased
-        self.now = NOW if leased is None else LATER
-        self.shards = 0
-
-    def ticket(self, rows: int) -> int:
-        tickets: list[int] = []
-        self.leased.admit(Entry("p", rows, 8 * rows, 0, tickets.append, lambda error: None), self.now)
-        return tickets[0]
-
-    def append(
-        self,
-        rows: int,
-        *,
-        keys: Sequence[str] = (),
-        groups: Sequence[Any] | None = None,
-        version: int = 0,
-        tags: dict[str, list[Any]] | None = None,
-        columns: Sequence[str] = ("x",),
-        lengths: dict[str, Index] | None = None,
-        digest: bytes = b"d",
-    ) -> tuple[int, bool]:
-        self.shards += 1
-        arrival = Arrival(groups, np.full(rows, version, np.int64), tags or {}, lengths or {})
-        ref = stored(self.shards, rows, *columns)
-        return self.leased.append(self.ticket(rows), ref, keys, digest, arrival, self.now)
-
-    def extend(self, rows: Any, *columns: str, under: RowLease | None = None, replace: bool = False) -> None:
-        self.shards += 1
-        rows = np.asarray(rows, np.int64)
-        holds = None if under is None else np.full(len(rows), under.hold)
-        ref = stored(self.shards, len(rows), *columns)
-        self.leased.extend(rows, ref, {}, self.now, replace=replace, holds=holds)
-
-    def consume(
-        self, rows: int = 100, task: str = "actor", columns: Sequence[str] = ("x",), how: Any = None
-    ) -> RowLease:
-        """A grant; one of no rows where there are none, or no more."""
-        got: list[RowLease] = []
-        failed: list[Exception] = []
+    def taken(self, rows: int = 100, task: str = "actor", columns: Sequence[str] = ("x",), how: Any = None) -> RowLease:
+        """A grant; one of no rows if there are none, or no more."""
+        asked = self.consume(rows, task, columns=columns, sampler=how)
+        self.withdraw(asked)
+        assert all(isinstance(error, Closed | Misuse) for error in asked.errors)
         number = self.leased.settings.task(task)
-        demand = Demand(number, rows, 1, tuple(columns), how or Fifo(), Who("c"), 10.0, got.append, failed.append)
-        self.leased.consume(demand, self.now)
-        self.leased.forget(demand)
-        assert all(isinstance(error, Closed | Misuse) for error in failed)
-        return got[0] if got else RowLease(0, number, np.empty(0, np.int64), (), Who("c"), 0.0, 0.0)
-
-    def ack(self, grant: RowLease) -> None:
-        self.leased.ack(grant.number, "c", None, self.now)
-
-    def nack(self, grant: RowLease, *, seen: bool = True) -> None:
-        self.leased.nack(grant.number, "c", None, self.now, seen=seen)
-
-    def drop(self, *rows: int) -> None:
-        self.leased.drop_rows(np.array(rows), self.now)
+        return asked.grant if asked.got else RowLease(0, number, np.empty(0, np.int64), (), Who("c"), 0.0, 0.0)
 
     def rows(self) -> Index:
         pages = self.leased.partition.rows.pages.values()
@@ -116,21 +65,23 @@ def contents(snapshot: StreamSnapshot, size: int = PAGE) -> Contents:
     return [(snapshot.block(*at), snapshot.columns(*at)) for at in zip(starts, limits, strict=True)]
 
 
-def empty(head: Head, released: Callable[[list[ColumnBatch]], None] = lambda _: None) -> Home:
-    leased = Home(head.settings, released, head.mark, LATER)
-    restore_head(leased.alone.leased, head)
-    return leased
+def empty(head: Head) -> Stream:
+    """The stream of a head, without rows."""
+    again = Stream.__new__(Stream)
+    example_streams.Stream.__init__(again, head.settings, head.mark, LATER)
+    restore_head(again.leased, head)
+    return again
 
 
 def restored(stream: Stream, size: int = PAGE) -> Stream:
     """The stream as it is now, made again from blocks of so many numbers."""
-    snapshot = StreamSnapshot(stream.leased.alone.leased, stream.now)
-    again = Stream(empty(sent(snapshot.head)))
+    snapshot = StreamSnapshot(stream.leased, stream.now)
+    again = empty(sent(snapshot.head))
     for block, columns in contents(snapshot, size):
-        restore_block(again.leased.alone.leased, block, again.now)
+        restore_block(again.leased, block, again.now)
         for rows, task, ref in columns:
-            restore_column_batch(again.leased.alone.leased, rows, task, ref)
-    finish(again.leased.alone.leased)
+            restore_column_batch(again.leased, rows, task, ref)
+    finish(again.leased)
     again.shards = stream.shards + 1000
     return again
 
@@ -165,7 +116,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
 def state_of(stream: Stream) -> dict[str, Any]:
     """The stream's figures, but for bytes, which other batches count, for deliveries, which are counted again
     from 0, for who waits for groups, and for columns that no row has any more, which a copy does not know."""
-    found = stream.leased.figures(stream.now)
+    found = stream.figures()
     for task in found["task"].values():
         del task["incomplete"], task["expired"], task["delivered"], task["redelivered"]
     return {name: value for name, value in found.items() if name not in ("bytes", "columns")} | {
@@ -199,7 +150,7 @@ def test_row_numbers_assigned_after_the_snapshot_are_not_reused() -> None:
     assert new > first + PAGE
     with pytest.raises(Misuse, match="not in the stream"):
         again.leased.partition.require(again.leased.partition.keys.numbers(lost))
-    assert again.consume().rows.tolist() == [0, 1, 2, new, new + 1]
+    assert again.taken().rows.tolist() == [0, 1, 2, new, new + 1]
 
 
 OPERATIONS = st.one_of(
@@ -234,25 +185,24 @@ def perform(stream: Stream, operation: tuple[Any, ...]) -> None:
             groups = groups and groups[:rows]
             stream.append(rows, keys=keys, groups=groups, version=version, tags=tags, columns=columns, lengths=lengths)
         case "consume", task, rows, columns:
-            stream.consume(rows, task, columns)
+            stream.taken(rows, task, columns)
         case "groups", task, size:
-            stream.consume(6, task, how=CompleteGroups(size))
+            stream.taken(6, task, how=CompleteGroups(size))
         case "more", at, columns, replace:
             stream.extend(picked(stream, at, 2), *columns, replace=replace)
         case "drop", at, count:
             stream.drop(*picked(stream, at, count))
         case "wait", seconds:
-            stream.now += seconds
-            stream.leased.tick(stream.now)
+            stream.settle(stream.now + seconds)
         case ("close",):
-            stream.leased.close(stream.now)
+            stream.run(r.Close())
         case what, at, *more:
             held = list(stream.leased.leases)
             if not held:
                 return
             grant = held[at % len(held)]
             if what == "extend":
-                stream.extend(grant.rows[: more[1]], *more[0], under=grant)
+                stream.extend(grant.rows[: more[1]], *more[0], by=grant)
             elif what == "ack":
                 stream.ack(grant)
             else:
@@ -269,7 +219,7 @@ def everything(stream: Stream, size: int) -> Iterator[Any]:
     for columns in (("x", "z"), ("x",), ("y",)):
         for task in TASKS:
             for how in (CompleteGroups(size), Fifo()):
-                while len((grant := stream.consume(6, task, columns, how)).rows):
+                while len((grant := stream.taken(6, task, columns, how)).rows):
                     yield task, columns, grant.rows.tolist(), stream.leased.partition.rows.ref(grant.rows, columns)
                     stream.ack(grant)
 
@@ -309,7 +259,7 @@ def of_three(**other: Any) -> tuple[Head, bytes]:
     stream.append(3, keys=list("abc"), groups=["g", "g", 1], tags={"t": [1, 2, 3]})
     stream.append(7)
     stream.drop(*range(3, 10))
-    snapshot = StreamSnapshot(stream.leased.alone.leased, NOW)
+    snapshot = StreamSnapshot(stream.leased, NOW)
     return snapshot.head, changed(snapshot.block(0, PAGE), **other)
 
 
@@ -353,33 +303,33 @@ def changed(block: bytes, **other: Any) -> bytes:
 )  # fmt: skip
 def test_an_invalid_snapshot_block_is_corrupt(other: dict[str, Any]) -> None:
     head, block = of_three(**other)
-    leased = empty(head)
-    state = leased.alone.machine.snapshot()
+    again = empty(head)
+    state = again.alone.machine.snapshot()
     for wrong in (block, block[:-1]):
         with pytest.raises(Corrupt):
-            restore_block(leased.alone.leased, wrong, LATER)
-    assert leased.alone.machine.snapshot() == state, "nothing has changed"
-    leased.drop()
+            restore_block(again.leased, wrong, LATER)
+    assert again.alone.machine.snapshot() == state, "nothing has changed"
+    again.alone.end(LATER)
 
 
 def test_repeated_or_out_of_order_snapshot_blocks_are_corrupt() -> None:
     stream = Stream()
     stream.append(2 * PAGE, keys=[f"{i}" for i in range(2 * PAGE)])
-    snapshot = StreamSnapshot(stream.leased.alone.leased, NOW)
+    snapshot = StreamSnapshot(stream.leased, NOW)
     first, second, third = (snapshot.block(at, 100) for at in (0, 50, PAGE))
-    leased = empty(snapshot.head)
-    restore_block(leased.alone.leased, first, LATER)
-    for again in (first, second):
+    again = empty(snapshot.head)
+    restore_block(again.leased, first, LATER)
+    for repeated in (first, second):
         with pytest.raises(Corrupt):
-            restore_block(leased.alone.leased, again, LATER)
-    restore_block(leased.alone.leased, third, LATER)
+            restore_block(again.leased, repeated, LATER)
+    restore_block(again.leased, third, LATER)
     with pytest.raises(Corrupt):
-        restore_block(leased.alone.leased, snapshot.block(200, 100), LATER)
+        restore_block(again.leased, snapshot.block(200, 100), LATER)
     with pytest.raises(Corrupt, match="already"):  # a key of another's
         restore_block(
-            leased.alone.leased, changed(snapshot.block(PAGE + 100, 100), keys=decode_rows(first).keys, calls=[]), LATER
+            again.leased, changed(snapshot.block(PAGE + 100, 100), keys=decode_rows(first).keys, calls=[]), LATER
         )
-    assert leased.partition.rows.count == 200
+    assert again.leased.partition.rows.count == 200
 
 
 @each_case(
@@ -412,12 +362,12 @@ def test_an_invalid_snapshot_head_is_corrupt(other: dict[str, Any]) -> None:
 )
 def test_invalid_snapshot_columns_are_corrupt(rows: list[int], task: int, count: int) -> None:
     head, block = of_three()
-    leased = empty(head)
-    restore_block(leased.alone.leased, block, LATER)
+    again = empty(head)
+    restore_block(again.leased, block, LATER)
     with pytest.raises(Corrupt):
-        restore_column_batch(leased.alone.leased, np.array(rows), task, stored(1, count, "x"))
-    restore_column_batch(leased.alone.leased, np.arange(3), -1, stored(1, 3, "x"))
+        restore_column_batch(again.leased, np.array(rows), task, stored(1, count, "x"))
+    restore_column_batch(again.leased, np.arange(3), -1, stored(1, 3, "x"))
     with pytest.raises(Corrupt, match="already"):
-        restore_column_batch(leased.alone.leased, np.arange(1), -1, stored(2, 1, "x"))
-    finish(leased.alone.leased)
-    assert Stream(leased).consume().rows.tolist() == [0, 1, 2]
+        restore_column_batch(again.leased, np.arange(1), -1, stored(2, 1, "x"))
+    finish(again.leased)
+    assert again.taken().rows.tolist() == [0, 1, 2]
