@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,6 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import dataplane as dp
 from dataplane.client import checkpoint
@@ -216,80 +213,6 @@ def frames(path: Path) -> list[tuple[int, bytes]]:
         while not file.ended:
             found.append(file.frame())
     return found
-
-
-def laid_out(whole: bytes) -> list[bytes]:
-    """The beginning of a file and its frames, as they lie in it."""
-    found, at = [whole[:16]], 16
-    while at < len(whole):
-        end = at + 24 + int.from_bytes(whole[at + 8 : at + 16], "little")
-        found.append(whole[at:end])
-        at = end
-    return found
-
-
-def keyed(plane: Any, name: str) -> Any:
-    """A stream of many appends, in which each row's value is its key."""
-    stream = plane.stream(name, ["a"])
-    for start in range(0, 96, 8):
-        stream.append({"x": np.arange(start, start + 8)}, keys=[str(row) for row in range(start, start + 8)])
-    return stream
-
-
-@st.composite
-def mutations(draw: Any, whole: list[bytes], older: list[bytes]) -> bytes:
-    """The file after a few changes of its frames; of its bytes, tests/unit/client/test_checkpointfile.py."""
-    pieces, place = list(whole), st.integers(0, max(len(whole), len(older)) - 1)
-    for _ in range(draw(st.integers(0, 3))):
-        i, j = draw(place) % len(pieces), draw(place) % len(pieces)
-        match draw(st.sampled_from(["swap", "drop", "repeat", "move", "transplant", "tail"])):
-            case "swap":
-                pieces[i], pieces[j] = pieces[j], pieces[i]
-            case "drop" if len(pieces) > 1:
-                del pieces[i]
-            case "repeat":
-                pieces.insert(j, pieces[i])
-            case "move":
-                pieces.insert(j, pieces.pop(i))
-            case "transplant":
-                pieces[i] = older[j % len(older)]
-            case "tail":
-                pieces[i:] = older[j:]
-                pieces = pieces or list(older)
-    return b"".join(pieces)
-
-
-def test_a_file_that_was_changed_in_any_way_is_corrupt(
-    node: StandingNode, file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing of it is restored, so no row has another's value; and what was not changed is restored as it was."""
-    monkeypatch.setattr(checkpoint, "PIECE", 256)
-    with dp.connect(node.address) as plane:
-        stream = keyed(plane, "s")
-        stream.checkpoint(file)
-        older = file.read_bytes()
-        stream.append({"x": np.arange(96, 104)}, keys=[str(row) for row in range(96, 104)])
-        stream.checkpoint(file)
-        whole = file.read_bytes()
-
-        @settings(database=None)
-        @given(changed=mutations(laid_out(whole), laid_out(older)))
-        def refuse(changed: bytes) -> None:
-            file.write_bytes(changed)
-            if changed in (whole, older):
-                again = plane.restore(file, name="t")
-                with again.consume("a", rows=200, columns=["x"], timeout=0) as delivery:
-                    assert list(delivery.keys) == [str(x) for x in values(delivery)]
-                    assert len(delivery) == (104 if changed == whole else 96)
-                again.drop()
-                return
-            with pytest.raises(dp.Corrupt) as error:
-                plane.restore(file, name="t")
-            assert error.value.path == str(file)
-            assert re.search(r"\(at byte \d+\)", str(error.value))
-
-        refuse()
-        assert list(plane.streams()) == ["s"]
 
 
 def crafted(path: Path, whole: list[tuple[int, bytes]]) -> None:

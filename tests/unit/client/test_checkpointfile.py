@@ -124,3 +124,38 @@ def test_a_checkpoint_file_with_any_altered_byte_is_corrupt(changed: tuple[bytes
             path.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
             with pytest.raises(Corrupt):
                 read(path)
+
+
+def laid_out(whole: bytes) -> list[bytes]:
+    """The beginning of a file and its frames, as they lie in it."""
+    found, at = [whole[:16]], 16
+    while at < len(whole):
+        end = at + 24 + int.from_bytes(whole[at + 8 : at + 16], "little")
+        found.append(whole[at:end])
+        at = end
+    return found
+
+
+def test_a_checkpoint_file_with_moved_repeated_or_foreign_frames_is_corrupt(changed: tuple[bytes, Path]) -> None:
+    whole, path = changed
+    write(path)  # the same frames in another file
+    older = path.read_bytes()
+    one, other = laid_out(whole), laid_out(older)
+    places = range(len(one))
+    found = [one[:i] + one[i + 1 :] for i in places]
+    for i in places:
+        for j in places:
+            found.append([*one[:j], one[i], *one[j:]])
+            found.append([*one[:i], other[j], *one[i + 1 :]])
+            found.append(one[:i] + other[j:])
+            moved = one[:i] + one[i + 1 :]
+            found.append([*moved[:j], one[i], *moved[j:]])
+            swapped = list(one)
+            swapped[i], swapped[j] = one[j], one[i]
+            found.append(swapped)
+    for pieces in found:
+        if (data := b"".join(pieces)) not in (whole, older):
+            path.write_bytes(data)
+            with pytest.raises(Corrupt, match=r"\(at byte \d+\)") as error:
+                read(path)
+            assert error.value.path == str(path)
