@@ -112,3 +112,13 @@ def one_column(nbytes: int, rows: int | None = None, offset: int = 0, width: int
 def framed(body: bytes) -> bytes:
     """The bytes as a frame."""
     return struct.pack("<I", len(body)) + body
+
+
+def token(stream: Any) -> bytes:
+    """The token by which a node knows an open stream."""
+    return bytes(stream._inner._token)
+
+
+def int64s(*numbers: int) -> bytes:
+    """The bytes of an array of numbers."""
+    return struct.pack(f"<{len(numbers)}q", *numbers)

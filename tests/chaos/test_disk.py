@@ -33,21 +33,3 @@ def test_a_full_disk_is_reported_in_backpressure_and_recovers(tmp_path: Path, sm
         assert plane.stats().spill_error == ""
         for seed, ref in enumerate(refs):
             assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(seed, MIB))
-
-
-@pytest.mark.long
-def test_a_full_disk_quota_is_named(tmp_path: Path) -> None:
-    with (
-        StandingNode(tmp_path, memory="8MiB", spill="4MiB") as node,
-        dp.connect(node.address) as plane,
-    ):
-        refs = [plane.put({"x": pattern(seed, MIB // 2)}) for seed in range(22)]
-        with pytest.raises(dp.Backpressure) as caught:
-            for seed in range(22, 30):
-                refs.append(plane.put({"x": pattern(seed, MIB // 2)}, timeout=0.3))
-        assert "disk" in caught.value.spill_error
-        assert plane.stats().disk_used <= 4 * MIB
-        plane.free(refs.pop(0))
-        plane.free(refs.pop(0))
-        refs.append(plane.put({"x": pattern(99, MIB // 2)}, timeout=60))
-        assert np.array_equal(plane.get(refs[-1])["x"].numpy(), pattern(99, MIB // 2))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dataplane as dp
 from tests.cases import each_case
@@ -47,3 +48,16 @@ def test_a_producer_killed_before_the_seal_leaves_nothing(tmp_path: Path, step: 
         # All of the memory can be used, and nothing of what was half written shows.
         ref = plane.put({"x": pattern(2, 15 * MIB)}, timeout=60)
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, 15 * MIB))
+
+
+@pytest.mark.long
+def test_a_producer_killed_after_the_seal_leaves_the_shard(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        with Worker(producer, node.address, "after seal") as worker:
+            ref = pickle.loads(worker.hear())
+            worker.kill()
+        eventually(lambda: plane.stats().clients == 1, "the node noticed")
+        assert plane.stats().pinned_bytes == 0
+        assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, SIZE))
+        plane.free(ref)
+        eventually(lambda: plane.stats().memory_used == 0, "it was freed")

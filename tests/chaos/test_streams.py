@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from tests.cases import each_case
-from tests.chaos.raw import Raw
+from tests.chaos.raw import Raw, int64s, token
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 from tests.streams import take, values
 
@@ -172,10 +171,6 @@ def test_a_task_that_never_consumes_is_named(node: StandingNode) -> None:
             lag.append({"x": [2]}, version=3, timeout=0.05)
 
 
-def token(stream: Any) -> bytes:
-    return bytes(stream._inner._token)
-
-
 def consume(raw: Raw, stream: Any, /, **how: Any) -> rm.AskStream:
     asked: dict[str, Any] = {"task": "a", "rows": 10, "columns": ("x",)}
     return rm.AskStream(raw.next(), token(stream), r.Consume(**(asked | how)), 60.0)
@@ -203,10 +198,6 @@ def append(raw: Raw, stream: Any, ticket: int, ref: dp.BatchRef, /, **how: Any) 
         "lengths": {},
     }
     return rm.AppendRows(**(said | how))
-
-
-def int64s(*numbers: int) -> bytes:
-    return struct.pack(f"<{len(numbers)}q", *numbers)
 
 
 @pytest.fixture

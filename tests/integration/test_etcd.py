@@ -12,6 +12,7 @@ import dataplane as dp
 from tests.etcd import EtcdServer, needs_etcd
 from tests.integration.test_hosts import Host, together
 from tests.processes import eventually
+from tests.streams import take
 
 pytestmark = needs_etcd
 
@@ -40,15 +41,22 @@ def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], e
     with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
         together(one, other)
         eventually(lambda: one.members()["coordination"]["answers"], "etcd answers")
+        stream, theirs = (plane.stream("s", ["a"]) for plane in (one, other))
+        stream.append({"x": [0]})
+        assert take(theirs, timeout=60) == [0]
         etcd.stop()
         eventually(lambda: not one.members()["coordination"]["answers"], "it says that etcd is away")
         assert read(other, one.put({"x": [1]})) == [1]
+        stream.append({"x": [3, 4]})
+        assert take(theirs, timeout=60) == [3, 4]
         if how == "empty":
             etcd.wipe()
         etcd.start()
         eventually(lambda: etcd.count(NODES) == 2, "both are registered")
         assert read(one, other.put({"x": [2]})) == [2]
         together(one, other)
+        stream.append({"x": [5]})
+        assert take(theirs, timeout=60) == [5]
 
 
 def test_a_node_that_is_started_again_knows_that_the_one_before_it_has_ended(tmp_path: Path, etcd: EtcdServer) -> None:

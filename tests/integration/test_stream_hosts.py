@@ -35,6 +35,19 @@ def ids(rows: int, first: int = 0) -> dict[str, Any]:
     return {"id": np.arange(first, first + rows)}
 
 
+def test_a_delivery_not_acked_by_one_replica_is_redelivered(planes: list[Any]) -> None:
+    streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+    streams[0].append(ids(24), group=GROUPS)
+    how: dict[str, Any] = {"rows": 24, "min_rows": 24, "columns": ["id"], "member": "dp0", "replicas": 2, "timeout": 10}
+    first, second = (streams[rank].consume("actor", replica=rank, lease=0.5, **how).__enter__() for rank in (0, 1))
+    first.ack()
+    with streams[2].consume("actor", rows=24, min_rows=24, columns=["id"], timeout=60) as delivery:
+        assert len(delivery) == 24
+        with pytest.raises(dp.LeaseExpired):
+            second.ack()
+    second._inner.settled = True
+
+
 def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any], tmp_path: Path) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"], max_rows=1000) for plane in planes]
     for number, stream in enumerate(streams):

@@ -120,18 +120,6 @@ def test_a_data_loader_iterates_over_a_partition(ours: Any, pid: str) -> None:
     assert [data["x"].tolist() for data, _ in loader] == [[0, 1], [2, 3], [4]]
 
 
-def test_workers_of_a_loader_share_the_batches(address: str, start: Callable[..., Process]) -> None:
-    program = """
-        tq.init({"controller": {"sampler": "RankAwareSampler"}})
-        tq.get_client().put(TensorDict({"x": torch.arange(24)}, batch_size=[24]), partition_id="p")
-        dataset = tq.StreamingDataset(None, 4, 4, ["x"], "p", "train", 0, should_check_consumption_status=True)
-        loader = tq.StreamingDataLoader(dataset, num_workers=2, multiprocessing_context="fork")
-        tell(sorted(row for data, _ in loader for row in data["x"].tolist()))
-    """
-    with start(program, DATAPLANE_ADDRESS=address) as process:
-        assert process.hear() == list(range(24))
-
-
 def test_a_checkpoint_restores_rows_tags_and_consumption_status(ours: Any, pid: str, tmp_path: Path) -> None:
     client = ours.get_client()
     nested = torch.nested.as_nested_tensor([torch.arange(i + 1) for i in range(4)], layout=torch.jagged)
