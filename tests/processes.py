@@ -8,6 +8,7 @@ has no threads, so that one takes a few milliseconds.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import multiprocessing
 import multiprocessing.forkserver
@@ -89,12 +90,16 @@ def eventually(condition: Callable[[], T], what: str = "", timeout_s: float = WA
     return value
 
 
-async def until(condition: Callable[[], T], timeout_s: float = WAIT_S) -> T:
-    """The first true value of `condition()`, while the loop goes on."""
+async def until(condition: Callable[[], Any], timeout_s: float = WAIT_S) -> Any:
+    """The first true value of `condition()`, or of what it awaits, while the loop goes on."""
     async with asyncio.timeout(timeout_s):
-        while not (value := condition()):
+        while True:
+            value = condition()
+            if inspect.isawaitable(value):
+                value = await value
+            if value:
+                return value
             await asyncio.sleep(0.002)
-        return value
 
 
 def pattern(seed: int, nbytes: int, rows: int = 1) -> npt.NDArray[np.uint64]:

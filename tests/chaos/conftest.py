@@ -7,18 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import etcd, processes
+from tests.integration.conftest import _workers as _workers
 from tests.integration.test_hosts import planes as planes
 from tests.integration.test_hosts import two as two
 from tests.mounts import mounted
 from tests.processes import StandingNode
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _workers() -> Iterator[None]:
-    processes.warm()
-    with etcd.shared():
-        yield
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 
 from dataplane.transport.base import Memory, Transport, TransportError
+from tests.processes import until
 
 KIB, MIB = 1 << 10, 1 << 20
 PAGE = 4096
@@ -72,12 +73,6 @@ Shelves = Callable[..., Shelf]
 def noise(size: int, seed: int = 1) -> Bytes:
     """Bytes that never repeat, and differ from blank memory and from `overwrite`."""
     return np.random.default_rng(seed).integers(0, 0xE0, size, np.uint8)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.0005)
 
 
 class TransportSuite:

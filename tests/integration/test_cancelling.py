@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from dataplane.aio import AsyncPlane
 from dataplane.batch import row_sources
 from dataplane.client import background
 from dataplane.wire.messages import MAX_WAITING
-from tests.processes import MIB, StandingNode, pattern
+from tests.processes import MIB, StandingNode, pattern, until
 
 NODE = {"memory": "64MiB", "spill": 0}
 pytestmark = pytest.mark.usefixtures("node")
@@ -28,21 +28,12 @@ async def plane(node: StandingNode) -> AsyncIterator[AsyncPlane]:
         yield plane
 
 
-async def until(condition: Callable[[], Awaitable[bool]], what: str) -> None:
-    try:
-        async with asyncio.timeout(60):
-            while not await condition():
-                await asyncio.sleep(0.002)
-    except TimeoutError:
-        pytest.fail(f"never came true: {what}")
-
-
 async def nothing_is_left(plane: AsyncPlane) -> None:
     async def empty() -> bool:
         stats = await plane.stats()
         return (stats.memory_used, stats.shards, stats.waiting, stats.pinned_bytes) == (0, 0, 0, 0)
 
-    await until(empty, "nothing is left")
+    await until(empty)
 
 
 @pytest.mark.parametrize("size", [4096, 8 * MIB], ids=["inline", "shared"])
@@ -53,12 +44,12 @@ async def test_cancelled_puts_that_wait_for_memory_leave_nothing(plane: AsyncPla
     async def waiting(count: int) -> bool:
         return (await plane.stats()).waiting == count
 
-    await until(lambda: waiting(5), "all wait")
+    await until(lambda: waiting(5))
     for task in puts:
         task.cancel()
     results = await asyncio.gather(*puts, return_exceptions=True)
     assert all(isinstance(result, asyncio.CancelledError) for result in results)
-    await until(lambda: waiting(0), "nobody waits")
+    await until(lambda: waiting(0))
     await plane.free(held)
     await nothing_is_left(plane)
 
@@ -95,7 +86,7 @@ async def test_a_get_cancelled_at_any_step_leaves_no_pin(plane: AsyncPlane) -> N
     async def unpinned() -> bool:
         return (await plane.stats()).pinned_bytes == 0
 
-    await until(unpinned, "nothing is pinned")
+    await until(unpinned)
 
 
 class Copying:
@@ -223,7 +214,7 @@ async def test_appends_refused_at_the_waiting_limit_return_their_permits(plane: 
     async def refused() -> bool:
         return sum(each.done() for each in appends) == 1100 - MAX_WAITING
 
-    await until(refused, "as many wait as may")
+    await until(refused)
     for each in held:
         await plane.free(each)
     results = await asyncio.gather(*appends, return_exceptions=True)

@@ -12,7 +12,7 @@ import pytest
 
 import dataplane as dp
 from tests.cases import each_case
-from tests.processes import StandingNode, eventually
+from tests.processes import StandingNode, eventually, until
 from tests.streams import take
 
 NODE = {"memory": "32MiB", "spill": 0}
@@ -179,10 +179,12 @@ async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode
             except asyncio.CancelledError:
                 pass
             await several.aclose()
-        async with asyncio.timeout(60):
-            while (await stream.stats())["task"]["a"]["leased"]:
-                await asyncio.sleep(0.002)
-        figures = (await stream.stats())["task"]["a"]
+
+        async def settled() -> Any:
+            figures = (await stream.stats())["task"]["a"]
+            return None if figures["leased"] else figures
+
+        figures = await until(settled)
         assert (figures["pending"], figures["dead"], figures["waiting"]) == (3, 0, 0)
 
 
@@ -201,9 +203,7 @@ async def test_deliveries_arrive_in_the_order_of_their_grants(node: StandingNode
         await stream.append({"x": [0]})
         several = stream.deliveries("a", rows=1, columns=["x"], prefetch=1, sampler=sampler)
         following = asyncio.create_task(anext(several))
-        async with asyncio.timeout(60):
-            while not sampler.calls:
-                await asyncio.sleep(0.001)
+        await until(lambda: sampler.calls)
         await stream.append({"x": [1]})
         found = [(await (await following).get("x"))["x"].to_list()]
         found.append((await (await anext(several)).get("x"))["x"].to_list())

@@ -23,7 +23,8 @@ import pytest
 import dataplane as dp
 from dataplane.web.access import PageAccess
 from dataplane.web.feed import Feed
-from dataplane.web.server import PageServer
+from dataplane.web.server import IDLE_S, MAX_CONNECTIONS, PageServer
+from tests import processes
 from tests.cases import each_case
 from tests.processes import StandingNode
 
@@ -136,21 +137,19 @@ async def test_page_connections_are_bounded_and_idle_ones_are_closed(
         host, port = "127.0.0.1", int(server.url.rstrip("/").rpartition(":")[2])
         assert server._limits is not None
         open_files = psutil.Process().num_fds()
-        strangers = [await asyncio.open_connection(host, port) for _ in range(server.MAX_CONNECTIONS + 40)]
+        strangers = [await asyncio.open_connection(host, port) for _ in range(MAX_CONNECTIONS + 40)]
         for i, (_, writer) in enumerate(strangers):
             writer.write(b"GET / HT" if i % 2 else b"G")
         ended = 0
-        for reader, _ in strangers[server.MAX_CONNECTIONS :]:
+        for reader, _ in strangers[MAX_CONNECTIONS :]:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(1)
             ended += 1
         assert ended == 40
-        assert len(server._limits._server.connections) <= server.MAX_CONNECTIONS
+        assert len(server._limits._server.connections) <= MAX_CONNECTIONS
         server._limits.sweep(0.0)
-        server._limits.sweep(server.IDLE_S + 1)
-        async with asyncio.timeout(30):
-            while len(server._limits._server.connections):
-                await asyncio.sleep(0.01)
+        server._limits.sweep(IDLE_S + 1)
+        await processes.until(lambda: not len(server._limits._server.connections))
         async with session.get(server.url) as answer:
             assert answer.status == 200
         for _, writer in strangers:
@@ -203,9 +202,7 @@ async def test_a_viewer_that_does_not_read_is_disconnected(node: StandingNode, m
             await until(session, server.url, lambda tick: tick["viewers"] >= 1)
             big = b"x" * (8 << 20)
             monkeypatch.setattr(type(feed), "encoded", property(lambda self: big))
-            async with asyncio.timeout(30):
-                while feed._viewers:
-                    await asyncio.sleep(0.01)
+            await processes.until(lambda: not feed._viewers)
 
 
 def opened(url: str, path: str = "", **headers: str) -> bytes:

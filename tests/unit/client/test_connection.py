@@ -28,7 +28,7 @@ from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.local import LocalChannel, format_address, listen
 from dataplane.wire.places import pack
-from tests.processes import MIB, StandingNode, pattern
+from tests.processes import MIB, StandingNode, pattern, until
 
 _requests = decoder(AnyRequest)
 
@@ -60,11 +60,6 @@ class Scripted:
 
     def kinds(self) -> list[str]:
         return [type(request).__name__ for request in self.asked]
-
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.001)
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._listener.fileno())
@@ -98,7 +93,7 @@ async def test_a_request_without_an_answer_is_cancelled_and_raises_peer_unavaila
     with pytest.raises(dp.PeerUnavailable) as caught:
         await connection.request(stats(connection), m.Figures, 0.0)
     assert caught.value.address == scripted.address
-    await scripted.until(lambda: scripted.kinds() == ["ReadStats", "Cancel"])
+    await until(lambda: scripted.kinds() == ["ReadStats", "Cancel"])
     # The answer that comes too late is nobody's, and the connection lives on.
     assert scripted.channel is not None
     scripted.channel.send(m.Figures(scripted.asked[0].id, {}))
@@ -136,7 +131,7 @@ async def test_an_unanswered_change_has_an_unknown_outcome(
 ) -> None:
     monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 60.0 if gone else 0.05)
     waiting = asyncio.create_task(connection.request(made(connection.next_id()), m.Done, 60.0 if gone else 0.0))
-    await scripted.until(lambda: bool(scripted.asked))
+    await until(lambda: bool(scripted.asked))
     assert scripted.channel is not None
     if gone:
         scripted.channel.close()
@@ -149,7 +144,7 @@ async def test_an_unanswered_change_has_an_unknown_outcome(
 async def test_a_change_that_was_not_sent_raises_peer_unavailable(
     scripted: Scripted, connection: Connection, made: Callable[[int], Any]
 ) -> None:
-    await scripted.until(lambda: scripted.channel is not None)
+    await until(lambda: scripted.channel is not None)
     assert scripted.channel is not None
     scripted.channel.close()
     for _ in range(2):
@@ -178,13 +173,13 @@ async def test_resources_granted_to_a_cancelled_request_are_given_back(
     scripted: Scripted, connection: Connection, reply: Any, undone: str
 ) -> None:
     task = asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0))
-    await scripted.until(lambda: bool(scripted.asked))
+    await until(lambda: bool(scripted.asked))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert scripted.channel is not None
     scripted.channel.send(reply(scripted.asked[0].id))
-    await scripted.until(lambda: undone in scripted.kinds())
+    await until(lambda: undone in scripted.kinds())
     (back,) = (request for request in scripted.asked if type(request).__name__ == undone)
     if undone == "AskStream":
         assert (back.stream, back.asked) == (b"s", r.ReleaseSnapshot(snapshot=4))
@@ -204,7 +199,7 @@ async def test_the_final_error_of_a_node_is_raised_by_all_waiting_requests(
     scripted: Scripted, connection: Connection
 ) -> None:
     waiting = [asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0)) for _ in range(3)]
-    await scripted.until(lambda: len(scripted.asked) == 3)
+    await until(lambda: len(scripted.asked) == 3)
     assert scripted.channel is not None
     scripted.channel.send(m.Failure(0, "Unauthenticated", "not you", {"peer": "7", "of a later version": 1}))
     scripted.channel.close()
@@ -246,7 +241,7 @@ async def test_a_prefetch_that_is_too_large_for_a_message_is_skipped(
 
 async def test_heartbeats_are_sent_only_while_reservations_exist(scripted: Scripted, connection: Connection) -> None:
     connection.heartbeat.due(+1)
-    await scripted.until(lambda: scripted.kinds().count("Alive") >= 4)
+    await until(lambda: scripted.kinds().count("Alive") >= 4)
     connection.heartbeat.due(+1)
     connection.heartbeat.due(-2)
     count = len(scripted.asked)
@@ -257,7 +252,7 @@ async def test_heartbeats_are_sent_only_while_reservations_exist(scripted: Scrip
 async def test_messages_waiting_at_a_full_socket_are_sent_before_the_close(
     scripted: Scripted, connection: Connection
 ) -> None:
-    await scripted.until(lambda: scripted.channel is not None)
+    await until(lambda: scripted.channel is not None)
     assert scripted.channel is not None
     pin = connection.pins.hold(7)
     asyncio.get_running_loop().remove_reader(scripted.channel._socket.fileno())
@@ -270,7 +265,7 @@ async def test_messages_waiting_at_a_full_socket_are_sent_before_the_close(
     scripted.channel._read_on()
     await settling
     connection.close()
-    await scripted.until(lambda: "Disconnect" in scripted.kinds())
+    await until(lambda: "Disconnect" in scripted.kinds())
     assert scripted.kinds() == ["UnpinShards"] * 40 + ["Disconnect"]
     del pin
 
@@ -282,7 +277,7 @@ async def test_a_put_pending_at_close_is_cancelled_and_freed(
     pin = connection.pins.hold(7) if pinned else None
     put = sm.PutShard(connection.next_id(), b"", b"", "", 5.0)
     waiting = asyncio.create_task(connection.request(put, sm.ShardStored, 5.0))
-    await scripted.until(lambda: bool(scripted.asked))
+    await until(lambda: bool(scripted.asked))
     scripted.answer = lambda request: {
         m.Cancel: lambda: [sm.ShardStored(put.id, 4)],
         sm.Free: lambda: [m.Done(request.id)],
@@ -301,7 +296,7 @@ async def test_a_silent_node_delays_the_close_for_a_bounded_time(
 ) -> None:
     monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.05)
     waiting = asyncio.create_task(connection.request(stats(connection), m.Figures, 5.0))
-    await scripted.until(lambda: bool(scripted.asked))
+    await until(lambda: bool(scripted.asked))
     async with asyncio.timeout(30):
         await connection.settle()
     connection.close()
@@ -313,7 +308,7 @@ async def test_a_notification_to_a_lost_node_does_not_delay_the_close(
     scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 3600.0)
-    await scripted.until(lambda: scripted.channel is not None)
+    await until(lambda: scripted.channel is not None)
     assert scripted.channel is not None
     scripted.channel.close()
     with pytest.raises(dp.PeerUnavailable):

@@ -193,9 +193,11 @@ async def test_members_stay_members_while_the_coordinator_is_away(start: Start, 
     await until(lambda: one.sees == two.sees == {ONE, TWO})
     for node in (one, two):
         node.line.cut()
-    async with asyncio.timeout(60):
-        while await coordinator.members():
-            await asyncio.sleep(0.01)
+
+    async def forgotten() -> bool:
+        return not await coordinator.members()
+
+    await until(forgotten)
     for node in (one, two):
         node.line.mend()
     await until(lambda: one.answers and two.answers)

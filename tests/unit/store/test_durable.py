@@ -19,6 +19,7 @@ from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.small_extents import MOST
 from dataplane.store.store import Store
 from tests.mounts import mounted
+from tests.processes import until
 from tests.unit.store.stores import content, layout, moving
 
 MIB = 1 << 20
@@ -49,12 +50,6 @@ async def read(store: Store, number: int) -> bytes:
 
 def kept(directory: Path) -> list[Path]:
     return sorted((directory / "data" / "shards").iterdir())
-
-
-async def removed(directory: Path, count: int) -> None:
-    async with asyncio.timeout(60):
-        while len(kept(directory)) > count:
-            await asyncio.sleep(0.01)
 
 
 async def test_durable_shards_are_recovered_by_the_next_node(tmp_path: Path) -> None:
@@ -139,9 +134,7 @@ async def test_a_shard_being_spilled_while_made_durable_leaves_no_durable_row(
         await asyncio.wait(residency._tasks or {persisting})
         assert residency._clean_bytes == 3 * MIB
         store.free(numbers)
-        async with asyncio.timeout(60):
-            while persistence.durable._files:
-                await asyncio.sleep(0.01)
+        await until(lambda: not persistence.durable._files)
 
 
 async def test_a_deferred_commit_is_performed_for_the_next_waiting_call(
@@ -170,9 +163,7 @@ async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
         await store.persistence.persist(numbers, soon())
         (file,) = kept(tmp_path)
         store.free([numbers[-1]])
-        async with asyncio.timeout(60):
-            while file.stat().st_blocks * 512 > MIB:
-                await asyncio.sleep(0.01)
+        await until(lambda: file.stat().st_blocks * 512 <= MIB)
         store.free(numbers[1:3])
     async with running(tmp_path) as store:
         left = [number for number in numbers if number not in (*numbers[1:3], numbers[-1])]
@@ -181,7 +172,7 @@ async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
             size = SIZES[numbers.index(number)]
             assert (await read(store, number))[:size] == content(size, size)
         store.free(left)
-        await removed(tmp_path, 0)
+        await until(lambda: not kept(tmp_path))
     async with running(tmp_path) as store:
         assert await store.persistence.recover() == []
 

@@ -21,6 +21,7 @@ from dataplane.store.spill import Disk
 from dataplane.store.spill_file import CHUNK, SpillFile
 from tests.cases import each_case
 from tests.mounts import mounted
+from tests.processes import until
 
 MIB = 1 << 20
 
@@ -64,9 +65,7 @@ def on_disk(directory: Path) -> list[Path]:
 
 async def deleted(disk: Disk) -> None:
     """Waits until nothing is left of what was removed."""
-    async with asyncio.timeout(60):
-        while disk.used:
-            await asyncio.sleep(0)
+    await until(lambda: not disk.used)
 
 
 @pytest.fixture
@@ -267,12 +266,8 @@ async def test_a_shard_is_written_again_while_its_last_files_can_not_be_deleted(
         file = await disk.write(7, last, nothing)
         assert [int(path.stem, 16) for path in on_disk(tmp_path)] == [7, 7, 7]
         assert disk.used == 3 * file.size
-        async with asyncio.timeout(60):
-            while "deleting failed" not in disk.error:
-                await asyncio.sleep(0)
-    async with asyncio.timeout(60):
-        while disk.used > file.size:
-            await asyncio.sleep(0)
+        await until(lambda: "deleting failed" in disk.error)
+    await until(lambda: disk.used == file.size)
     assert on_disk(tmp_path) == [file.path]
     back = blank(size)
     await disk.read(file, back, nothing)

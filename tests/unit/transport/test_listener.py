@@ -14,6 +14,7 @@ import pytest
 
 from dataplane.transport import listener
 from dataplane.transport.listener import EACH, REQUEST, STRANGERS, TICKET, Listener
+from tests.processes import until
 
 
 class Refuses:
@@ -123,12 +124,6 @@ async def port() -> AsyncIterator[Port]:
     yield port
     await port.close()
     assert port.waiting == 0
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.001)
 
 
 def gone(theirs: socket.socket) -> bool:

@@ -20,6 +20,7 @@ from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
 from dataplane.wire.framing import frame
 from dataplane.wire.local import LocalChannel, connect, listen
+from tests.processes import until
 
 messages: msgspec.msgpack.Decoder[Any] = decoder(AnyRequest | AnyReply)
 
@@ -42,18 +43,13 @@ class End:
             self.taken += self.channel.take_descriptors(1)
         self.on_message(message)
 
-    async def until(self, condition: Callable[[], object]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.001)
-
     async def message(self, count: int = 1) -> Any:
-        await self.until(lambda: len(self.got) >= count or self.closed)
+        await until(lambda: len(self.got) >= count or self.closed)
         assert len(self.got) >= count, self.closed
         return self.got[-1]
 
     async def end(self) -> DataplaneError | None:
-        await self.until(lambda: self.closed)
+        await until(lambda: self.closed)
         return self.closed[0]
 
 

@@ -1,4 +1,4 @@
-"""Nodes, in processes of their own."""
+"""Units; those that need real processes fork them."""
 
 from __future__ import annotations
 
