@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 import dataplane as dp
-from tests.etcd import EtcdServer, needs_etcd
+from tests.etcd import needs_etcd
 from tests.integration.test_hosts import Host, leader, members, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.processes import eventually
@@ -44,23 +43,11 @@ class Cluster:
         eventually(lambda: all(self.nodes[which] not in members(plane) for plane in others), "the dead are noticed")
 
 
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """A coordinator that outlives the hosts. Those that hosts run themselves: `tests/integration/test_seeds.py`."""
-    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
 @pytest.fixture
-def join(etcd: EtcdServer, names: Iterator[int] = itertools.count(1)) -> str:  # noqa: B008
-    """Of a cluster of the test's own."""
-    return f"etcd://{etcd.address}/{next(names)}"
-
-
-@pytest.fixture
-def cluster(tmp_path: Path, join: str) -> Iterator[Cluster]:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with ExitStack() as stack:
-        hosts = [stack.enter_context(Host(tmp_path / str(number), join)) for number in range(3)]
+        hosts = [stack.enter_context(Host(tmp_path / "0"))]
+        hosts += [stack.enter_context(Host(tmp_path / name, *hosts)) for name in "12"]
         planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
         together(*planes)
         yield Cluster(hosts, planes)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.etcd import EtcdServer, needs_etcd
+from tests.etcd import needs_etcd
 from tests.integration.test_hosts import Host, together
 from tests.processes import MIB, StandingNode, eventually
 
@@ -93,9 +93,8 @@ def test_a_durable_history_survives_a_restart(tmp_path: Path) -> None:
 @needs_etcd
 def test_hosts_share_a_history_and_outlive_one_of_them(tmp_path: Path) -> None:
     with (
-        EtcdServer(tmp_path) as etcd,
-        Host(tmp_path / "0", f"etcd://{etcd.address}/h") as one,
-        Host(tmp_path / "1", f"etcd://{etcd.address}/h") as two,
+        Host(tmp_path / "0") as one,
+        Host(tmp_path / "1", one) as two,
         dp.connect(one.address) as first,
         dp.connect(two.address) as second,
     ):

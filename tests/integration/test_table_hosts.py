@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,26 +10,11 @@ import pytest
 
 import dataplane as dp
 from dataplane.cluster.placement import Rendezvous
-from tests.etcd import EtcdServer, needs_etcd
+from tests.etcd import needs_etcd
 from tests.integration.test_hosts import Host, members
 from tests.processes import WAIT_S, eventually
 
 pytestmark = needs_etcd
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    """A coordinator that outlives the hosts."""
-    with EtcdServer(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
-
-
-@pytest.fixture
-def hosts(tmp_path: Path, etcd: EtcdServer, names: Iterator[int] = itertools.count(1)) -> Iterator[list[Host]]:  # noqa: B008
-    """Three that know each other."""
-    join = f"etcd://{etcd.address}/{next(names)}"
-    with Host(tmp_path / "0", join) as one, Host(tmp_path / "1", join) as two, Host(tmp_path / "2", join) as three:
-        yield [one, two, three]
 
 
 def at(planes: list[Any], which: int) -> str:

@@ -14,7 +14,7 @@ import pytest
 import dataplane as dp
 from dataplane.client import publishing
 from dataplane.weights import Slice
-from tests.etcd import EtcdServer, needs_etcd
+from tests.etcd import needs_etcd
 from tests.integration.test_hosts import Host, together
 from tests.processes import MIB, StandingNode, Worker, eventually
 
@@ -238,10 +238,9 @@ def test_a_host_with_an_older_version_fetches_only_deltas(two: list[Any]) -> Non
 @needs_etcd
 def test_replicated_versions_survive_the_death_of_the_publishing_host(tmp_path: Path) -> None:
     with (
-        EtcdServer(tmp_path) as etcd,
-        Host(tmp_path / "0", f"etcd://{etcd.address}/w") as one,
-        Host(tmp_path / "1", f"etcd://{etcd.address}/w") as two,
-        Host(tmp_path / "2", f"etcd://{etcd.address}/w") as three,
+        Host(tmp_path / "0") as one,
+        Host(tmp_path / "1", one) as two,
+        Host(tmp_path / "2", one) as three,
         dp.connect(one.address) as a,
         dp.connect(two.address) as b,
         dp.connect(three.address) as c,

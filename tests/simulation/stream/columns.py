@@ -71,10 +71,13 @@ class Columns:
             raise Violation(f"1: {name} is told {len(entries)} entries up to {last}, and lacks {new}")
         self._told[life, partition] = last
         for entry in entries[-new:]:
-            ref = BatchRef.decode(entry)
-            for shard in ref.shards():
-                self.freeing[partition](shard)
-            self._free(life, partition, ref)
+            self._unneeded(life, partition, entry)
+
+    def _unneeded(self, life: bytes, partition: int, entry: bytes) -> None:
+        ref = BatchRef.decode(entry)
+        for shard in ref.shards():
+            self.freeing[partition](shard)
+        self._free(life, partition, ref)
 
     def _free(self, life: bytes, partition: int, ref: BatchRef) -> None:
         for shard in ref.shards():

@@ -56,12 +56,24 @@ class Audit(Protocol):
         """The machine has applied a command, after so many, and has so many rows now."""
 
 
-class WatchedMachine(StreamMachine):
-    """See the module. `count` commands have been applied."""
+class Counted:
+    """A state machine whose snapshot has `count`, the number of commands that it has applied."""
+
+    count = 0
+
+    def snapshot(self) -> bytes:
+        return self.count.to_bytes(_COUNT) + super().snapshot()  # type: ignore[misc]
+
+    def restore(self, state: bytes) -> None:
+        super().restore(state[_COUNT:])  # type: ignore[misc]
+        self.count = int.from_bytes(state[:_COUNT])
+
+
+class WatchedMachine(Counted, StreamMachine):
+    """See the module."""
 
     def __init__(self, audit: Audit, partition: int, of: StreamSettings) -> None:
         super().__init__(f"s{partition}", of, "m")
-        self.count = 0
         self._audit = audit
 
     def decide(self, request: bytes, term: int, now: float) -> Decision:
@@ -72,10 +84,3 @@ class WatchedMachine(StreamMachine):
         self._audit.applied(self.count, command, result, self.leased.partition.rows.count)
         self.count += 1
         return result
-
-    def snapshot(self) -> bytes:
-        return self.count.to_bytes(_COUNT) + super().snapshot()
-
-    def restore(self, state: bytes) -> None:
-        super().restore(state[_COUNT:])
-        self.count = int.from_bytes(state[:_COUNT])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 
 from dataplane.batch import locations
@@ -25,25 +25,16 @@ class Columns(columns.Columns):
             del self._needs[copy, partition][life, shard]
         return life, shard, ()
 
-    def settled(self, partition: int, name: str, last: int, entries: Sequence[bytes]) -> None:
+    def _unneeded(self, life: bytes, partition: int, entry: bytes) -> None:
         """No entry frees a cell that a row needs, and none ends a write that has one."""
-        life = bytes.fromhex(name)
-        new = last - self._told.get((life, partition), 0)
-        if life in self.dead or new <= 0:
-            return
-        if new > len(entries):
-            raise Violation(f"1: {name} is told {len(entries)} entries up to {last}, and lacks {new}")
-        self._told[life, partition] = last
-        needed = self.cells()
-        for entry in entries[-new:]:
-            ref, whole = decode(entry)
-            [shard] = ref.shards()
-            rows = next(iter(locations.footprint(ref).values()))[0][1].array().tolist()
-            freed = {(column, (*shard, row)) for column in ref.columns for row in rows}
-            if freed & needed:
-                raise Violation(f"1: {name} frees {freed & needed}, which rows need")
-            if whole:
-                self._free(life, partition, ref)
+        ref, whole = decode(entry)
+        [shard] = ref.shards()
+        rows = next(iter(locations.footprint(ref).values()))[0][1].array().tolist()
+        freed = {(column, (*shard, row)) for column in ref.columns for row in rows}
+        if needed := freed & self.cells():
+            raise Violation(f"1: {life.hex()} frees {needed}, which rows need")
+        if whole:
+            self._free(life, partition, ref)
 
     def kept(self) -> set[Shard]:
         """The shards that lives which go on keep, each once."""

@@ -10,9 +10,9 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.table import requests as r
 from dataplane.table.machine import TableMachine
+from tests.simulation.stream.machine import Counted
 
 _INT = Field("dense", "int64", ())
-_COUNT = 8
 
 decoded = lru_cache(512)(r.decode_command)
 decoded_result = lru_cache(512)(r.decode_result)
@@ -31,12 +31,11 @@ class Audit(Protocol):
         """The machine has applied a command, after so many."""
 
 
-class WatchedMachine(TableMachine):
-    """See the module. `count` commands have been applied."""
+class WatchedMachine(Counted, TableMachine):
+    """See the module."""
 
     def __init__(self, audit: Audit) -> None:
         super().__init__("t")
-        self.count = 0
         self._audit = audit
 
     def apply(self, command: bytes) -> bytes:
@@ -44,10 +43,3 @@ class WatchedMachine(TableMachine):
         self._audit.applied(self.count, command, result)
         self.count += 1
         return result
-
-    def snapshot(self) -> bytes:
-        return self.count.to_bytes(_COUNT) + super().snapshot()
-
-    def restore(self, state: bytes) -> None:
-        super().restore(state[_COUNT:])
-        self.count = int.from_bytes(state[:_COUNT])

@@ -11,18 +11,19 @@ from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import plan
 from tests.cases import each_case
 
+ROWS = 250
 _MIXED: dict[str, Any] = {
-    "dense": np.arange(4000.0).reshape(1000, 4),
-    "strided": np.arange(8000).reshape(1000, 8)[:, ::2],
-    "tensor": torch.arange(4000).view(4, 1000).t(),
-    "ragged": [np.arange(i % 17) for i in range(1000)],
-    "tensors": [torch.ones(i % 5, 3) * i for i in range(1000)],
-    "images": [np.full((i % 3, 2, i % 4), i) for i in range(1000)],
-    "text": [f"answer {i}" for i in range(1000)],
-    "bytes": [b"x" * (i % 2000) for i in range(1000)],
-    "object": [None if i % 2 else i for i in range(1000)],
-    "struct": [{"a": i} if i % 3 else {"b": [i] * (i % 4)} for i in range(1000)],
-    "twice": [f"prompt {i // 8}" for i in range(1000)],
+    "dense": np.arange(4.0 * ROWS).reshape(ROWS, 4),
+    "strided": np.arange(8 * ROWS).reshape(ROWS, 8)[:, ::2],
+    "tensor": torch.arange(4 * ROWS).view(4, ROWS).t(),
+    "ragged": [np.arange(i % 17) for i in range(ROWS)],
+    "tensors": [torch.ones(i % 5, 3) * i for i in range(ROWS)],
+    "images": [np.full((i % 3, 2, i % 4), i) for i in range(ROWS)],
+    "text": [f"answer {i}" for i in range(ROWS)],
+    "bytes": [b"x" * (i % 2000) for i in range(ROWS)],
+    "object": [None if i % 2 else i for i in range(ROWS)],
+    "struct": [{"a": i} if i % 3 else {"b": [i] * (i % 4)} for i in range(ROWS)],
+    "twice": [f"prompt {i // 8}" for i in range(ROWS)],
 }
 
 
