@@ -107,6 +107,20 @@ def pattern(seed: int, nbytes: int, rows: int = 1) -> npt.NDArray[np.uint64]:
     return (np.arange(nbytes // 8, dtype=np.uint64) + np.uint64(seed << 32)).reshape(rows, -1)
 
 
+def own_memory(pid: int) -> int:
+    """Bytes of a process that are no file's and not shared."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("RssAnon:")[1].split()[0]) << 10
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def has_ipv6() -> bool:
     """Whether this host has an address of IPv6 to listen at."""
     try:

@@ -14,15 +14,32 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.attack import faults, frames, kills, peers
+from tests.attack import frames, peers
+from tests.chaos import kills
+from tests.faults import driver
 
 Attack = Callable[[int, float, Path], Mapping[str, object]]
+
+
+def failing_calls(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
+    """Failing calls into the operating system, drawn from the matrix of `tests.faults`."""
+    summary = driver.run(seed, seconds)
+    assert not summary["failures"], f"cells {summary['failures']} of `python -m tests.faults.driver`"
+    return {"cells": summary["cells"], "failed calls": summary["failed_calls"]}
+
+
+def killed(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
+    """Producers, consumers and drafters of one stream, killed at random moments under load: see `tests.chaos.kills`."""
+    found = kills.run(seed, 1 << 30, directory, seconds)
+    assert not found.broken, found.broken[:5]
+    return {"kills": found.kills, "rows appended": found.appended, "acked": found.acked}
+
 
 ATTACKS: dict[str, Attack] = {
     "frames": frames.attack,
     "peers": peers.attack,
-    "faults": faults.attack,
-    "kills": kills.attack,
+    "faults": failing_calls,
+    "kills": killed,
 }
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import dataplane as dp
-from tests.processes import WAIT_S, Worker, eventually, pattern
+from tests.processes import WAIT_S, Worker, eventually, own_memory, pattern
 
 _SIZE = 256 << 10
 _WARM = 20_000  # frames after which a node should have all that it keeps for those who send them
@@ -64,8 +64,7 @@ class Node:
 
     def memory(self) -> int:
         """Bytes of its own memory, without what it shares with its clients."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text()
-        return int(status.split("RssAnon:")[1].split()[0]) << 10
+        return own_memory(self._process.pid)
 
     def held(self) -> tuple[int, int]:
         """Its descriptors and threads."""

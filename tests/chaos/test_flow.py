@@ -12,8 +12,7 @@ from dataplane.table import requests as t
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from tests.chaos.raw import Raw
-from tests.chaos.test_hostile import own_memory
-from tests.processes import MIB, StandingNode
+from tests.processes import MIB, StandingNode, own_memory
 
 NODE = {"memory": "64MiB", "spill": 0}
 

@@ -18,16 +18,10 @@ from dataplane.wire.framing import frame
 from tests.attack.neighbour import Neighbour
 from tests.cases import each_case
 from tests.chaos.raw import Raw, framed, one_column
-from tests.processes import MIB, StandingNode, pattern
+from tests.processes import MIB, StandingNode, own_memory, pattern
 
 BUDGET = 16 * MIB
 ALLOWED = 64 * MIB  # of the node's own memory, on top of what it had
-
-
-def own_memory(pid: int) -> int:
-    """The most bytes of its own that the process ever had, shared memory aside."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in status if line.startswith("RssAnon"))
 
 
 @pytest.fixture

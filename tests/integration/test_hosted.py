@@ -16,7 +16,7 @@ from dataplane.config import ClusterConfig, NodeConfig
 from tests import etcd
 from tests.cases import each_case
 from tests.integration.test_hosts import ANY
-from tests.processes import Worker, eventually
+from tests.processes import Worker, eventually, gone
 
 
 def clustered() -> ClusterConfig:
@@ -50,6 +50,6 @@ def test_a_cluster_node_ends_with_its_starter_and_leaves_no_files(tmp_path: Path
         node = psutil.Process(pid)
         assert node.ppid() != starter.pid, "who kills a process's children does not kill it"
         starter.kill(how)
-    eventually(lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE, "it ends")
+    eventually(lambda: gone(pid), "it ends")
     assert not Path(address.removeprefix("unix://")).parent.exists()
     assert not list(tmp_path.glob("dataplane-spill-*"))

@@ -19,7 +19,7 @@ import pytest
 import dataplane as dp
 from dataplane.client import embedded
 from tests.cases import each_case
-from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
+from tests.processes import MIB, WAIT_S, StandingNode, eventually, gone, pattern
 
 
 @pytest.mark.long
@@ -69,13 +69,6 @@ def test_children_attach_to_the_embedded_node(tmp_path: Path, method: str) -> No
         assert total == pattern(1, MIB).sum()
         assert plane.get(answer)["y"].to_list() == [1, 2]
     assert "DATAPLANE_ADDRESS" not in os.environ
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_an_embedded_node_waits_for_the_last_of_its_clients(tmp_path: Path) -> None:

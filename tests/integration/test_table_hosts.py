@@ -12,6 +12,7 @@ import dataplane as dp
 from dataplane.cluster.placement import Rendezvous
 from tests.etcd import needs_etcd
 from tests.integration.test_hosts import Host, members
+from tests.integration.test_stream_hosts import nothing_kept
 from tests.processes import WAIT_S, eventually
 
 pytestmark = needs_etcd
@@ -23,11 +24,6 @@ def at(planes: list[Any], which: int) -> str:
     placement = Rendezvous(node.encode() for node in nodes)
     names = (f"table-{number}" for number in range(1000))
     return next(name for name in names if nodes[placement.winner("table", name).decode()] == which)
-
-
-def nothing_kept(plane: Any) -> bool:
-    stats = plane.stats()
-    return bool(stats.put_bytes == stats.freed_bytes)
 
 
 def columns(rows: int, first: int = 0) -> dict[str, Any]:

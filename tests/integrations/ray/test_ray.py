@@ -20,7 +20,7 @@ import dataplane as dp
 from dataplane.integrations import ray as door
 from tests.integrations.marks import SYSTEMS, long
 from tests.integrations.ray.conftest import NODE
-from tests.processes import eventually
+from tests.processes import eventually, gone
 
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what else is installed may have other `tests`
 
@@ -94,13 +94,6 @@ def refused() -> str:
 
 def all_know_each_other(count: int) -> None:
     eventually(lambda: all(len(on(place, look)[2]) == count for place in places()), f"{count} members", LOST_S)
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 def test_each_ray_node_has_a_node_and_all_know_each_other(two: Any) -> None:
