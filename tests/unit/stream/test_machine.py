@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,12 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import (
     Closed,
     Corrupt,
+    DataplaneError,
     LeaseExpired,
     NotReady,
     ProtocolMismatch,
 )
+from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.packing import PackedIntegers, pack
@@ -233,6 +236,16 @@ def test_row_ages_are_not_overestimated_after_a_failover(part: Partition) -> Non
     with pytest.raises(NotReady):
         part.consume(sampler=CompleteGroups(2, timeout=7.5))
     assert part.leader.leased.partition.progress.tally(0)["expired"] == 1
+
+
+def test_an_extend_with_too_few_lengths_is_refused_and_changes_nothing(part: Partition) -> None:
+    part.append(2)
+    before = part.leader.snapshot()
+    lengths = {"y": np.ones(1, np.int64)}
+    extend = c.ExtendCommand(rows=at(0, 1), ref=part.ref(2, "y"), lengths=lengths, holds=np.empty(0, np.int64))
+    with suppress(DataplaneError, IndexError):
+        part.leader.apply(c.encode(extend))
+    assert part.leader.snapshot() == before
 
 
 @each_case(
