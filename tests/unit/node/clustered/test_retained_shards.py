@@ -8,17 +8,15 @@ from pathlib import Path
 import pytest
 
 from dataplane.batch.field import Field
-from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.config import NodeConfig
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.store.store import Store
+from tests.unit.store.stores import layout
 
-ME, OTHER = b"me......", b"other..."
-INT = Field("dense", "int64", ())
-ROWS = 4
+ME = b"me......"
 
 
 class Kept:
@@ -27,10 +25,9 @@ class Kept:
         self.retained = RetainedShards(NeededShards(ME, self.store))
 
     def put(self) -> BatchRef:
-        layout = ShardLayout((("x", ColumnLayout(INT, ROWS, ROWS, ((0, 8 * ROWS),))),)).encode()
-        shard = self.store.put_now("client", bytes(64), layout, scope="", holder="")
+        shard = self.store.put_now("client", bytes(64), layout(64), scope="", holder="")
         assert shard is not None
-        return ref_to(ME, ROWS, [("x", INT, 8 * ROWS, shard, 0)])
+        return ref_to(ME, 1, [("x", Field("dense", "uint8", (64,)), 64, shard, 0)])
 
     @property
     def shards(self) -> int:

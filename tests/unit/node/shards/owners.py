@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -18,13 +18,14 @@ from tests.unit.store.stores import content, layout
 
 ANY, OWNER = "tcp://127.0.0.1:0", b"owner..."
 NBYTES = 64
+Answer = Callable[[Any], Awaitable[Message]]
 
 
 class Owner:
     """Has every shard but the `freed` ones. It answers while `go` is set; `asked`: the shards asked for."""
 
-    def __init__(self) -> None:
-        self.peers = Peers(OWNER.hex(), ANY, KEY, self._answer)
+    def __init__(self, answer: Answer | None = None) -> None:
+        self.peers = Peers(OWNER.hex(), ANY, KEY, answer or self._answer)
         self.freed: set[int] = set()
         self.asked: list[int] = []
         self.go = asyncio.Event()
@@ -46,9 +47,9 @@ class Owner:
 
 
 @asynccontextmanager
-async def owning() -> AsyncIterator[tuple[Owner, Peers, Members]]:
-    """An owner; the sockets of another node; and its members, the owner among them."""
-    owner, mine = Owner(), Peers(ME.hex(), ANY, KEY, lambda request: Done(request.id))
+async def owning(answer: Answer | None = None) -> AsyncIterator[tuple[Owner, Peers, Members]]:
+    """An owner, which may answer otherwise; the sockets of another node; and its members, the owner among them."""
+    owner, mine = Owner(answer), Peers(ME.hex(), ANY, KEY, lambda request: Done(request.id))
     owner.peers.start()
     mine.start()
     try:

@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 
-from dataplane.cluster.membership import Member
 from dataplane.errors import OutcomeUnknown, PeerUnavailable
 from dataplane.node.shards import fetch
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
-from dataplane.wire.peer import Peers
 from tests.cases import each_case
-from tests.keys import KEY
 from tests.processes import until
-from tests.unit.node.shards.members import ME, Members
+from tests.unit.node.shards.members import ME
+from tests.unit.node.shards.owners import OWNER, owning
 from tests.unit.store.stores import moving
-
-ANY, OWNER = "tcp://127.0.0.1:0", b"owner..."
 
 
 async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,11 +31,10 @@ async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeyp
         await asyncio.Event().wait()
         return Done(request.id)
 
-    owner, mine = Peers(OWNER.hex(), ANY, KEY, answer), Peers(ME.hex(), ANY, KEY, answer)
-    owner.start()
-    mine.start()
-    members = Members(of={OWNER: Member(1, owner.address)})
-    async with moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored:
+    async with (
+        owning(answer) as (_, mine, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored,
+    ):
         fetcher = Fetcher(ME, stored, mine, members, TransportChoice(()))
         with pytest.raises(OutcomeUnknown, match="free it again"):
             await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
@@ -47,8 +42,6 @@ async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeyp
         members.lose(OWNER)
         await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
         await fetcher.aclose()
-    await mine.aclose()
-    await owner.aclose()
 
 
 @each_case("how", ["cancelled", "not answered in time"])
@@ -69,11 +62,10 @@ async def test_a_retain_that_fails_has_retained_nothing(
         await go.wait()
         return pm.Linked(request.id, [7])
 
-    owner, mine = Peers(OWNER.hex(), ANY, KEY, answer), Peers(ME.hex(), ANY, KEY, answer)
-    owner.start()
-    mine.start()
-    members = Members(of={OWNER: Member(1, owner.address)})
-    async with moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored:
+    async with (
+        owning(answer) as (_, mine, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored,
+    ):
         fetcher = Fetcher(ME, stored, mine, members, TransportChoice(()))
         retaining = asyncio.create_task(fetcher.retain(OWNER, [(1, [([0], (0, 1, b""))])]))
         await heard.wait()
@@ -84,5 +76,3 @@ async def test_a_retain_that_fails_has_retained_nothing(
         go.set()
         await until(lambda: freed == [7])
         await fetcher.aclose()
-    await mine.aclose()
-    await owner.aclose()
