@@ -10,8 +10,22 @@ from typing import Any
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.store.store import Store
+from tests.processes import WAIT_S
+
+
+class FakeClock:
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def soon() -> Deadline:
+    return Deadline.after(WAIT_S)
 
 
 def layout(nbytes: int) -> bytes:

@@ -10,16 +10,9 @@ from hypothesis import strategies as st
 from dataplane.clock import Deadline
 from dataplane.errors import LimitExceeded
 from dataplane.store.budget import Budget
+from tests.unit.store.stores import FakeClock
 
 LONG = 20.0
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Waiters:

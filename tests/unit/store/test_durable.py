@@ -20,7 +20,7 @@ from dataplane.store.small_extents import MOST
 from dataplane.store.store import Store
 from tests.mounts import mounted
 from tests.processes import until
-from tests.unit.store.stores import content, layout, moving
+from tests.unit.store.stores import content, layout, moving, soon
 
 MIB = 1 << 20
 SIZES = [1, 64, 200, PAGE, MOST, MOST + 1, MIB // 8, 5 * MIB]
@@ -30,10 +30,6 @@ def running(directory: Path, **settings: Any) -> AbstractAsyncContextManager[Sto
     """A store on the data directory, without room to spill."""
     defaults = {"memory": 32 * MIB, "spill": 0, "spill_dir": directory}
     return moving(defaults | settings, directory=DataDirectory(directory / "data"))
-
-
-def soon(seconds: float = 15.0) -> Deadline:
-    return Deadline.after(seconds)
 
 
 async def put(store: Store, data: bytes) -> int:
@@ -225,7 +221,7 @@ async def test_a_full_disk_is_backpressure(small: Path) -> None:
         fits = await put(store, content(0, 4 * MIB))
         await store.persistence.persist([fits], soon())
         number = await put(store, content(1, 4 * MIB))
-        hasty = asyncio.create_task(store.persistence.persist([number], soon(0.3)))
+        hasty = asyncio.create_task(store.persistence.persist([number], Deadline.after(0.3)))
         patient = asyncio.create_task(store.persistence.persist([number], soon()))
         with pytest.raises(Backpressure) as refused:
             await hasty

@@ -17,7 +17,7 @@ from dataplane.store import residency
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
-from tests.unit.store.stores import moving
+from tests.unit.store.stores import moving, soon
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 64 * KIB  # of every shard here
@@ -28,10 +28,6 @@ LAYOUT = ShardLayout((("x", ColumnLayout(Field("dense", "uint8", (SIZE,)), 1, 1,
 
 def content(seed: int) -> bytes:
     return bytes((seed + i) % 251 for i in range(256)) * (SIZE // 256)
-
-
-def soon() -> Deadline:
-    return Deadline.after(WAIT_S)
 
 
 def running(directory: Path, **settings: Any) -> AbstractAsyncContextManager[Store]:

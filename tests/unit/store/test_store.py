@@ -28,24 +28,12 @@ from dataplane.store.arena import Extent
 from dataplane.store.store import Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
-from tests.unit.store.stores import content, moving
+from tests.unit.store.stores import FakeClock, content, moving, soon
 
 MIB = 1 << 20
 CAPACITY = MIB // PAGE
 LEASE_S = 60.0
 ROWS, COLUMNS = 4, 2
-
-
-class FakeClock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def soon() -> Deadline:
-    return Deadline.after(WAIT_S)
 
 
 def layout(nbytes: int, *, rows: int = ROWS, offset: int = 0) -> bytes:
@@ -116,7 +104,7 @@ class StoreAgainstAModel(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.directory = tempfile.TemporaryDirectory()
-        self.clock = FakeClock()
+        self.clock = FakeClock(1000.0)
         self.store = Store(NodeConfig(**_settings(Path(self.directory.name), compression="never")), clock=self.clock)
         self.mover = self.loop.create_task(self.store.residency.run())
         self.reserved: dict[int, tuple[str, Extent]] = {}
