@@ -50,6 +50,27 @@ def test_reads_from_a_killed_host_are_right_or_fail_with_a_typed_error(tmp_path:
         assert np.array_equal(other.get(other.put({"x": pattern(9, 48 * MIB)}))["x"].numpy(), pattern(9, 48 * MIB))
 
 
+@pytest.mark.long
+def test_an_owner_that_was_suspended_is_readable_again_after_it_resumes(two: Hosts, planes: Planes) -> None:
+    one, other = planes
+    node = one.stats().node
+    ref, ref_2 = one.put({"x": pattern(1, 2 * MIB)}), one.put({"x": pattern(2, 2 * MIB)})
+    two[0].freeze()
+    try:
+        with pytest.raises(dp.PeerUnavailable):
+            other.get(ref, timeout=0.1)
+        eventually(lambda: members(other) == {other.stats().node}, "it is no member")
+        with pytest.raises(dp.PeerUnavailable, match="away"):  # and may come back
+            other.get(ref_2, timeout=600)
+    finally:
+        two[0].thaw()
+    together(one, other)
+    assert one.stats().node == node
+    for seed, each in ((1, ref), (2, ref_2)):
+        assert np.array_equal(other.get(each)["x"].numpy(), pattern(seed, 2 * MIB))
+    eventually(lambda: two[0].facts()["offers"] == 0, "the owner holds nothing for the reader")
+
+
 def read_quietly(plane: Any, ref: dp.BatchRef) -> None:
     with suppress(dp.DataplaneError):
         plane.get(ref, timeout=5)

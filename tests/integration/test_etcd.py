@@ -36,6 +36,11 @@ def read(plane: Any, ref: dp.BatchRef) -> Any:
     return plane.get(ref)["x"].to_list()
 
 
+def led(plane: Any) -> dict[str, list[str]]:
+    """The partitions that each node leads."""
+    return {node: sorted(member["leads"]) for node, member in plane.members()["members"].items()}
+
+
 @pytest.mark.parametrize("how", ["the same", "empty"])
 def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], etcd: EtcdServer, how: str) -> None:
     with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
@@ -44,6 +49,8 @@ def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], e
         stream, theirs = (plane.stream("s", ["a"]) for plane in (one, other))
         stream.append({"x": [0]})
         assert take(theirs, timeout=60) == [0]
+        leads = led(one)
+        assert any(leads.values())
         etcd.stop()
         eventually(lambda: not one.members()["coordination"]["answers"], "it says that etcd is away")
         assert read(other, one.put({"x": [1]})) == [1]
@@ -57,6 +64,7 @@ def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], e
         together(one, other)
         stream.append({"x": [5]})
         assert take(theirs, timeout=60) == [5]
+        assert led(one) == leads, "nobody takes another's place"
 
 
 def test_a_node_that_is_started_again_knows_that_the_one_before_it_has_ended(tmp_path: Path, etcd: EtcdServer) -> None:

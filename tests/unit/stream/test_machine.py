@@ -18,6 +18,7 @@ from dataplane.errors import (
     DataplaneError,
     LeaseExpired,
     NotReady,
+    OwnerDied,
     ProtocolMismatch,
 )
 from dataplane.stream import commands as c
@@ -214,6 +215,21 @@ def test_a_replaced_column_is_released_after_its_last_reader(part: Partition) ->
     part.ack(reader.grant)
     assert not list(part.leader.leased.replaced)
     assert b"node-z-1".hex() in part.leader.waiting()
+
+
+def test_a_returned_node_appends_new_columns_and_its_lost_rows_stay_lost(part: Partition) -> None:
+    part.append(1, keys=["old"], ref=part.ref(1, "x", node=b"node-one"))
+    late = part.ref(1, "x", node=b"node-one")
+    ((_, first),) = part.ref(1, "x", node=b"node-one").shards()
+    part.ask(r.Lose(node=b"node-one"))
+    part.ask(r.Return(node=b"node-one", first=first))
+    part.fail_over()
+    with pytest.raises(OwnerDied):
+        part.append(1, ref=late)
+    assert part.append(1, keys=["new"], ref=part.ref(1, "x", node=b"node-one")).new
+    assert part.consume().rows.tolist() == [1]
+    part.ask(r.Lose(node=b"node-one"))
+    assert not len(part.leader.leased.partition.rows.all())
 
 
 def test_a_stream_that_was_cleared_is_closed(part: Partition) -> None:
