@@ -4,22 +4,28 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.etcd import needs_etcd
-from tests.integration.test_hosts import Host, leader, members, together
+from tests.cases import each_case
+from tests.etcd import EtcdServer, needs_etcd
+from tests.integration.test_hosts import LEASE_S, Host, leader, members, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.processes import eventually
 
 pytestmark = needs_etcd
 
 GROUPS = [f"prompt-{i}" for i in range(30)]
+AWAY_S = 1.5 * LEASE_S
+"""For which a coordinator is away: longer than the leases of members, and those of leaders."""
 
 
 class Cluster:
@@ -31,6 +37,16 @@ class Cluster:
         self.hosts = [hosts[number] for number in order]
         self.planes = [planes[number] for number in order]
         self.nodes = [plane.stats().node for plane in self.planes]
+
+    def followed(self) -> None:
+        """Wait until the last leads the stream, and another follows."""
+
+        def roles() -> set[str]:
+            seen = self.planes[-1].members()["members"][self.nodes[-1]]["leads"]
+            others = [each["follows"] for plane in self.planes for each in plane.members()["members"].values()]
+            return {key for key in seen if key.startswith("rollouts/")} & {key for each in others for key in each}
+
+        eventually(roles, "it leads, and another follows")
 
     def kill(self, which: int) -> None:
         """The host's node dies, and the others notice."""
@@ -51,6 +67,91 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
         together(*planes)
         yield Cluster(hosts, planes)
+
+
+class Flow:
+    """Rows that are appended on each host and acked on each, one after the other, until told to end."""
+
+    def __init__(self, planes: list[Any]) -> None:
+        streams = [plane.stream("rollouts", tasks=["actor"]) for plane in planes]
+        self.appended = [0 for _ in planes]
+        self.acked: list[int] = []
+        self._producing = self._consuming = True
+        self._threads = ThreadPoolExecutor(2 * len(planes))
+        self._producers = [self._threads.submit(self._produce, *each) for each in enumerate(streams)]
+        self._consumers = [self._threads.submit(self._consume, stream) for stream in streams]
+
+    def _produce(self, which: int, stream: Any) -> None:
+        while self._producing:
+            first = which + len(self.appended) * self.appended[which]
+            stream.append({"id": np.array([first])}, timeout=60)
+            self.appended[which] += 1
+
+    def _consume(self, stream: Any) -> None:
+        while self._consuming:
+            with (
+                suppress(dp.NotReady, dp.LeaseExpired),
+                stream.consume("actor", rows=16, columns=["id"], timeout=0.5, lease=LEASE_S) as delivery,
+            ):
+                found = [int(i) for i in delivery.get()["id"].to_list()]
+                delivery.ack()
+                self.acked += found
+
+    def goes_on(self) -> None:
+        """Wait until each host has appended more, and somebody has acked more."""
+        appended, acked = [*self.appended], len(self.acked)
+        eventually(
+            lambda: (
+                all(now > was for now, was in zip(self.appended, appended, strict=True)) and len(self.acked) > acked
+            ),
+            "rows flow",
+        )
+
+    def end(self) -> list[int]:
+        """End it once all is acked; what was."""
+        self._producing = False
+        for each in self._producers:
+            each.result()
+        eventually(lambda: len(self.acked) >= sum(self.appended), "all is acked")
+        self._consuming = False
+        for each in self._consumers:
+            each.result()
+        self._threads.shutdown()
+        return self.acked
+
+
+def led(planes: list[Any]) -> dict[str, set[str]]:
+    """What each node says that it leads."""
+    return {plane.stats().node: {*plane.members()["members"][plane.stats().node]["leads"]} for plane in planes}
+
+
+@pytest.mark.long
+@each_case("how", ["away", "wiped"])
+def test_rows_flow_while_the_coordinator_is_down_and_after_it_was_wiped(tmp_path: Path, how: str) -> None:
+    with ExitStack() as stack:
+        etcd = stack.enter_context(EtcdServer(tmp_path))
+        join = f"etcd://{etcd.address}/flow"
+        hosts = [stack.enter_context(Host(tmp_path / str(number), join)) for number in range(3)]
+        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
+        together(*planes)
+        flow = Flow(planes)
+        Cluster(hosts, planes).followed()
+        before = led(planes)
+        etcd.stop()
+        eventually(lambda: not any(plane.members()["coordination"]["answers"] for plane in planes), "it is missed")
+        until_s = time.monotonic() + AWAY_S
+        while time.monotonic() < until_s:
+            flow.goes_on()
+        if how == "wiped":
+            etcd.wipe()
+        etcd.start()
+        eventually(lambda: all(plane.members()["coordination"]["answers"] for plane in planes), "it answers")
+        flow.goes_on()
+        eventually(lambda: etcd.count("/dataplane/flow/values/partitions/") == 1, "it knows the partition")
+        assert led(planes) == before, "nobody takes another's place"
+        together(*planes)
+        acked = flow.end()
+        assert sorted(acked) == sorted(3 * row + which for which in range(3) for row in range(flow.appended[which]))
 
 
 @pytest.mark.long

@@ -141,7 +141,7 @@ async def test_page_connections_are_bounded_and_idle_ones_are_closed(
         for i, (_, writer) in enumerate(strangers):
             writer.write(b"GET / HT" if i % 2 else b"G")
         ended = 0
-        for reader, _ in strangers[MAX_CONNECTIONS :]:
+        for reader, _ in strangers[MAX_CONNECTIONS:]:
             with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
                 await reader.readexactly(1)
             ended += 1

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.simulation.stream.run import streams
-from tests.simulation.test_seeds import ALL, outcomes
+from tests.simulation.test_seeds import ALL, FEW, outcomes
 
 CHUNK = 150
 
 
 @pytest.mark.timeout(600)  # of a machine with a load of 20; alone, a chunk of streams takes 15 s
-@pytest.mark.parametrize("first", [0, pytest.param(CHUNK, marks=pytest.mark.long)])
+@pytest.mark.parametrize("first", range(0, FEW, CHUNK))
 @pytest.mark.parametrize(("kind", "commands"), [("stream", 50), ("table", 40)])
 def test_every_invariant_of_streams_and_tables_holds(kind: str, commands: int, first: int) -> None:
     """And runs are dense: most change leaders and fill logs, few lose a partition in memory with all its replicas."""
