@@ -171,16 +171,12 @@ def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = Non
     lengths = offsets.diff() if lengths is None else lengths
     bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())} if len(lengths) else {}
     log = logging.getLogger("torch.fx._symbolic_trace")  # torch 2.13 warns there of a name that it uses itself
-    log.addFilter(_drop)
+    drop = logging.Filter("nothing else")  # one a call: each thread removes its own
+    log.addFilter(drop)
     try:
         return _torch().nested.nested_tensor_from_jagged(values, offsets, **bounds)
     finally:
-        log.removeFilter(_drop)
-
-
-def _drop(record: logging.LogRecord) -> bool:
-    """Drop the record."""
-    return False
+        log.removeFilter(drop)
 
 
 def plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:

@@ -30,7 +30,7 @@ DeliveryCalls = blocking(Delivery, "__len__ __repr__ get ack nack renew split ro
 DraftCalls = blocking(Draft, "__getitem__ __iter__ torch seal")
 TakenCalls = blocking(Taken, "__len__ __getitem__ ack nack")
 RowCalls = blocking(AsyncRow, "__repr__ append finish abandon renew release ref get")
-AppenderCalls = blocking(AsyncAppender, "__repr__ pending append flush")
+AppenderCalls = blocking(AsyncAppender, "__repr__ pending flush")
 TableCalls = blocking(
     AsyncTable,
     "__repr__ upsert upsert_and_look numbers keys read schema look ready claim find_claim release claimed clear drop"

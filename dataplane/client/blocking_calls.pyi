@@ -564,17 +564,6 @@ class AppenderCalls(Blocking):
     def pending(self) -> int:
         """Rows that were sent and not answered."""
 
-    def append(
-        self,
-        columns: Any,
-        *,
-        keys: Sequence[str] | None = None,
-        group: Any = None,
-        version: Any = 0,
-        tags: Mapping[str, Any] | None = None,
-    ) -> list[str]:
-        """As `stream.append`, in a block with the rows that others append meanwhile."""
-
     def flush(self) -> None:
         """Append all accepted rows without further delay, and wait until they are in the stream. Raises the first error
         that no awaiting caller got; drops later ones."""

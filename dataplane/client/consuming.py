@@ -230,8 +230,8 @@ def is_old(delivery: Delivery, how: Mapping[str, Any]) -> bool:
 
 
 async def still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:
-    """Renew the lease of a delivery that was not used yet. Returns whether it is still leased. A
-    replica must not skip a delivery, to stay in step, so there LeaseExpired is raised."""
+    """Renew the lease of a delivery that was not used yet. Returns whether it is still leased. A replica must not skip
+    a delivery, to stay in step, so there LeaseExpired is raised."""
     try:
         await delivery.renew()
     except LeaseExpired:

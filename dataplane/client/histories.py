@@ -333,8 +333,9 @@ class AsyncHistory:
         """The existing responses to this prompt, the oldest epoch first; tokens as int32, not copied if the history
         has that dtype."""
         for _ in range(_TRIES):
+            held = (await self.known([key]))[0]
             try:
-                return await self._read(key, (await self.known([key]))[0])
+                return await self._read(key, held)
             except (Freed, Misuse):  # replaced meanwhile: look again
                 continue
             except (Lost, PeerUnavailable):  # the host of some of them died or is away

@@ -152,6 +152,7 @@ class Recording(Background):
         finally:
             writer.abort()
             self._busy_s = time.thread_time() - began
+            del self._plane, self._stream, self._writer  # a recording that has ended holds no memory
 
     async def _consume(self) -> bool:
         """Record deliveries until the recorder is to end, and then the rows that are ready. Returns whether the stream

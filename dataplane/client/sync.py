@@ -134,6 +134,18 @@ class Appender(AppenderCalls, Context):
             self._wait(self._inner.room())
         return Sent(sent, self._wait)
 
+    def append(
+        self,
+        columns: Any,
+        *,
+        keys: Sequence[str] | None = None,
+        group: Any = None,
+        version: Any = 0,
+        tags: Mapping[str, Any] | None = None,
+    ) -> list[str]:
+        """As `send`, and wait for the keys. The values are read in this thread, so after its CUDA streams."""
+        return self.send(columns, keys=keys, group=group, version=version, tags=tags).result()
+
     def close(self) -> None:
         """Accept no more rows, and `flush`. Idempotent."""
         self._wait(self._inner.aclose())

@@ -38,8 +38,7 @@ class ClusterConnection:
             self._seeds = Seeds(config, key)
             self.coordinator = self._seeds.coordinator
         else:
-            from dataplane.cluster.cluster import access  # imported late: few nodes need TLS and an HTTP client
-            from dataplane.coordinator.etcd import EtcdCoordinator
+            from dataplane.coordinator.etcd import EtcdCoordinator  # imported late: few nodes need an HTTP client
 
             tls, login = access(config)
             self.coordinator = EtcdCoordinator(how.addresses, how.name, tls=tls, login=login)

@@ -381,11 +381,10 @@ class Membership:
 
 
 class EntrySeal:
-    """The authentication code of entries at a coordinator: HMAC-SHA256 with a key derived from the cluster's key.
+    """Adds an authentication code to entries at a coordinator, and checks it: HMAC-SHA256 with a key derived from the
+    cluster's key.
 
     The entries of a cluster without a key, which uses only loopback, have no code.
-
-    Adds the authentication code to entries, and checks it.
     """
 
     def __init__(self, key: Key | None) -> None:

@@ -233,15 +233,14 @@ def choose(
 
 
 class Recruitment:
-    """Recruits: replicas that become followers. A recruit gets a snapshot and then the log after it, until it is
-    in-sync (PacificA, section 2.4).
+    """The recruits of one leader: replicas that become followers. A recruit gets a snapshot and then the log after it,
+    until it is in-sync (PacificA, section 2.4).
 
     A recruit receives the same messages as followers, but commits do not wait for it. Once it has every committed
     command and lacks at most one batch of the others, the leader requests a configuration in which it is a follower.
     From that request on, nothing is committed without it. A recruit that falls silent is given up. The driver chooses
-    the replicas to recruit (`choose`).
-
-    The recruits of one leader. Their progress is among that of its peers.
+    the replicas to recruit (`choose`). The progress of
+    recruits is among that of the leader's peers.
     """
 
     __slots__ = ("_lease", "_peers", "_recruits")

@@ -116,7 +116,7 @@ class LostNodes:
     When a node returns, its older shards stay lost; shards from a certain number on count as present. The last
     `MAX_LOST_NODES` lost nodes are remembered.
 
-    The lost nodes. A node is `in` this until it returns.
+    A node is `in` this until it returns.
     """
 
     def __init__(self, state: Iterable[tuple[bytes, int]] = ()) -> None:

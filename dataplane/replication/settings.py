@@ -28,7 +28,7 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every: int = 4096
     """The number of commands in the log after which a snapshot replaces them."""
     durable: bool = False
-    """Whether a replica acknowledges and commits commands only once they are on its disk (`storage`)."""
+    """Whether a replica acknowledges and commits commands only once they are on its disk (`log.Storage`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.drift < 1:

@@ -98,9 +98,7 @@ class SuspendGuard:
     A replica of the configuration is ticked at every beat. If a tick is overdue, the process or the whole host was
     stopped, or got too little processor time. Messages of peers may still wait to be received, and the replica has sent
     none that they could acknowledge. So it treats its leader or followers as silent again only after it has run for two
-    beats. Waiting longer is always safe.
-
-    The suspend guard of one replica, by the replica's clock.
+    beats. Waiting longer is always safe. All times are by the replica's clock.
     """
 
     __slots__ = ("_most_s", "_since_s", "_ticked_s")
@@ -128,8 +126,6 @@ class Reconfiguration:
     sender has restarted. So a requested change *may have taken effect* at any time from the request until a newer
     configuration is seen. All changes of one configuration compare with it, so at most one of them takes effect, and
     the next epoch rules out the others. No change is ever undone, and repeating a request is always safe.
-
-    The changes that one replica has requested of the configuration that it knows.
     """
 
     __slots__ = ("_asked_s", "_followers", "_retry_s", "asked")

@@ -151,13 +151,12 @@ class Reservations:
 
 
 class InlinePuts:
-    """Shards whose bytes came in a message: validated, placed and written at once, by the node itself.
+    """Puts shards whose bytes came in a message: they are validated, placed and written at once, by the node itself.
+    `numbers`: the numbers of the next shards.
 
     Invariants: no memory is taken before the bytes match their layout; all memory is granted by the budget; a shard
     gets its number when it is placed, so a shard that waited for room has a higher number than those that came
     meanwhile.
-
-    Puts shards from messages into the memory of one store. `numbers`: the numbers of the next shards.
     """
 
     def __init__(self, budget: Budget, arena: Arena, small: SmallExtents, numbers: Iterator[int]) -> None:

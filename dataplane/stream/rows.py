@@ -371,12 +371,10 @@ MAX_COLUMNS = 64
 
 
 class StreamSchema:
-    """The columns of a stream: the type of each, and its bit in the masks of pages (`page`).
+    """All columns that were ever added to a stream: the type of each, and its bit in the masks of pages (`page`).
 
     Invariants: a column gets a bit when its first column batch arrives, and keeps it; a column that tasks only request
     has none.
-
-    All columns that were ever added to a stream.
     """
 
     def __init__(self) -> None:

@@ -207,12 +207,10 @@ _LEAST = 64
 
 
 class ColumnArrays:
-    """Arrays of equal length, with one value for each line, which grow and shrink together.
+    """Arrays of equal length, with one value for each of `count` lines, which grow and shrink together.
 
     Invariants: a line whose value was not set has the default value of the array. Lines keep their order when others
     are removed. The amortised cost of adding or removing a line does not depend on the number of lines.
-
-    `count` lines. Each named array has a value for each line.
     """
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 Invariants: a request reads from the feed, and changes nothing (the only POST, of a token, sets a cookie); an answer
 does not wait for a node; a viewer who reads slowly misses ticks, and is disconnected after `SLOW_S` without reading;
 an invalid request gets an HTTP error, and is not logged; beyond loopback nothing is shown without the token
-(`access`), and the number of connections is limited (`limits`).
+(`access`), and the number of connections is limited (`Limits`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-    from aiohttp import web
 
 log = logging.getLogger(__name__)
 
@@ -289,12 +288,11 @@ _SWEEP_S = 1.0
 
 
 class Limits:
-    """Limits for clients: the number of connections, and the time for which one may be idle.
+    """Limits for the clients of one server of aiohttp: the number of connections, and the time for which one may be
+    idle.
 
     Invariants: at most `MAX_CONNECTIONS` are open; a connection without a request in progress, because it has not sent
     a whole one or no further one, is closed after `IDLE_S`.
-
-    The limits of one server of aiohttp.
     """
 
     def __init__(self, server: web.Server, max_connections: int = MAX_CONNECTIONS, idle_s: float = IDLE_S) -> None:

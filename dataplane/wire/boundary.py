@@ -41,13 +41,14 @@ class _Sender:
 
 
 class InvalidMessageLog:
-    """Log lines about invalid messages. The first lines about each sender are logged, then the number of further ones.
+    """The lines of one logger about invalid messages. The first lines about each sender are logged, then the number of
+    further ones.
 
     Invariants: for each sender at most `MOST` lines are logged in `EACH_S` seconds, and afterwards one line with the
     number of omitted ones; all senders after the first `SENDERS` in that time count as one sender. So no sender can
     fill a disk with log lines, even if it uses many names, and yet every invalid message is counted in some line.
 
-    The lines of one logger. `log` may be called from the event loop or, without one, from anywhere.
+    `log` may be called from the event loop or, without one, from anywhere.
     """
 
     def __init__(self, log: logging.Logger, clock: Clock = monotonic) -> None:

@@ -197,10 +197,8 @@ class DurableColumns:
 
 
 class PartitionStorage:
-    """The logs of a node's partitions, and small values about them (`Notes`), in the data directory of the node.
-
-    The data directory of one node. `me`: the node.
-    """
+    """The logs of a node's partitions, and small values about them (`Notes`), in the data directory of the node. `me`:
+    the node."""
 
     def __init__(self, persistence: Persistence) -> None:
         self.persistence = persistence

@@ -165,7 +165,7 @@ class PartitionSession:
         return outcome
 
     async def ack(self, partition: str, grant: int, replica: int | None) -> None:
-        """See `acks`."""
+        """See `Acks`."""
         await self._acks.ack(partition, grant, replica)
 
     async def _once(self, call: _Call) -> Outcome:

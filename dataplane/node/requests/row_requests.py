@@ -132,8 +132,7 @@ class PendingShards:
     Invariant: only shards that the client itself put without a scope, and that no row of a stream needs, are freed
     here.
 
-    Shards by the request for the permit to append them. `free(shards)` frees those of them that this client may
-    free.
+    They are noted by the request for the permit to append them. `free(shards)` frees those that this client may free.
     """
 
     def __init__(self, free: Callable[[Sequence[int]], None]) -> None:

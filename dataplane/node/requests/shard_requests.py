@@ -351,10 +351,7 @@ class ShardRequests:
 
 
 class Grants:
-    """The segments whose descriptors a client has: each once for each right, read, or write as its owner.
-
-    Which segments of the arena one client may map.
-    """
+    """The segments whose descriptors a client has: each once for each right, read, or write as its owner."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
