@@ -103,11 +103,7 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
         super().__init__(pa.struct(stored), VARIABLE)
 
     def __arrow_ext_serialize__(self) -> bytes:
-        parameters = {
-            "permutation": self.permutation,
-            "dim_names": self.dim_names,
-            "uniform_shape": self.uniform_shape,
-        }
+        parameters = {"permutation": self.permutation, "dim_names": self.dim_names, "uniform_shape": self.uniform_shape}
         return json.dumps({key: value for key, value in parameters.items() if value is not None}).encode()
 
     def __hash__(self) -> int:

@@ -28,15 +28,7 @@ import numpy.typing as npt
 
 from dataplane.batch import cuts, ref_codec, slicing
 from dataplane.batch.field import Field, is_text
-from dataplane.batch.frame import (
-    Cell,
-    ColumnPlace,
-    Frame,
-    delivery_numbers,
-    origin_of,
-    place_of,
-    rows_by_stream,
-)
+from dataplane.batch.frame import Cell, ColumnPlace, Frame, delivery_numbers, origin_of, place_of, rows_by_stream
 from dataplane.batch.rows import Index, RowIndices, Selector, positions_of
 from dataplane.config import format_size
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch

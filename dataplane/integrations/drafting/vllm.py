@@ -42,11 +42,7 @@ class HistoryProposer:
         self._requests: dict[int, _Request] = {}
 
     def propose(
-        self,
-        sampled_token_ids: list[list[int]],
-        num_tokens_no_spec: Any,
-        token_ids_cpu: Any,
-        slot_mappings: Any = None,
+        self, sampled_token_ids: list[list[int]], num_tokens_no_spec: Any, token_ids_cpu: Any, slot_mappings: Any = None
     ) -> list[list[int]]:
         """A draft for each request, empty if nothing is likely or nothing was sampled.
 
