@@ -91,10 +91,10 @@ def _round(queue: Any, *, ours: bool) -> dict[str, float]:
 
 def _serve(door: str) -> None:
     """Rounds by this door, answered with their figures."""
-    from dataplane.integrations.transfer_queue import known_values
+    from dataplane.integrations.transfer_queue import sharing
 
     if door.endswith("apart"):
-        known_values.LEAST = known_values.TENSOR = 1 << 62
+        sharing.LEAST = sharing.TENSOR = 1 << 62
     with transfer_queue(door.split()[0], "1GiB", 128 << 20) as queue:
         serve(lambda _: _round(queue, ours=door != "SimpleStorage"))
 

@@ -33,8 +33,8 @@ from dataplane.batch.values import Values
 from dataplane.client.table_rows import TableSlice
 from dataplane.errors import SchemaMismatch
 from dataplane.integrations.transfer_queue import sharing, values
-from dataplane.integrations.transfer_queue.known_values import LEAST, TENSOR
 from dataplane.integrations.transfer_queue.partition import JobPartition
+from dataplane.integrations.transfer_queue.sharing import LEAST, TENSOR
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import KVBatchMeta

@@ -9,15 +9,150 @@ stored once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
 
 from dataplane.batch.concat import concat
-from dataplane.batch.field import Field
+from dataplane.batch.dedupe import digests
+from dataplane.batch.layout import Index
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.values import Values
+from dataplane.clock import Deadline
 from dataplane.errors import Freed, OwnerDied, PeerUnavailable
-from dataplane.integrations.transfer_queue.known_values import LocationCache, keys_of, keys_of_columns
+
+T = TypeVar("T")
+
+LEAST = 16 << 10
+"""The smallest value that is looked up, in bytes."""
+
+TENSOR, FEW = 256 << 10, 16
+"""The smallest tensor that is looked up, in bytes, and the largest number of rows of a put with such tensors."""
+
+_ENTRIES = 1 << 14  # about a kilobyte each
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class LocationCache(Generic[T]):
+    """The locations of the values that this process has put, by content: at most `entries`, the last used ones.
+    Threads may share it; a forked child begins with the entries of its parent.
+
+    verl puts each response of a prompt separately, each with the same images. One process puts all responses of a
+    prompt, so the index is local to a process. It has digests and locations, not values, and keeps nothing alive: a
+    location whose rows were freed is removed when that is noticed, and the value is stored again.
+
+    A value is a whole row of a field, as it is about to be stored. Values of `LEAST` bytes or more are looked up;
+    tensors only from `TENSOR` bytes, and in puts of a few rows: those of large batches are rarely repeated, and hashing
+    them takes as long as storing them. Columns of objects whose rows share parts are not looked up.
+
+    Invariants: if several threads put equal values at once, one of them stores the value and the others wait for it; a
+    thread that waits has no unfinished value for which another thread waits. Values count as equal if their xxh3-128
+    digests and their stored fields are.
+
+    Rejected: an index in the node, by digests that clients send: a client could replace another's value.
+    """
+
+    def __init__(self, entries: int = _ENTRIES) -> None:
+        self._most = entries
+        self._places: OrderedDict[bytes, T] = OrderedDict()
+        self._coming: dict[bytes, Future[None]] = {}
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @contextmanager
+    def claim(self, keys: Iterable[bytes], wait_s: float) -> Iterator[dict[bytes, T]]:
+        """A context with the locations of those of these values that are known. Within it, the caller stores the others
+        and calls `learn`. Another thread that needs one of those waits until the context ends, or until its timeout,
+        after which it stores the value too."""
+        if self._pid != os.getpid():  # a forked child has none of the threads that claimed or lock
+            self._pid, self._lock, self._coming = os.getpid(), threading.Lock(), {}
+        wanted, until = dict.fromkeys(keys), Deadline.after(wait_s)
+        mine: Future[None] = Future()
+        while (coming := self._begin(wanted, mine, anyhow=not until.remaining_s)) is not None:
+            with suppress(TimeoutError):
+                coming.result(until.remaining_s)
+        try:
+            with self._lock:
+                known = {key: self._places[key] for key in wanted if key in self._places}
+            yield known
+        finally:
+            with self._lock:
+                for key in [key for key in wanted if self._coming.get(key) is mine]:
+                    del self._coming[key]
+            mine.set_result(None)
+
+    def _begin(self, wanted: Iterable[bytes], mine: Future[None], *, anyhow: bool) -> Future[None] | None:
+        """Claim the unknown values; or, if another thread has claimed some of them, claim none and return the future to
+        wait for."""
+        with self._lock:
+            unknown = [key for key in wanted if key not in self._places]
+            theirs = next((self._coming[key] for key in unknown if key in self._coming), None)
+            if theirs is not None and not anyhow:
+                return theirs
+            for key in wanted:
+                if key in self._places:
+                    self._places.move_to_end(key)
+            self._coming.update(dict.fromkeys(unknown, mine))
+            return None
+
+    def learn(self, places: Mapping[bytes, T]) -> None:
+        """Record the locations of stored values."""
+        with self._lock:
+            for key, place in places.items():
+                self._places[key] = place
+                self._places.move_to_end(key)
+            while len(self._places) > self._most:
+                self._places.popitem(last=False)
+
+    def forget(self, places: Mapping[bytes, T]) -> None:
+        """Remove these locations of values."""
+        with self._lock:
+            for key, place in places.items():
+                if self._places.get(key) is place:
+                    del self._places[key]
+
+
+def keys_of(values: Values, *, tensors: bool) -> list[bytes | None] | None:
+    """The key of each row that is looked up; None for other rows, and None if no row is. `tensors`: each row is a
+    tensor."""
+    least = TENSOR if tensors else LEAST
+    if values.nbytes < least or (tensors and values.rows > FEW) or _indexed(values):
+        return None
+    large = np.flatnonzero(_sizes(values) >= least)
+    if not len(large):
+        return None
+    kind = _encode(values.field)
+    found: list[bytes | None] = [None] * values.rows
+    for row, digest in zip(large.tolist(), digests(values.take(large)), strict=True):
+        found[row] = kind + digest
+    return found
+
+
+def _indexed(values: Values) -> bool:
+    """Whether rows already share parts within this put: the content of a row is not in its own bytes then."""
+    return values.index is not None or any(map(_indexed, values.children))
+
+
+def _sizes(values: Values) -> Index:
+    """The bytes of each row."""
+    if values.offsets is not None:
+        return np.diff(values.offsets) * values.field.item_nbytes
+    sizes = np.full(values.rows, 0 if values.data is None else values.field.item_nbytes, np.int64)
+    for flags, child in zip(values.presence, values.children, strict=True):
+        sizes[flags] += _sizes(child)
+    return sizes
+
 
 R = TypeVar("R")
 
@@ -29,16 +164,19 @@ _LONGEST_S = 60.0  # the longest wait for another thread's put of a value
 
 
 def keys(columns: Mapping[str, Values]) -> dict[str, list[bytes | None]]:
-    """The keys under which the rows of the columns are looked up."""
-    return keys_of_columns(columns, lambda _, values: keys_of(values, tensors=_tensors(values.field)))
+    """The keys of each column with a row to look up, computed once for columns that are one object."""
+    seen: dict[int, list[bytes | None] | None] = {}
+    for values in columns.values():
+        if id(values) not in seen:
+            each_is_a_tensor = all(kind.startswith(("=even", "=ragged")) for kind, _ in values.field.children)
+            seen[id(values)] = keys_of(values, tensors=each_is_a_tensor)
+    return {name: own for name, values in columns.items() if (own := seen[id(values)]) is not None}
 
 
 def write(call: Callable[..., R], columns: Mapping[str, Values] | None, known_keys: Keys | None = None) -> R:
     """The result of `call(columns, dedupe=, stored=)`, which writes the columns to a table. `known_keys`: the
     columns' `keys` if the caller has them. Raises as `call`."""
-    if columns is None:
-        return call(columns)
-    own = keys(columns) if known_keys is None else known_keys
+    own = keys(columns or {}) if known_keys is None else known_keys
     if not own:
         return call(columns)
     wanted = [key for several in own.values() for key in several if key is not None]
@@ -46,7 +184,7 @@ def write(call: Callable[..., R], columns: Mapping[str, Values] | None, known_ke
         with _known.claim(wanted, _LONGEST_S) as known:
             shared = {name: each for name, several in own.items() if (each := _shared(several, known)) is not None}
             try:
-                return _write(call, {**columns, **shared}, own)
+                return _write(call, {**(columns or {}), **shared}, own)
             except (Freed, OwnerDied, PeerUnavailable):  # also if their holder is away
                 if not shared:
                     raise
@@ -60,22 +198,14 @@ def with_known(call: Callable[[dict[str, BatchRef]], R], keys_: Keys) -> R | Non
         return call({})
     wanted = [key for several in keys_.values() for key in several if key is not None]
     with _known.claim(wanted, _LONGEST_S) as known:
-        shared: dict[str, BatchRef] = {}
-        for name, several in keys_.items():
-            found = _shared(several, known)
-            if found is None:
-                return None
-            shared[name] = found
+        shared = {name: each for name, several in keys_.items() if (each := _shared(several, known)) is not None}
+        if len(shared) < len(keys_):
+            return None
         try:
             return call(shared)
         except (Freed, OwnerDied, PeerUnavailable):
             _known.forget(known)
             return None
-
-
-def _tensors(field: Field) -> bool:
-    """Whether each row of the field is a tensor; see `values`."""
-    return all(kind.startswith(("=even", "=ragged")) for kind, _ in field.children)
 
 
 def _shared(keys: Sequence[bytes | None], known: Mapping[bytes, BatchRef]) -> BatchRef | None:
@@ -85,19 +215,15 @@ def _shared(keys: Sequence[bytes | None], known: Mapping[bytes, BatchRef]) -> Ba
 
 
 def _write(call: Callable[..., R], columns: Mapping[str, Any], keys: Keys) -> R:
-    def stored(ref: BatchRef) -> None:
-        for name, several in keys.items():
-            if not isinstance(columns[name], BatchRef):
-                one = ref.select(name).rename({name: "value"})
-                _known.learn({key: one[row] for row, key in enumerate(several) if key is not None})
-
-    if all(isinstance(columns[name], BatchRef) for name in keys):
+    new = [name for name in keys if not isinstance(columns[name], BatchRef)]
+    if not new:
         return call(columns)
-    dedupe = [name for name, several in keys.items() if _repeat(several) and not isinstance(columns[name], BatchRef)]
+
+    def stored(ref: BatchRef) -> None:
+        for name in new:
+            one = ref.select(name).rename({name: "value"})
+            _known.learn({key: one[row] for row, key in enumerate(keys[name]) if key is not None})
+
+    looked_up = {name: [key for key in keys[name] if key is not None] for name in new}
+    dedupe = [name for name, several in looked_up.items() if len(set(several)) < len(several)]
     return call(columns, dedupe=dedupe, stored=stored)
-
-
-def _repeat(keys: Sequence[bytes | None]) -> bool:
-    """Whether two rows have the same value."""
-    looked_up = [key for key in keys if key is not None]
-    return len(set(looked_up)) < len(looked_up)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.put_plan import values_of
-from dataplane.integrations.transfer_queue.known_values import LEAST, LocationCache, keys_of
+from dataplane.integrations.transfer_queue.sharing import LEAST, LocationCache, keys_of
 from tests.cases import each_case
 from tests.processes import WAIT_S
 
