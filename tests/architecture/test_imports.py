@@ -84,7 +84,7 @@ DERIVED = {
 INSIDE = {
     f"dataplane.integrations.verl.{name}"
     for name in (
-        *("dispatch", "proto", "reading", "columns"),
+        *("dispatch", "proto", "columns"),
         *("neo", "neo_plane", "checkpointing"),
     )
 }
