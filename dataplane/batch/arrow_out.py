@@ -6,16 +6,18 @@ A time that is NaT becomes null, except in a struct, where null means that the k
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dataplane.batch import gather
-from dataplane.batch.arrow_types import Element, VariableShapeTensorType, element, metadata, to_native
+from dataplane.batch.dtypes import is_bits, is_time, storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.stored_column import SelectedRows
@@ -137,3 +139,147 @@ def spread(values: Any, present: npt.NDArray[np.bool_]) -> Any:
     if isinstance(values, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(values.type, values.storage.take(index))
     return values.take(index)
+
+
+# The Arrow types of fields: value types, metadata, and the canonical extension type that pyarrow lacks.
+#
+# Arrow has no bfloat16, float8, complex or big-endian numbers, and only four units of time. They become types that
+# Arrow has: bits as unsigned integers, complex numbers as a last dimension of two floats, other byte orders swapped,
+# other units as int64. The dtype's name is then in the metadata of the Arrow field, under `dataplane.dtype`; so is
+# "object" for MessagePack and "struct" for a struct in which null means that the key is absent. A dense row without
+# elements, which pyarrow's fixed-size lists do not survive, is an empty list with its shape under `dataplane.shape`.
+
+DTYPE, SHAPE = b"dataplane.dtype", b"dataplane.shape"
+VARIABLE = "arrow.variable_shape_tensor"
+
+# Later releases of Arrow's C++ have the type, but pyarrow shows its parameters only in its text.
+_UNIFORM = re.compile(r"uniform_shape=\[((?:null|\d+)(?:,(?:null|\d+))*)\]")
+_PERMUTATION = re.compile(r"permutation=\[(\d+(?:,\d+)*)\]")
+
+_UNITS = ("s", "ms", "us", "ns")
+
+
+class Element(NamedTuple):
+    """The Arrow form of a dtype: values of the Arrow type `type`, which have the bytes of the NumPy dtype `native`.
+    Each element is an array of the shape `tail` of such values."""
+
+    type: Any
+    native: np.dtype[Any]
+    tail: tuple[int, ...]
+
+
+def element(dtype: str) -> Element:
+    """The Arrow form of elements of this dtype."""
+    native = storage(dtype).newbyteorder("=")
+    if native.kind == "c" and not is_bits(dtype):
+        half = np.dtype(f"float{native.itemsize * 4}")
+        return Element(pa.from_numpy_dtype(half), half, (2,))
+    if is_time(dtype):
+        unit, count = np.datetime_data(native)
+        if count != 1 or unit not in _UNITS:
+            return Element(pa.int64(), np.dtype(np.int64), ())
+        return Element(pa.timestamp(unit) if native.kind == "M" else pa.duration(unit), native, ())
+    return Element(pa.from_numpy_dtype(native), native, ())
+
+
+def to_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert an array of the dtype's storage type to the values of the Arrow type, contiguous. Nothing is copied if
+    the array is contiguous and has the byte order of this host."""
+    kind = element(dtype)
+    array = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("="), copy=False)).reshape(array.shape)
+    if kind.tail:
+        return array[..., None].view(kind.native)
+    return array.view(kind.native)
+
+
+def from_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The inverse of `to_native`."""
+    target = storage(dtype)
+    if element(dtype).tail:
+        array = np.ascontiguousarray(array).view(target.newbyteorder("="))[..., 0]
+    return array.view(target.newbyteorder("=")).astype(target, copy=False)
+
+
+def metadata(field: Field) -> dict[bytes, bytes] | None:
+    """The metadata of the Arrow field of such a column, beside its Arrow type."""
+    if field.kind in ("object", "struct"):
+        return {DTYPE: field.kind.encode()}
+    if field.kind not in ("dense", "ragged"):
+        return None
+    shape = {SHAPE: json.dumps(field.shape).encode()} if field.kind == "dense" and not field.item_nbytes else {}
+    return {DTYPE: field.dtype.encode(), **shape}
+
+
+class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ignore]  # pyarrow ships no types
+    """`arrow.variable_shape_tensor` of Arrow's canonical extension types: a struct of `data`, the elements of each
+    row, and `shape`, int32 of fixed length. `uniform_shape` has the sizes that all rows share, None elsewhere.
+    """
+
+    def __init__(
+        self,
+        value_type: Any,
+        ndim: int,
+        uniform_shape: tuple[int | None, ...] | None = None,
+        permutation: tuple[int, ...] | None = None,
+        dim_names: tuple[str, ...] | None = None,
+    ) -> None:
+        self.value_type = value_type
+        self.ndim = ndim
+        self.uniform_shape = uniform_shape
+        self.permutation = permutation
+        self.dim_names = dim_names
+        stored = [("data", pa.list_(value_type)), ("shape", pa.list_(pa.int32(), ndim))]
+        super().__init__(pa.struct(stored), VARIABLE)
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        parameters = {"permutation": self.permutation, "dim_names": self.dim_names, "uniform_shape": self.uniform_shape}
+        return json.dumps({key: value for key, value in parameters.items() if value is not None}).encode()
+
+    def __hash__(self) -> int:
+        return hash((self.value_type, self.ndim, self.uniform_shape))
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> VariableShapeTensorType:
+        """Raises ValueError where the storage or the parameters are not of this type."""
+        names = [storage_type.field(i).name for i in range(storage_type.num_fields)]
+        if not pa.types.is_struct(storage_type) or names != ["data", "shape"]:
+            raise ValueError(f"{storage_type} does not store {VARIABLE}")
+        data, shape = storage_type.field(0).type, storage_type.field(1).type
+        if not (pa.types.is_list(data) and pa.types.is_fixed_size_list(shape)):
+            raise ValueError(f"{storage_type} does not store {VARIABLE}")
+        parameters = json.loads(serialized or b"{}")
+        uniform, permutation, names = (parameters.get(key) for key in ("uniform_shape", "permutation", "dim_names"))
+        return cls(
+            data.value_type,
+            shape.list_size,
+            None if uniform is None else tuple(uniform),
+            None if permutation is None else tuple(permutation),
+            None if names is None else tuple(names),
+        )
+
+
+def uniform_shape(kind: Any) -> tuple[int | None, ...] | None:
+    """The sizes that all rows of a variable-shape tensor type share, None for other dimensions; None if the type has no
+    such parameter."""
+    if hasattr(kind, "uniform_shape"):
+        return None if kind.uniform_shape is None else tuple(kind.uniform_shape)
+    found = _UNIFORM.findall(str(kind))
+    return tuple(None if size == "null" else int(size) for size in found[-1].split(",")) if found else None
+
+
+def permutation(kind: Any) -> list[int]:
+    """The order of a tensor type's dimensions; [] if they are not permuted."""
+    if hasattr(kind, "permutation"):
+        return list(kind.permutation or [])
+    found = _PERMUTATION.search(str(kind))
+    return [int(axis) for axis in found[1].split(",")] if found else []
+
+
+def _register() -> None:
+    try:
+        pa.register_extension_type(VariableShapeTensorType(pa.float32(), 1))
+    except pa.ArrowKeyError:  # registered already, by another library or pyarrow itself; any of them can be read
+        return
+
+
+_register()

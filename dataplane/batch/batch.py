@@ -223,7 +223,7 @@ class Column:
     def arrow(self) -> pa.Array:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
         `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
-        `large_binary` of MessagePack. See `dataplane.batch.arrow_types` for dtypes that Arrow lacks.
+        `large_binary` of MessagePack. See `dataplane.batch.arrow_out` for dtypes that Arrow lacks.
 
         Ragged rows with more than 2**31 - 1 elements in all are `large_list`s of `fixed_size_list`s. If more
         dimensions than the first vary in so many elements, Arrow has no type for them, and this raises SchemaMismatch.

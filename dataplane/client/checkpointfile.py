@@ -135,9 +135,9 @@ class CheckpointWriter:
 
 def encoded_table(batch: Batch) -> Any:
     """The payload of a frame of `TABLE` with these rows."""
-    from dataplane.batch import arrow_validate  # pyarrow is heavy, and needed only for tables
+    from dataplane.batch import arrow_in  # pyarrow is heavy, and needed only for tables
 
-    return arrow_validate.encode_table(batch.to_arrow())
+    return arrow_in.encode_table(batch.to_arrow())
 
 
 class CheckpointReader:
@@ -196,14 +196,14 @@ class CheckpointReader:
 
     def table(self) -> Any:
         """The Arrow table of the next frame, which is a `TABLE`. Raises Corrupt."""
-        from dataplane.batch import arrow_validate  # as in `encoded_table`
+        from dataplane.batch import arrow_in  # as in `encoded_table`
 
         at = self.offset
         kind, payload = self.frame()
         if kind != TABLE:
             raise self.corrupt("lacks a table", at)
         try:
-            return arrow_validate.decode_table(payload)
+            return arrow_in.decode_table(payload)
         except Corrupt as error:
             raise self.corrupt(f"has {error}", at) from error
 

@@ -20,9 +20,8 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import ColumnLayout
 from dataplane.batch.layout_check import CheckedLayout, check_layout
-from dataplane.batch.locations import RowSpan
+from dataplane.batch.locations import RowSpan, shard_of
 from dataplane.batch.ref import BatchRef, ShardKey
-from dataplane.batch.shard_ids import shard_of
 from dataplane.batch.stored_column import ExtentMemory, Selection, StoredColumn, check_fits
 from dataplane.client import kept_columns
 from dataplane.client.column_assembly import ColumnAssembly, HeldShards, PinnedShard

@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from dataplane.batch.locations import shard_of
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import shard_of
 from dataplane.closing import close_each
 from dataplane.cluster.cluster import ClusterConnection
 from dataplane.cluster.membership import Member, Membership

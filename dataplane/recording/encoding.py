@@ -26,8 +26,8 @@ import pyarrow as pa
 import xxhash
 
 from dataplane.batch import arrow_in, arrow_out, gather, object_rows
-from dataplane.batch.arrow_types import DTYPE, VARIABLE, VariableShapeTensorType, metadata, uniform_shape
-from dataplane.batch.arrow_validate import check
+from dataplane.batch.arrow_in import check
+from dataplane.batch.arrow_out import DTYPE, VARIABLE, VariableShapeTensorType, metadata, uniform_shape
 from dataplane.batch.batch import Batch
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, check_field

@@ -1,6 +1,6 @@
 """The owners of the cells of a shard with several owners.
 
-Each owner has cells under a link of its own (`batch.shard_ids`): the first has all cells of the shard, each other those
+Each owner has cells under a link of its own (`batch.locations`): the first has all cells of the shard, each other those
 that it retained. A cell is dead once its last owner has freed it.
 
 Invariants: freeing cells that an owner does not have does nothing, so a repeated free does no harm; each dead cell is
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch.locations import MAX_LINK
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import MAX_LINK
 from dataplane.errors import LimitExceeded
 from dataplane.store.live_cells import BLOCK, Flags, LiveCells, by_block
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Sequence
 
-from dataplane.batch.shard_ids import shard_of
+from dataplane.batch.locations import shard_of
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Misuse
 from dataplane.store.arena import Arena

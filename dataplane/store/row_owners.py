@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from dataplane.batch.locations import link_of, linked, shard_of
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.errors import Corrupt, LimitExceeded
 from dataplane.store.links import Links, Selected
 from dataplane.store.shard import Shard

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, cast
 
-from dataplane.batch.shard_ids import shard_of
+from dataplane.batch.locations import shard_of
 from dataplane.clock import Clock
 from dataplane.errors import Freed
 from dataplane.store.shard import Shard

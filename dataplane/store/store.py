@@ -27,8 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataplane.batch.locations import link_of, shard_of
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import link_of, shard_of
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.closing import close_each
 from dataplane.config import NodeConfig, format_size

@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from dataplane.background_tasks import BackgroundTasks
+from dataplane.batch.locations import shard_of
 from dataplane.batch.ref import ShardKey
-from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
 from dataplane.node.clustered.retained_shards import RetainedShards

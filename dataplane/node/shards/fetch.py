@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from dataplane.background_tasks import BackgroundTasks
+from dataplane.batch.locations import shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, LimitExceeded, OutcomeUnknown, PeerUnavailable, ProtocolMismatch

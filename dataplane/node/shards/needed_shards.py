@@ -13,9 +13,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from dataplane.batch import locations
+from dataplane.batch.locations import link_of
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import link_of
 from dataplane.errors import LimitExceeded, OwnerDied
 from dataplane.store.shards import FreeCause
 from dataplane.store.store import Store

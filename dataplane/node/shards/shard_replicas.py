@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from dataplane.batch.locations import link_of, linked, shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import link_of, linked, shard_of
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.placement import Rendezvous

@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from dataplane.batch.shard_ids import MOST_SHARDS
+from dataplane.batch.locations import MOST_SHARDS
 from dataplane.errors import Backpressure, Corrupt
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.errors import DirectoryUnusable

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataplane.batch.arrow_types import VariableShapeTensorType
+from dataplane.batch.arrow_out import VariableShapeTensorType
 from dataplane.batch.put_plan import values_of
 from dataplane.errors import SchemaMismatch
 from tests.cases import each_case

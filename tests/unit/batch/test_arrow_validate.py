@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataplane.batch import arrow_in, arrow_validate
-from dataplane.batch.arrow_validate import check
+from dataplane.batch import arrow_in
+from dataplane.batch.arrow_in import check
 from dataplane.batch.batch import Batch, Column, StoredPiece
 from dataplane.batch.layout import check_contents
 from dataplane.batch.layout_check import check_layout
@@ -148,13 +148,13 @@ def stored(columns: Any) -> Batch:
 
 
 def written(name: str) -> bytes:
-    return bytes(arrow_validate.encode_table(stored({name: KINDS[name]}).to_arrow()))
+    return bytes(arrow_in.encode_table(stored({name: KINDS[name]}).to_arrow()))
 
 
 @each_case("name", KINDS)
 def test_every_kind_of_column_round_trips_through_an_arrow_table(name: str) -> None:
     before = stored({name: KINDS[name]})
-    after = stored(dict(arrow_in.columns_of(arrow_validate.decode_table(written(name)), checked=True)))
+    after = stored(dict(arrow_in.columns_of(arrow_in.decode_table(written(name)), checked=True)))
     assert after.schema == before.schema
     assert repr(after[name].to_list()) == repr(before[name].to_list())
 
@@ -162,7 +162,7 @@ def test_every_kind_of_column_round_trips_through_an_arrow_table(name: str) -> N
 def outcome(data: bytes) -> str:
     """What comes of restoring these bytes and of looking at them in every way."""
     try:
-        table = arrow_validate.decode_table(data)
+        table = arrow_in.decode_table(data)
         if table.num_rows != ROWS:
             return "other rows"
         batch = stored(dict(arrow_in.columns_of(table.combine_chunks(), checked=True)))

@@ -15,8 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.locations import shard_of
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.shard_ids import shard_of
 from dataplane.config import NodeConfig
 from dataplane.errors import Freed, LimitExceeded
 from dataplane.store import row_owners
