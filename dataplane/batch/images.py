@@ -26,10 +26,12 @@ that is not loaded yet.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import io
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -140,29 +142,6 @@ def as_file(image: Image) -> bytes:
     except (OSError, KeyError) as error:
         raise ValueError(f"no file of an image of the mode {image.mode}: {error}") from error
     return file.getvalue()
-
-
-def opened_from(image: Image) -> tuple[str, bytes] | None:
-    """The format and the bytes of the file from which an image was opened. The file must be in memory and have one
-    frame, and the image must not have been loaded or changed since; otherwise None."""
-    if type(vars(image).get("fp")) is not io.BytesIO or _is_loaded(image) or getattr(image, "n_frames", 1) > 1:
-        return None
-    data, name = _file(image), image.format
-    try:
-        again = None if data is None else _open(data, name)
-    except (OSError, ValueError, SyntaxError, EOFError):
-        return None
-    if type(again) is not type(image) or _header(again) != _header(image):
-        return None
-    return name, data
-
-
-def reopened(name: str, data: bytes) -> Image:
-    """The image in such a file, loaded and with its file closed, as PIL's own pickle of the image would restore it."""
-    image = _open(data, name)
-    made = object.__new__(type(image))
-    made.__setstate__(image.__getstate__())
-    return made
 
 
 # Taken
@@ -399,3 +378,66 @@ def _deferred_class(kind: Any, name: str) -> Any:
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
     own = {"_deferred_kind": kind, "__class__": property(lambda _: kind), name: property(_load, _settle)}
     return type(kind.__name__, (_Deferred, kind), named | own)
+
+
+# In pickles
+#
+# PIL pickles pixels: it decodes an image and keeps it decoded, and the pickle has all pixels in addition to the file.
+# An image that was opened from a file in memory is pickled as that file instead, once a pickle even if it has those
+# bytes elsewhere.
+#
+# Invariants: an unpickled image equals that of PIL's own pickle, and is decoded, since PIL's decoding is not
+# thread-safe. An image that was loaded, changed, or opened from anything else is pickled as by PIL.
+
+_PICKLED = {
+    "PIL.BmpImagePlugin": "BmpImageFile",
+    "PIL.JpegImagePlugin": "JpegImageFile",
+    "PIL.PngImagePlugin": "PngImageFile",
+    "PIL.WebPImagePlugin": "WebPImageFile",
+}
+
+
+def pickle_as_files() -> None:
+    """Pickle images as their files in this process, if there is PIL and no other code has replaced the pickling.
+    Idempotent."""
+    with suppress(ImportError):
+        for module, name in _PICKLED.items():
+            kind = getattr(importlib.import_module(module), name)
+            if kind not in copyreg.dispatch_table:
+                copyreg.pickle(kind, _reduced)
+
+
+def pickle_as_pixels() -> None:
+    """Undo `pickle_as_files`. Idempotent."""
+    for kind in [kind for kind, how in copyreg.dispatch_table.items() if how is _reduced]:
+        del copyreg.dispatch_table[kind]
+
+
+def _reduced(image: Any) -> Any:
+    from PIL import ImageFile
+
+    found = None if ImageFile.LOAD_TRUNCATED_IMAGES else _opened_from(image)  # elsewhere that may be set differently
+    return image.__reduce_ex__(4) if found is None else (_reopened, found)
+
+
+def _opened_from(image: Image) -> tuple[str, bytes] | None:
+    """The format and the bytes of the file from which an image was opened. The file must be in memory and have one
+    frame, and the image must not have been loaded or changed since; otherwise None."""
+    if type(vars(image).get("fp")) is not io.BytesIO or _is_loaded(image) or getattr(image, "n_frames", 1) > 1:
+        return None
+    data, name = _file(image), image.format
+    try:
+        again = None if data is None else _open(data, name)
+    except (OSError, ValueError, SyntaxError, EOFError):
+        return None
+    if type(again) is not type(image) or _header(again) != _header(image):
+        return None
+    return name, data
+
+
+def _reopened(name: str, data: bytes) -> Image:
+    """The image in such a file, loaded and with its file closed, as PIL's own pickle of the image would restore it."""
+    image = _open(data, name)
+    made = object.__new__(type(image))
+    made.__setstate__(image.__getstate__())
+    return made

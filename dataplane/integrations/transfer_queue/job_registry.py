@@ -25,8 +25,7 @@ from dataplane.config import environment, export_address
 from dataplane.errors import Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import module_patch
-from dataplane.integrations.transfer_queue.job import Job
-from dataplane.integrations.transfer_queue.settings import at
+from dataplane.integrations.transfer_queue.settings import Job, at
 
 log = logging.getLogger(__name__)
 

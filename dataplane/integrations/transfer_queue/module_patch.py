@@ -36,8 +36,7 @@ from typing import Any
 from dataplane.config import environment
 from dataplane.errors import Misuse
 from dataplane.integrations import process
-from dataplane.integrations.transfer_queue import job
-from dataplane.integrations.transfer_queue.settings import NAME, at, names_this
+from dataplane.integrations.transfer_queue.settings import JOB_VARIABLE, NAME, at, names_this
 
 log = logging.getLogger(__name__)
 
@@ -252,7 +251,7 @@ def environment_of_workers(runtime_env: Any) -> Any:
     if not is_in():
         stand_in()
     found = dict(runtime_env or {})
-    variables = {name: os.environ[name] for name in (VARIABLE, job.VARIABLE) if os.environ.get(name)}
+    variables = {name: os.environ[name] for name in (VARIABLE, JOB_VARIABLE) if os.environ.get(name)}
     found["env_vars"] = {**variables, **(found.get("env_vars") or {})}
     found["worker_process_setup_hook"] = _both(found.get("worker_process_setup_hook"))
     return found

@@ -8,22 +8,22 @@ job's first; in other processes it only leaves the job.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from contextlib import ExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from dataplane.batch import images
 from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import DataplaneError, Misuse
-from dataplane.integrations import pickles, process
+from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import async_calls, job_registry, metrics, module_patch
-from dataplane.integrations.transfer_queue import job as jobs
 from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.errors import InvalidSetting, NotStarted
-from dataplane.integrations.transfer_queue.job import Job
 from dataplane.integrations.transfer_queue.partition import JobPartition, blocks, prefix
-from dataplane.integrations.transfer_queue.settings import JobSettings
+from dataplane.integrations.transfer_queue.settings import JOB_VARIABLE, Job, JobSettings
 
 if TYPE_CHECKING:
     from transfer_queue import BaseSampler
@@ -34,7 +34,7 @@ _NOT_STARTED = (
 )
 _NO_JOB = (
     f"this process does not know whose job it is of: call transfer_queue.init(job=...) here, start it from a process"
-    f" that has called init(), or put the job's name into its environment as {jobs.VARIABLE}; the node is that of"
+    f" that has called init(), or put the job's name into its environment as {JOB_VARIABLE}; the node is that of"
     " DATAPLANE_ADDRESS"
 )
 
@@ -105,7 +105,7 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
         if posted is None:
             job_registry.check()
         plane, started = _plane(job_settings.nodes(wanted.nodes), posted, undo)
-        chosen = named or _job(posted) or jobs.new()
+        chosen = named or _job(posted) or job_settings.new_job()
         settings = _join(plane, chosen, conf, wanted, own, started, undo)
         if port is not None:
             if not metrics.is_served():
@@ -115,7 +115,8 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
         if posted is None:
             job_registry.post(chosen, agreed)
         undo.pop_all()
-    pickles.install_for_verl()
+    if "verl" in sys.modules:  # its controller opens images, which Ray pickles before anything is stored
+        images.pickle_as_files()
     return agreed
 
 
@@ -156,7 +157,7 @@ def _join(
     if sampler is None and before is not None and settings == before.settings:
         sampler = before.sampler
     made = Session(plane, job, settings, sampler, first=first or (before is not None and before.first))
-    undo.callback(_restore, _session, _pid, os.environ.get(jobs.VARIABLE))
+    undo.callback(_restore, _session, _pid, os.environ.get(JOB_VARIABLE))
     job.export()
     _session, _pid = made, os.getpid()
     return settings
@@ -174,13 +175,13 @@ def _forget(plane: Plane, job: Job, started: bool) -> None:
 def _restore(before: Session | None, pid: int, named: str | None) -> None:
     global _session, _pid
     _session, _pid = before, pid
-    os.environ.pop(jobs.VARIABLE, None)
+    os.environ.pop(JOB_VARIABLE, None)
     if named is not None:
-        os.environ[jobs.VARIABLE] = named
+        os.environ[JOB_VARIABLE] = named
 
 
 def _job(posted: job_registry.Posted | None) -> Job | None:
-    return posted.job if posted is not None else jobs.known()
+    return posted.job if posted is not None else job_settings.known_job()
 
 
 def has_rows() -> bool:
@@ -189,7 +190,7 @@ def has_rows() -> bool:
         return True
     from dataplane.integrations import ray as nodes
 
-    job = jobs.known()
+    job = job_settings.known_job()
     return job is not None and nodes.running() and job_settings.find(process.plane(), job) is not None
 
 
@@ -235,7 +236,7 @@ def close() -> None:
     module_patch.leave()
     if left is None or _pid != os.getpid():
         return
-    pickles.uninstall()
+    images.pickle_as_pixels()
     async_calls.end()
     metrics.end()
     if left.first:

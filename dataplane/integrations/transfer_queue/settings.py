@@ -13,6 +13,8 @@ The settings of TransferQueue's own backends are ignored: verl's configuration n
 from __future__ import annotations
 
 import difflib
+import os
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -22,9 +24,8 @@ from dataplane.client.sync import Plane
 from dataplane.client.table_rows import TableSlice
 from dataplane.config import TRANSPORTS, NodeConfig
 from dataplane.errors import Misuse
-from dataplane.integrations.transfer_queue import job as jobs
+from dataplane.integrations import process
 from dataplane.integrations.transfer_queue.errors import InvalidSetting
-from dataplane.integrations.transfer_queue.job import Job
 
 if TYPE_CHECKING:
     from transfer_queue import BaseSampler
@@ -50,6 +51,56 @@ _ROW, _WHO, _TAG, _TOKEN, _METRICS = "settings", "first", "settings", "token", "
 _WAIT_S = 30.0
 _SAMPLERS = ("SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler")
 _ARGUMENTS = ("n_samples_per_prompt", "dp_size", "group_by")
+
+
+JOB_VARIABLE = "DATAPLANE_JOB"
+"""The environment variable with the name of the job."""
+
+_UNNAMED, _RAY = "unnamed", "ray-"
+_MOST = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job of a process: jobs that share a node have separate partitions, settings and indexes.
+
+    A job is named by `init(job=...)`, by `$DATAPLANE_JOB`, or by Ray: all processes of a Ray job belong to one.
+    `init()` puts the name into the environment, which children inherit. Without a name, the first `init()` creates a
+    job for its own process and its children. `token`: a secret of the processes of an unnamed job; empty for a named
+    one.
+
+    Invariants: two jobs share keys only if both were given the same name. A process that cannot determine its job is
+    refused: if it guessed, it could share the keys of another job, or share none with its own.
+    """
+
+    name: str
+    token: str = ""
+
+    def export(self) -> None:
+        """Let the children of this process join it."""
+        os.environ[JOB_VARIABLE] = f"{self.name}:{self.token}" if self.token else self.name
+
+
+def named_job(name: object) -> Job:
+    """The job with this name. Raises ValueError for an invalid name."""
+    if not isinstance(name, str) or not 0 < len(name) <= _MOST or set("/:") & set(name):
+        raise ValueError(f"a job's name is a text of 1 to {_MOST} characters without '/' and ':', not {name!r}")
+    return Job(name)
+
+
+def known_job() -> Job | None:
+    """The job of this process, as far as the environment and Ray say."""
+    said, found = os.environ.get(JOB_VARIABLE, ""), process.ray_job()
+    by_ray = None if found is None else Job(f"{_RAY}{found[0].hex()[:12]}-{found[1].hex()}")
+    if said and not (by_ray is not None and said.startswith(_RAY)):  # its Ray job may have ended
+        name, _, token = said.partition(":")
+        return Job(named_job(name).name, token)
+    return by_ray
+
+
+def new_job() -> Job:
+    """An unnamed job."""
+    return Job(_UNNAMED, secrets.token_hex(8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +210,7 @@ def job_name(conf: Any, given: str | None) -> Job | None:
     """The job that is named; None if there is no name. Raises InvalidSetting."""
     name = given if given is not None else at(conf, f"{_SECTION}.job")
     try:
-        return None if name is None else jobs.named(name)
+        return None if name is None else named_job(name)
     except ValueError as error:
         raise InvalidSetting(str(error)) from None
 
@@ -230,7 +281,12 @@ def _of(rows: TableSlice, job: Job, plane: Plane) -> JobSettings:
     if not isinstance(given, dict) or given.get("sampler") not in _SAMPLERS:
         raise Misuse("the settings of this job are of another version: use one version of dataplane in all processes")
     if job.token and rows.tags[0].get(_TOKEN) != job.token:
-        raise jobs.refuse(job, plane.address)
+        raise Misuse(
+            f"the node at {plane.address} has a job already that was given no name, and this process is none of its"
+            f" children: to take part in it, or to be a job beside it, name the job in all of its processes, with"
+            f" init(job=...) or {JOB_VARIABLE} in their environment. If that job has ended, its rows are those of"
+            f" init(job={job.name!r})"
+        )
     arguments = tuple((str(name), value) for name, value in given["arguments"])
     nodes = dict(given.get("nodes") or {})
     return JobSettings(given["sampler"], arguments, bool(given["polling"]), bool(given["dense"]), nodes)

@@ -19,8 +19,8 @@ from dataplane.cluster.placement import Rendezvous
 from dataplane.config import ClusterConfig
 from dataplane.integrations import process
 from dataplane.integrations import transfer_queue as tq
-from dataplane.integrations.transfer_queue import job
 from dataplane.integrations.transfer_queue.partition import prefix
+from dataplane.integrations.transfer_queue.settings import known_job
 from tests.etcd import EtcdServer, needs_etcd
 from tests.integrations.marks import PLANE
 from tests.processes import eventually
@@ -55,7 +55,7 @@ def members(plane: dp.Plane) -> int:
 
 def far_partition(hosts: list[ClusterNode]) -> str:
     """A partition of this process's job that the second host leads, which has the highest hash of its name."""
-    own_job = job.known()
+    own_job = known_job()
     assert own_job is not None
     with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b:
         own, far = (plane.stats().node.encode() for plane in (a, b))
@@ -66,7 +66,7 @@ def far_partition(hosts: list[ClusterNode]) -> str:
 
 def leads(hosts: list[ClusterNode], name: str) -> list[bool]:
     """Whether each host leads the partition."""
-    own_job = job.known()
+    own_job = known_job()
     assert own_job is not None
     table = prefix(own_job.name) + name + "/"
     found = []

@@ -159,7 +159,7 @@ def test_workers_join_the_job_and_the_node_of_their_driver(
 def test_the_controller_reads_its_job_without_calling_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call of its `list_partitions` waited a minute for its own answer."""
     from dataplane.integrations.transfer_queue import job_registry
-    from dataplane.integrations.transfer_queue.job import Job
+    from dataplane.integrations.transfer_queue.settings import Job
 
     monkeypatch.setattr(job_registry, "_said", None)
     posted = job_registry.Posted(Job("mine"), "", "")

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image, ImageFile
 
 import dataplane as dp
-from dataplane.integrations import pickles
+from dataplane.batch import images
 from tests.integrations.verl.driving import alone
 
 SIDE = 96
@@ -26,12 +26,12 @@ MODES = (*((name, "RGB") for name in FORMATS), ("PNG", "RGBA"), ("PNG", "P"), ("
 
 @pytest.fixture(autouse=True)
 def installed() -> Iterator[None]:
-    pickles.uninstall()  # what a job of another module left in this process
+    images.pickle_as_pixels()  # what a job of another module left in this process
     before = dict(copyreg.dispatch_table)
-    pickles.install_for_verl()
+    images.pickle_as_files()
     assert copyreg.dispatch_table != before
     yield
-    pickles.uninstall()
+    images.pickle_as_pixels()
     assert copyreg.dispatch_table == before
 
 
@@ -45,11 +45,11 @@ def file(name: str, mode: str = "RGB", **how: Any) -> bytes:
 
 def by_pil(image: Any) -> bytes:
     """PIL's own pickle of it."""
-    pickles.uninstall()
+    images.pickle_as_pixels()
     try:
         return cloudpickle.dumps(image)
     finally:
-        pickles.install_for_verl()
+        images.pickle_as_files()
 
 
 def said(image: Any) -> tuple[Any, ...]:
@@ -130,12 +130,12 @@ def test_a_foreign_pickle_reducer_of_an_image_class_is_preserved() -> None:
     def others(image: Any) -> Any:
         return bytes, (b"others",)
 
-    pickles.uninstall()
+    images.pickle_as_pixels()
     copyreg.pickle(PngImageFile, others)
     try:
-        pickles.install_for_verl()
+        images.pickle_as_files()
         assert copyreg.dispatch_table[PngImageFile] is others
-        pickles.uninstall()
+        images.pickle_as_pixels()
         assert copyreg.dispatch_table[PngImageFile] is others
     finally:
         del copyreg.dispatch_table[PngImageFile]
@@ -147,7 +147,7 @@ def test_the_image_pickles_are_installed_when_a_job_starts() -> None:
 
     from dataplane.integrations.verl import plugin
 
-    pickles.uninstall()
+    images.pickle_as_pixels()
     assert plugin.loaded
     with alone(dp.NodeConfig(memory="8MiB", spill=0, prewarm=0)):
         transfer_queue.init({"backend": {"storage_backend": "Dataplane"}})
