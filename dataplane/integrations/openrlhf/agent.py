@@ -57,7 +57,11 @@ class LazyInputs:
         execute = super().execute  # type: ignore[misc]  # of the executor that it is mixed into
         if not images:
             return await execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images)
-        shared = self._prompts.enter((prompt, _spelled(images), id(hf_tokenizer)), hf_tokenizer)
+        # created here, because executors need not call `super().__init__()`
+        prompts: dict[Any, _PromptState] = self.__dict__.setdefault("_prompts_in_the_making", {})
+        key = prompt, _spelled(images), id(hf_tokenizer)
+        shared = prompts.get(key) or prompts.setdefault(key, _PromptState(hf_tokenizer))
+        shared.samples += 1
         try:
             response = await execute(prompt, label, sampling_params, max_length, shared.processor, llm_engine, images)
             inputs = response.get("mm_train_inputs")
@@ -65,40 +69,16 @@ class LazyInputs:
                 response = {**response, "mm_train_inputs": await shared.handle(inputs)}
             return response
         finally:
-            self._prompts.leave(shared)
-
-    @property
-    def _prompts(self) -> _Prompts:
-        """The prompts in progress. Created here, because executors need not call `super().__init__()`."""
-        prompts: _Prompts = self.__dict__.setdefault("_prompts_in_the_making", _Prompts())
-        return prompts
-
-
-class _Prompts:
-    """The shared state of the samples of each prompt, while one is being made."""
-
-    def __init__(self) -> None:
-        self._shared: dict[Any, _PromptState] = {}
-
-    def enter(self, key: Any, processor: Any) -> _PromptState:
-        shared = self._shared.get(key)
-        if shared is None:
-            shared = self._shared[key] = _PromptState(key, processor)
-        shared.samples += 1
-        return shared
-
-    def leave(self, shared: _PromptState) -> None:
-        shared.samples -= 1
-        if not shared.samples:
-            del self._shared[shared.key]
+            shared.samples -= 1
+            if not shared.samples:
+                del prompts[key]
 
 
 class _PromptState:
-    """The shared state of the samples of a prompt: the results of the processor, and the handles of the stored
-    inputs."""
+    """The shared state of the samples of a prompt, while one is being made: the results of the processor, and the
+    handles of the stored inputs."""
 
-    def __init__(self, key: Any, processor: Any) -> None:
-        self.key = key
+    def __init__(self, processor: Any) -> None:
         self.samples = 0
         self.processor = _Processor(processor)
         self._handles: dict[bytes, OwnedRow] = {}
