@@ -33,7 +33,9 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from dataplane.batch.builtin_codec import Unfit
 from dataplane.batch.object_rows import LARGE
@@ -57,9 +59,9 @@ _PLAIN = ("PIL.Image", "Image")
 _FRAMES = "put it as it was opened, or its frames: [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"
 
 
-class Picture(NamedTuple):
-    """An image without its `info`. `frame`: the number of the frame of the file in `data`; negative if `data` are
-    pixels."""
+class Picture(msgspec.Struct, array_like=True, frozen=True):
+    """An image as it is stored. `frame`: the number of the frame of the file in `data`; negative if `data` are pixels.
+    `rest`: keys of the info whose values are those of the file. In a row, `data` may be the number of a part."""
 
     module: str
     kind: str
@@ -68,7 +70,9 @@ class Picture(NamedTuple):
     frame: int
     format: str | None
     palette: tuple[str, bytes] | None
-    data: Any
+    info: msgspec.Raw
+    rest: tuple[str, ...]
+    data: bytes | int
 
 
 def is_image(value: object) -> bool:
@@ -78,7 +82,7 @@ def is_image(value: object) -> bool:
 
 
 def taken(image: Image) -> Picture:
-    """The stored form of the image, which is loaded if necessary. Raises Unfit."""
+    """The stored form of the image without its info; the image is loaded if necessary. Raises Unfit."""
     kind, pixels = _deferred_from(image) or (type(image), None)
     module, name = kind.__module__, kind.__qualname__
     if not module.startswith("PIL.") or getattr(sys.modules.get(module), name, None) is not kind:
@@ -97,11 +101,11 @@ def taken(image: Image) -> Picture:
     palette = _palette(image, lazy=data is not None) if image.mode in _PALETTES else None
     own = vars(image).get("format")  # the class's, unless it was set
     data = pixels if pixels is not None else image.tobytes() if data is None else data
-    return Picture(module, name, image.mode, image.size, frame, own, palette, data)
+    return Picture(module, name, image.mode, image.size, frame, own, palette, msgspec.Raw(), (), data)
 
 
-def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Image:
-    """The image; `rest` are keys of its info that are as in its file. Raises ValueError for invalid data."""
+def made(picture: Picture, info: Mapping[Any, Any], data: Any) -> Image:
+    """The image of this info and these data. Raises ValueError for invalid data."""
     from PIL import Image as pil
 
     if picture.frame < 0 and picture.mode not in _BITS:
@@ -110,13 +114,13 @@ def made(picture: Picture, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Im
         raise ValueError(f"a palette of {len(picture.palette[1])} bytes")
     kind = _class(picture.module, picture.kind)
     if picture.frame >= 0:
-        return _opened(picture, kind, info, rest)
-    if is_deferred(picture.frame, picture.mode, len(picture.data)):
-        _check(picture)
+        return _opened(picture, kind, info, data)
+    if is_deferred(picture.frame, picture.mode, len(data)):
+        _check(picture, data)
         size, make = picture.size, partial(_plain, picture.mode, picture.size)
-        image = _deferred_image(kind, _like(picture.mode, kind), size, picture.data, make)
+        image = _deferred_image(kind, _like(picture.mode, kind), size, data, make)
     else:
-        image = _pixels(picture)
+        image = _pixels(picture, data)
         if kind is not pil.Image:
             image = _as(kind, image)
     image.info = dict(info)
@@ -254,12 +258,12 @@ def _open(data: Any, format: str) -> Image:
     return pil.open(io.BytesIO(data), formats=("JPEG" if format == "MPO" else format,))  # PIL finds out which of both
 
 
-def _opened(picture: Picture, kind: Any, info: Mapping[Any, Any], rest: tuple[str, ...]) -> Image:
+def _opened(picture: Picture, kind: Any, info: Mapping[Any, Any], data: Any) -> Image:
     format = getattr(kind, "format", None)
     if format not in _FORMATS:
         raise ValueError(f"{format} is no format of a file that is kept")
     try:
-        image = _open(bytes(picture.data), format)
+        image = _open(bytes(data), format)
         if picture.frame:
             image.seek(picture.frame)
     except Exception as error:  # PIL's parsers may raise any error for untrusted bytes
@@ -268,19 +272,19 @@ def _opened(picture: Picture, kind: Any, info: Mapping[Any, Any], rest: tuple[st
         raise ValueError(f"a file of {image.mode} {image.size}, not of {picture.mode} {picture.size}")
     if picture.palette is not None and picture.palette != _palette(image, lazy=True):
         image.putpalette(picture.palette[1], picture.palette[0])
-    kept = {key: image.info[key] for key in rest if key in image.info}
+    kept = {key: image.info[key] for key in picture.rest if key in image.info}
     image.info.clear()  # the same dict: PIL adds to it when it loads
     image.info.update(kept | dict(info))
     return image
 
 
-def _pixels(picture: Picture) -> Image:
+def _pixels(picture: Picture, data: Any) -> Image:
     """An image of raw pixels, over their memory where PIL can."""
     from PIL import Image as pil
 
-    _check(picture)
+    _check(picture, data)
     mode = picture.mode
-    image = _plain(mode, picture.size, picture.data) if len(picture.data) else pil.new(mode, picture.size)
+    image = _plain(mode, picture.size, data) if len(data) else pil.new(mode, picture.size)
     if picture.palette is not None:
         if mode not in _PALETTES:
             raise ValueError(f"a palette of an image of {mode}")
@@ -288,8 +292,8 @@ def _pixels(picture: Picture) -> Image:
     return image
 
 
-def _check(picture: Picture) -> None:
-    (width, height), mode, data = picture.size, picture.mode, picture.data
+def _check(picture: Picture, data: Any) -> None:
+    (width, height), mode = picture.size, picture.mode
     if min(width, height) < 0 or (width * _BITS[mode] + 7) // 8 * height != len(data):
         raise ValueError(f"{len(data)} bytes are no image of {mode} {picture.size}")
 

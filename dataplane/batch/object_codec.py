@@ -65,23 +65,8 @@ class _Header(msgspec.Struct, array_like=True, frozen=True):
     data: bytes | int
 
 
-class _PictureRecord(msgspec.Struct, array_like=True, frozen=True):
-    """An image (`images.Picture`), with its info; `rest`: keys of the info whose values are those of the file."""
-
-    module: str
-    kind: str
-    mode: str
-    size: tuple[int, int]
-    frame: int
-    format: str | None
-    palette: tuple[str, bytes] | None
-    info: msgspec.Raw
-    rest: tuple[str, ...]
-    data: bytes | int
-
-
 _decode_header = msgspec.msgpack.Decoder(_Header).decode
-_decode_picture = msgspec.msgpack.Decoder(_PictureRecord).decode
+_decode_picture = msgspec.msgpack.Decoder(images.Picture).decode
 _decode_place = msgspec.msgpack.Decoder(int).decode
 
 
@@ -231,7 +216,8 @@ class _Writer:
             rest = [key for key, value in info.items() if not self._fits(value, depth)]
             packed = _encode(self._plain({key: value for key, value in info.items() if key not in rest}, depth + 1))
         named = tuple(key for key in rest if type(key) is str)
-        return _extension(_IMAGE, _PictureRecord(*picture[:-1], msgspec.Raw(packed), named, self._beside(picture.data)))
+        made = msgspec.structs.replace(picture, info=msgspec.Raw(packed), rest=named, data=self._beside(picture.data))
+        return _extension(_IMAGE, made)
 
     def _fits(self, value: Any, depth: int) -> bool:
         try:
@@ -342,7 +328,7 @@ class _Reader:
         check_text(array)
         return array[()] if code == _SCALAR else array
 
-    def _image(self, header: _PictureRecord) -> Any:
+    def _image(self, header: images.Picture) -> Any:
         if not self._decode and header.frame >= 0:
             return {"bytes": self._bytes(header.data), "path": None}
         info = self.value(header.info)
@@ -351,9 +337,7 @@ class _Reader:
         data: Any = self._view(header.data)
         if not images.is_deferred(header.frame, header.mode, len(data)):
             data = self._bytes(header.data)
-        own = header.module, header.kind, header.mode, header.size, header.frame, header.format, header.palette
-        picture = images.Picture(*own, data)
-        image = images.made(picture, info, header.rest)
+        image = images.made(header, info, data)
         return image if self._decode else {"bytes": images.as_file(image), "path": None}
 
     def _view(self, data: bytes | int) -> memoryview:
