@@ -47,13 +47,6 @@ class BatchRef:
 
     __slots__ = ("_columns", "_frames", "_origin", "_rows", "traces")
 
-    _rows: int
-    _columns: dict[str, ColumnPlace]
-    _frames: tuple[Frame, ...]
-    _origin: Frame | None
-    traces: tuple[str, ...]
-    """The spans that made its rows, as W3C trace parents, if they were traced; see `client.traced`."""
-
     def __init__(
         self,
         rows: int,
@@ -69,6 +62,7 @@ class BatchRef:
         self._frames = frames
         self._origin = origin
         self.traces = traces
+        """The spans that made its rows, as W3C trace parents, if they were traced; see `client.traced`."""
 
     # its own properties
 

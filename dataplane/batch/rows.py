@@ -29,9 +29,6 @@ class RowIndices:
 
     __slots__ = ("_index", "start", "stop")
 
-    start: int
-    stop: int
-
     def __init__(self, start: int, stop: int, index: Index | None = None) -> None:
         self.start = start
         self.stop = stop
