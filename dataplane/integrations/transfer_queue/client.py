@@ -17,11 +17,10 @@ import numpy as np
 from dataplane.client.table_rows import Flags, TableSlice
 from dataplane.errors import Misuse
 from dataplane.integrations.transfer_queue import row_access, sampling
-from dataplane.integrations.transfer_queue.async_calls import executor, twin
 from dataplane.integrations.transfer_queue.errors import NoKey, NotThere
 from dataplane.integrations.transfer_queue.partition import JobPartition, has_own_key
 from dataplane.integrations.transfer_queue.row_access import Parser
-from dataplane.integrations.transfer_queue.session import Session, session
+from dataplane.integrations.transfer_queue.session import executor, session, twin
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import BatchMeta
@@ -123,7 +122,13 @@ class TransferQueueClient:
             raise ValueError(f"mode is 'fetch', 'force_fetch' or 'insert', not {mode!r}")
         if not task_name or not fields:
             raise ValueError("mode 'fetch' takes data_fields and a task_name")
-        return _fetched(own, partition, fields, batch_size, task_name, sampling_config or {}, timeout)
+        polling = own.settings.polling
+        wait_s = timeout if timeout is not None else 0.0 if polling else sampling.timeout_s()
+        config = sampling_config or {}
+        found = sampling.fetch(partition, fields, batch_size, task_name, own.sampler, config, wait_s)
+        if found is None and not polling:
+            raise sampling.too_few(partition, fields, batch_size, task_name, wait_s)
+        return _new(partition, [], []) if found is None else found
 
     def get_data(self, metadata: BatchMeta) -> Any:
         """The fields of these rows as a TensorDict, in the order of the metadata. Raises StorageKeyNotFoundError (a
@@ -292,24 +297,6 @@ def _every(partition: JobPartition, fields: Sequence[str]) -> BatchMeta:
         raise partition.missing()
     ready = rows.have.all(axis=1) if fields else np.zeros(len(rows), np.int8)
     return partition.meta(rows, fields, ready)
-
-
-def _fetched(
-    own: Session,
-    partition: JobPartition,
-    fields: list[str],
-    batch_size: int,
-    task: str,
-    config: dict[str, Any],
-    timeout: float | None,
-) -> BatchMeta:
-    wait_s = timeout if timeout is not None else 0.0 if own.settings.polling else sampling.timeout_s()
-    found = sampling.fetch(partition, fields, batch_size, task, own.sampler, config, wait_s)
-    if found is not None:
-        return found
-    if own.settings.polling:
-        return _new(partition, [], [])
-    raise sampling.too_few(partition, fields, batch_size, task, wait_s)
 
 
 def _consumed(partition: JobPartition, task: str) -> tuple[TableSlice | None, Flags]:

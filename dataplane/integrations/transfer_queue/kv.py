@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import tensordicts
 from dataplane.integrations.transfer_queue import coalescing, row_access
-from dataplane.integrations.transfer_queue.async_calls import executor, run, twin
 from dataplane.integrations.transfer_queue.client import named_keys
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
 from dataplane.integrations.transfer_queue.row_access import Parser
-from dataplane.integrations.transfer_queue.session import joined, session
+from dataplane.integrations.transfer_queue.session import executor, joined, run, session, twin
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import KVBatchMeta

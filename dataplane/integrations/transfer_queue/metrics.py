@@ -21,7 +21,8 @@ from dataplane.errors import Misuse
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import settings as job_settings
 
-_serving: MetricsServer | None = None
+_serving: tuple[str, Any, Any, int] | None = None
+"""The address, the server, its thread, and the process that has the thread."""
 
 
 def get_metrics_endpoint() -> str | None:
@@ -41,8 +42,18 @@ def serve(port: int) -> str:
     port is in use."""
     global _serving
     if _serving is None:
-        _serving = MetricsServer(_host(), port)
-    return _serving.endpoint
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry, host = CollectorRegistry(), _host()
+        registry.register(_Figures())
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise Misuse(
+                f"metrics can not be served at {host}:{port}: {error}; leave metrics.port out for any"
+            ) from error
+        _serving = f"{host}:{server.server_port}", server, thread, os.getpid()
+    return _serving[0]
 
 
 def is_served() -> bool:
@@ -51,36 +62,15 @@ def is_served() -> bool:
 
 
 def end() -> None:
-    """Stop serving. Idempotent."""
+    """Stop serving; in a forked child, which does not have the server's thread, only drop the server. Idempotent."""
     global _serving
     serving, _serving = _serving, None
     if serving is not None:
-        serving.close()
-
-
-class MetricsServer:
-    """The HTTP server. `endpoint`: its address, HOST:PORT."""
-
-    def __init__(self, host: str, port: int) -> None:
-        from prometheus_client import CollectorRegistry, start_http_server
-
-        registry = CollectorRegistry()
-        registry.register(_Figures())
-        try:
-            self._server, self._thread = start_http_server(port, host, registry)
-        except OSError as error:
-            raise Misuse(
-                f"metrics can not be served at {host}:{port}: {error}; leave metrics.port out for any"
-            ) from error
-        self.endpoint = f"{host}:{self._server.server_port}"
-        self._pid = os.getpid()
-
-    def close(self) -> None:
-        """Stop. In a forked child, which does not have the server's thread, only drop it."""
-        if self._pid == os.getpid():
-            self._server.shutdown()
-            self._thread.join()
-        self._server.server_close()
+        _, server, thread, pid = serving
+        if pid == os.getpid():
+            server.shutdown()
+            thread.join()
+        server.server_close()
 
 
 class _Figures:

@@ -7,19 +7,22 @@ job's first; in other processes it only leaves the job.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from dataplane.batch import images
 from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations import process
-from dataplane.integrations.transfer_queue import async_calls, job_registry, metrics, module_patch
+from dataplane.integrations.transfer_queue import job_registry, metrics, module_patch
 from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.errors import InvalidSetting, NotStarted
 from dataplane.integrations.transfer_queue.partition import JobPartition, blocks, prefix
@@ -237,7 +240,7 @@ def close() -> None:
     if left is None or _pid != os.getpid():
         return
     images.pickle_as_pixels()
-    async_calls.end()
+    end_threads()
     metrics.end()
     if left.first:
         for name in left.partitions():
@@ -247,9 +250,63 @@ def close() -> None:
         job_registry.clear()
 
 
+# The asynchronous twins: each runs its synchronous call in a thread, so that any event loop can await it.
+#
+# Calls wait in pools of their own, so that a thread is free for the call for which they wait: fetches wait for puts,
+# and puts wait for clears, which make room. A call that is cancelled is executed anyway.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_THREADS = {"calls": 8, "puts": 8, "waits": 64}
+
+_pools_lock = threading.Lock()
+_pools: dict[str, ThreadPoolExecutor] = {}
+_pools_of = 0  # the process that has their threads
+
+
+def twin(call: Callable[P, T], pool: str = "calls") -> Callable[P, Coroutine[Any, Any, T]]:
+    """The call as a coroutine function. pool: see `executor`."""
+
+    @wraps(call)
+    async def awaited(*args: P.args, **kwargs: P.kwargs) -> T:
+        return await run(partial(call, *args, **kwargs), pool)
+
+    awaited.__name__ = f"async_{call.__name__}"
+    awaited.__qualname__ = call.__qualname__.replace(call.__name__, awaited.__name__)
+    return awaited
+
+
+async def run(call: Callable[[], T], pool: str = "calls") -> T:
+    """Run it in a thread of the pool."""
+    return await asyncio.get_running_loop().run_in_executor(executor(pool), call)
+
+
+def executor(name: str) -> ThreadPoolExecutor:
+    """The pool of threads: "puts" for puts, which may wait for room, "waits" for calls that may wait for puts, "calls"
+    for all others."""
+    global _pools_of
+    with _pools_lock:
+        if _pools_of != os.getpid():  # a forked child has none of the threads
+            _pools_of = os.getpid()
+            _pools.clear()
+        if name not in _pools:
+            _pools[name] = ThreadPoolExecutor(_THREADS[name], thread_name_prefix=f"dataplane-transfer-queue-{name}")
+        return _pools[name]
+
+
+def end_threads() -> None:
+    """End the threads after their current calls. Idempotent; they start again when needed."""
+    with _pools_lock:
+        pools = list(_pools.values()) if _pools_of == os.getpid() else []
+        _pools.clear()
+    for pool in pools:
+        pool.shutdown()
+
+
 def _forked() -> None:
-    global _lock
-    _lock = threading.Lock()  # a thread of the parent may have held it
+    global _lock, _pools_lock
+    _lock, _pools_lock = threading.Lock(), threading.Lock()  # a thread of the parent may have held them
 
 
 os.register_at_fork(after_in_child=_forked)

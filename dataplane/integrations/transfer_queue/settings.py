@@ -326,10 +326,10 @@ def check(conf: Any) -> None:
             raise InvalidSetting(f"{path or 'a configuration'} is a mapping of settings, not {type(part).__name__}")
         for name in part.keys():  # noqa: SIM118  # OmegaConf's iterates over values where it is a list
             if name not in known:
-                raise InvalidSetting(_unknown("setting", f"{path}.{name}".lstrip("."), name, known, path))
+                raise InvalidSetting(_unknown("setting", name, known, path))
     backend = at(conf, "backend.storage_backend")
     if backend is not None and backend not in (NAME, *OTHERS):
-        raise InvalidSetting(_unknown("backend", str(backend), str(backend), (NAME, *OTHERS)))
+        raise InvalidSetting(_unknown("backend", str(backend), (NAME, *OTHERS)))
 
 
 def names_this(conf: Any) -> bool:
@@ -339,18 +339,16 @@ def names_this(conf: Any) -> bool:
     named = at(section, "storage_backend")
     for name in (named, *(section.keys() if hasattr(section, "keys") else ())):
         if name != NAME and difflib.get_close_matches(str(name), [NAME], 1, 0.7):
-            raise InvalidSetting(_unknown("backend", str(name), str(name), (NAME,)))
+            raise InvalidSetting(_unknown("backend", str(name), (NAME,)))
     return bool(named == NAME)
 
 
-def _unknown(what: str, named: str, name: str, known: Iterable[str], path: str = "") -> str:
-    return f"there is no {what} {named!r}: {nearest(name, known, path)}"
-
-
-def nearest(name: object, known: Iterable[str], path: str = "") -> str:
-    """Advice for an unknown name: the nearest known one, or else all known ones."""
+def _unknown(what: str, name: str, known: Iterable[str], path: str = "") -> str:
+    """An error with the nearest known name, or else all known ones."""
     listed = list(known)
-    near = difflib.get_close_matches(str(name), listed, 1, 0.5)
+    near = difflib.get_close_matches(name, listed, 1, 0.5)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
-    there = (", ".join(listed[:_SHOWN]) or "none") + more
-    return f"did you mean {f'{path}.{near[0]}'.lstrip('.')}?" if near else f"there are {there}"
+    advice = f"there are {', '.join(listed[:_SHOWN])}{more}"
+    if near:
+        advice = f"did you mean {f'{path}.{near[0]}'.lstrip('.')}?"
+    return f"there is no {what} {f'{path}.{name}'.lstrip('.')!r}: {advice}"
