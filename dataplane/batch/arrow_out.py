@@ -65,7 +65,6 @@ def _buffer(values: npt.NDArray[Any]) -> Any:
 
 
 def _values(kind: Element, native: npt.NDArray[Any], nullable: bool) -> Any:
-    """An Arrow array of all elements."""
     flat = native.reshape(-1)
     if kind.native.kind == "b":
         return pa.array(flat)
@@ -169,7 +168,6 @@ class Element(NamedTuple):
 
 
 def element(dtype: str) -> Element:
-    """The Arrow form of elements of this dtype."""
     native = storage(dtype).newbyteorder("=")
     if native.kind == "c" and not is_bits(dtype):
         half = np.dtype(f"float{native.itemsize * 4}")

@@ -61,12 +61,10 @@ def rounded(ranges: ByteRanges, unit: int, size: int) -> ByteRanges:
 
 
 def total(ranges: Iterable[tuple[int, int]]) -> int:
-    """Their bytes."""
     return sum(stop - start for start, stop in ranges)
 
 
 def tables(layout: ShardLayout) -> ByteRanges:
-    """The tables of all columns."""
     return merged(each for _, column in layout.columns for each in _tables(column))
 
 

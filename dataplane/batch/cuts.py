@@ -59,7 +59,6 @@ def is_even(cut: Cut) -> bool:
 
 
 def take(cut: Cut, positions: Index | slice) -> Cut:
-    """The cut of the rows at these positions."""
     if is_even(cut):
         return cut
     return tuple([_taken(step, positions) for step in cut])
@@ -144,7 +143,6 @@ def _both(rows: int, a: Number, more: int, b: Number) -> Number:
 
 
 def equal(cut: Cut, other: Cut) -> bool:
-    """Whether both are the same steps with the same numbers."""
     if cut is other:
         return True
     pairs = zip(cut, other, strict=False)
@@ -169,7 +167,6 @@ def fraction(cut: Cut) -> float:
 
 
 def axes(cut: Cut) -> dict[int, Cut]:
-    """The steps by dimension."""
     found: dict[int, Cut] = {}
     for step in cut:
         found[step.axis] = (*found.get(step.axis, ()), step)

@@ -86,7 +86,6 @@ def _memories(source: RowSource, count: int) -> tuple[list[int], list[int]]:
 
 
 def _hashed(values: Values, source: RowSource, rows: Sequence[int], each: Each) -> list[bytes]:
-    """The digests of these rows."""
     marks = _marks(values)
 
     def some(rows: Sequence[int]) -> list[bytes]:

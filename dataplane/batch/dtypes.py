@@ -82,7 +82,6 @@ def split(name: str) -> tuple[str, str]:
 
 
 def is_integer(name: str) -> bool:
-    """Whether it is a dtype of integers."""
     return split(name)[0].removeprefix(">") in INTEGERS
 
 
@@ -106,7 +105,6 @@ def is_bits(name: str) -> bool:
 
 
 def is_time(name: str) -> bool:
-    """Whether it is a datetime64 or timedelta64."""
     return name.removeprefix(">").startswith(("datetime64", "timedelta64"))
 
 

@@ -104,7 +104,6 @@ class Frame:
 
     @property
     def rows(self) -> int:
-        """The number of rows."""
         if self.bounds is not None:
             return len(self.bounds) - 1
         return sum(len(part.rows) for part in self.parts) if self.order is None else len(self.order)
@@ -176,7 +175,6 @@ class Frame:
         return Frame(self.parts, self.order, self.bounds)
 
     def with_cut(self, cut: Cut) -> Frame:
-        """The frame with this cut of each row."""
         return Frame(self.parts, self.order, self.bounds, cut)
 
     def numbered(self, number: Callable[[ShardRef], int]) -> Frame:

@@ -189,6 +189,5 @@ def _rows(group: _Group, fetch: Fetch | None, *, join: bool = True) -> Iterator[
 
 
 def _listed(spans: tuple[Index, Index]) -> list[list[tuple[int, int]]]:
-    """The runs of each row."""
     begins, ends = spans
     return [list(zip(a, b, strict=True)) for a, b in zip(begins.tolist(), ends.tolist(), strict=True)]

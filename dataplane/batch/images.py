@@ -235,7 +235,6 @@ def _palette(image: Image, *, lazy: bool) -> tuple[str, bytes] | None:
 
 @lru_cache(maxsize=256)
 def _class(module: str, name: str) -> Any:
-    """PIL's image class of that name."""
     from PIL import Image as pil
     from PIL import _plugins
 
@@ -306,7 +305,6 @@ def _plain(mode: str, size: tuple[int, int], data: Any) -> Image:
 
 @lru_cache(maxsize=256)
 def _like(mode: str, kind: Any) -> Image:
-    """An image of this mode and class."""
     from PIL import Image as pil
 
     plain = pil.new(mode, (1, 1))

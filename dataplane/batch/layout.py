@@ -149,7 +149,6 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     columns: tuple[tuple[str, ColumnLayout], ...]
 
     def encode(self) -> bytes:
-        """The layout as bytes."""
         numbers: list[int] = []
         return encode([(name, header_of(column, numbers)) for name, column in self.columns], numbers)
 
@@ -160,7 +159,6 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return cls(tuple([(name, _column(header, left)) for name, header in outline.columns]))
 
     def column(self, name: str) -> ColumnLayout | None:
-        """The column called `name`, or None."""
         return next((layout for known, layout in self.columns if known == name), None)
 
 

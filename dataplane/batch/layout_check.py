@@ -158,7 +158,6 @@ class CheckedLayout:
 
     @cached_property
     def rows(self) -> int:
-        """How many rows each column has."""
         return int(self.numbers[0])
 
     @cached_property
@@ -168,7 +167,6 @@ class CheckedLayout:
 
     @cached_property
     def layout(self) -> ShardLayout:
-        """The layout itself."""
         return ShardLayout.of(self.outline, self.numbers)
 
     def check_contents(self, memory: Bytes) -> None:

@@ -255,7 +255,6 @@ def _bits(take: Callable[[Any], tuple[str, npt.NDArray[Any]]], value: Any) -> tu
 
 
 def _named_bits(value: Any) -> tuple[str, npt.NDArray[Any]]:
-    """The name of an array's dtype, and the array."""
     name = exact_name(value.dtype)
     if name is None:
         raise Unfit(f"NumPy's {value.dtype}", _dtype_hint(value.dtype))

@@ -117,7 +117,6 @@ class PutPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all columns."""
         return sum(column.nbytes for column in self.columns)
 
     @property

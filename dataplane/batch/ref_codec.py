@@ -91,7 +91,6 @@ def pack(
     origin: Frame | None,
     traces: tuple[str, ...] = (),
 ) -> bytes:
-    """The bytes of a reference."""
     nodes: dict[bytes, int] = {}
     shards: dict[ShardRef, int] = {}
     fields: dict[Field, int] = {}
@@ -156,7 +155,6 @@ def unpack(
 
 
 def _cut(frames: Sequence[Frame], encoded: Sequence[_Cut], rows: int) -> tuple[Frame, ...]:
-    """The frames with these cuts."""
     decoded: list[Cut] = [cuts.decode(each, rows) for each in encoded]
     return tuple([frame.with_cut(cut) for frame, cut in zip(frames, decoded, strict=True)])
 

@@ -72,15 +72,12 @@ class Posted:
 
 
 class DataplaneController:
-    """The actor."""
-
     def __init__(self, posted: Posted, config: Any) -> None:
         global _said
         _said = self._posted = posted
         self._config = config
 
     def posted(self) -> Posted:
-        """The content of the registry."""
         return self._posted
 
     def get_config(self) -> Any:

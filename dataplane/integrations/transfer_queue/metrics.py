@@ -57,7 +57,6 @@ def serve(port: int) -> str:
 
 
 def is_served() -> bool:
-    """Whether this process serves metrics."""
     return _serving is not None
 
 

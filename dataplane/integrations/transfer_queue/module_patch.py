@@ -287,7 +287,6 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
         if fullname != _NAME or f"{__package__}.streaming" in sys.modules:  # which imports it, and stands in itself
             return None
         others = [other for other in sys.meta_path if other is not self]

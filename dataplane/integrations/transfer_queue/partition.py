@@ -94,7 +94,6 @@ class JobPartition:
     # naming rows
 
     def indexes(self, numbers: Iterable[int] | Index) -> list[int]:
-        """The global indexes of these rows."""
         return self._indexes.of(numbers)
 
     def numbers(self, global_indexes: Sequence[int]) -> Index:
@@ -221,7 +220,6 @@ def new_keys(rows: int) -> list[str]:
 
 
 def has_own_key(key: str) -> bool:
-    """Whether the key was generated."""
     return key.startswith(_OWN)
 
 

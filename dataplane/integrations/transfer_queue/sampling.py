@@ -56,8 +56,6 @@ def fetch(
 
 
 class _Choosing:
-    """The sampling of one call."""
-
     def __init__(
         self,
         partition: JobPartition,

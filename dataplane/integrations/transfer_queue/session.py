@@ -81,7 +81,6 @@ class Session:
         return found
 
     def partitions(self) -> list[str]:
-        """The names of the existing partitions."""
         own = prefix(self.job.name)
         return [name.removeprefix(own) for name in self.plane.tables() if name.startswith(own)]
 
@@ -278,7 +277,6 @@ def twin(call: Callable[P, T], pool: str = "calls") -> Callable[P, Coroutine[Any
 
 
 async def run(call: Callable[[], T], pool: str = "calls") -> T:
-    """Run it in a thread of the pool."""
     return await asyncio.get_running_loop().run_in_executor(executor(pool), call)
 
 

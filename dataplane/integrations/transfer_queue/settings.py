@@ -121,7 +121,6 @@ class JobSettings:
         return self.sampler != "SequentialSampler"
 
     def made(self) -> BaseSampler:
-        """A new sampler of this class."""
         import transfer_queue
 
         made = getattr(transfer_queue, self.sampler)()

@@ -147,7 +147,6 @@ class _Replicas:
         return [self._all[id(replica)][1] for replica in replicas]
 
     def close(self) -> None:
-        """Close all."""
         for _, replica in self._all.values():
             replica.close()
 

@@ -333,13 +333,11 @@ _home = 0
 
 
 def make_home() -> None:
-    """Make this process the trainer's."""
     global _home
     _home = os.getpid()
 
 
 def is_home() -> bool:
-    """Whether this process is the trainer's."""
     return _home == os.getpid()
 
 

@@ -201,7 +201,6 @@ class View(MutableMapping[str, Any]):
         return iter(self._names())
 
     def __len__(self) -> int:
-        """The number of columns."""
         return len(self._names())
 
     def __repr__(self) -> str:
