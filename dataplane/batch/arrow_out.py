@@ -19,9 +19,8 @@ import pyarrow as pa
 from dataplane.batch import gather
 from dataplane.batch.dtypes import is_bits, is_time, storage
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.stored_column import SelectedRows
-from dataplane.batch.values import mismatch
+from dataplane.batch.values import as_bytes, mismatch
 
 _INT32_MAX = (1 << 31) - 1
 _NAT = np.iinfo(np.int64).min

@@ -16,8 +16,7 @@ import numpy as np
 import xxhash
 
 from dataplane.batch.layout import Index
-from dataplane.batch.row_sources import RowSource
-from dataplane.batch.values import Values
+from dataplane.batch.values import RowSource, Values
 
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 

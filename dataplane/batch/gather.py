@@ -20,9 +20,9 @@ from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes, ColumnTables, Index
-from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.stored_column import Copied, SelectedRows, Selection, StoredColumn
+from dataplane.batch.values import offsets_of
 from dataplane.errors import LimitExceeded
 
 _BYTE = np.dtype(np.uint8)

@@ -17,8 +17,8 @@ from dataplane.batch.cuts import Cut, Index
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.layout import Bytes
-from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.stored_column import SelectedRows, StoredColumn
+from dataplane.batch.values import offsets_of
 
 Array = npt.NDArray[Any]
 Fetch = Callable[[StoredColumn, int, int], Bytes]

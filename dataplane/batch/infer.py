@@ -22,7 +22,6 @@ from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
 from dataplane.batch.field import MAX_DEPTH, Field
 from dataplane.batch.layout import Index
-from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.values import (
     Values,
     byte_rows,
@@ -32,6 +31,7 @@ from dataplane.batch.values import (
     leading,
     mismatch,
     mismatch_in,
+    offsets_of,
     ragged,
     ragged_rows,
     ragged_run,

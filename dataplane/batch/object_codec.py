@@ -29,8 +29,7 @@ from dataplane.batch.builtin_codec import Unfit
 from dataplane.batch.dtypes import check_text, exact_dtype, exact_name, storage
 from dataplane.batch.field import refuse
 from dataplane.batch.object_rows import LARGE, Lookup, ObjectRow
-from dataplane.batch.row_sources import as_bytes
-from dataplane.batch.values import Values, mismatch
+from dataplane.batch.values import Values, as_bytes, mismatch, objects_of
 from dataplane.errors import SchemaMismatch
 
 _TUPLE, _PAIRS, _ARRAY, _SCALAR, _TENSOR, _KIND, _CLASS, _OBJECTS, _IMAGE, _BYTES = range(1, 11)
@@ -372,10 +371,7 @@ def _container(code: int, items: list[Any]) -> Any:
 def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:
     if any(dim < 0 for dim in shape) or math.prod(shape) != len(items):
         raise ValueError(f"{len(items)} objects are no array of {shape}")
-    array = np.empty(len(items), object)
-    for i, item in enumerate(items):  # one by one: NumPy would take a list of lists for a second dimension
-        array[i] = item
-    return array.reshape(shape)
+    return objects_of(items).reshape(shape)
 
 
 #: Of rows without parts.

@@ -20,8 +20,7 @@ import numpy as np
 
 from dataplane.batch.dedupe import distinct
 from dataplane.batch.field import Field, refuse
-from dataplane.batch.row_sources import ByteRows, offsets_of
-from dataplane.batch.values import Values, byte_rows
+from dataplane.batch.values import ByteRows, Values, byte_rows, offsets_of
 
 LARGE = 4096  # bytes from which on something is a part
 _MARK = 0xC1  # "never used", says the specification of MessagePack

@@ -22,8 +22,17 @@ from dataplane.batch.dtypes import is_integer, storage
 from dataplane.batch.field import Field
 from dataplane.batch.put_plan import columns_of, values_of
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.row_sources import Joined, Rectangle, RowRun, RowSource, as_bytes
-from dataplane.batch.values import Values, bounds_of, mismatch, mismatch_in
+from dataplane.batch.values import (
+    Joined,
+    Rectangle,
+    RowRun,
+    RowSource,
+    Values,
+    as_bytes,
+    bounds_of,
+    mismatch,
+    mismatch_in,
+)
 from dataplane.errors import Misuse, SchemaMismatch
 
 Narrow = bool | str | Collection[str]

@@ -33,11 +33,22 @@ from dataplane.batch.layout import (
     decode,
     encode,
 )
-from dataplane.batch.row_sources import Job as Job
-from dataplane.batch.row_sources import Joined, Rectangle, RowRun, RowSource, as_bytes, flat_jobs
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.stored_column import SelectedRows, Selection
-from dataplane.batch.values import Values, bounds_of, dense, mismatch, struct
+from dataplane.batch.values import Job as Job
+from dataplane.batch.values import (
+    Joined,
+    Rectangle,
+    RowRun,
+    RowSource,
+    Values,
+    as_bytes,
+    bounds_of,
+    dense,
+    flat_jobs,
+    mismatch,
+    struct,
+)
 from dataplane.errors import Corrupt, SchemaMismatch
 
 _SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much

@@ -21,8 +21,7 @@ from dataplane.batch.dtypes import is_bits, storage
 from dataplane.batch.field import Field
 from dataplane.batch.infer import FLOATS, INTS
 from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.row_sources import Rectangle, RowRun, RowSource, offsets_of
-from dataplane.batch.values import Values, bounds_of, dense, ragged_run
+from dataplane.batch.values import Rectangle, RowRun, RowSource, Values, bounds_of, dense, offsets_of, ragged_run
 
 _write: Callable[[list[Any], bytearray, int, bool], tuple[int, ...] | None] | None
 _copy: Callable[[Any, bytearray, int], None] | None

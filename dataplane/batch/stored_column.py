@@ -36,8 +36,8 @@ from dataplane.batch.layout import (
     tables,
     width,
 )
-from dataplane.batch.row_sources import offsets_of
 from dataplane.batch.rows import RowIndices
+from dataplane.batch.values import offsets_of
 
 _NUMBERS = ("dense", "ragged")
 

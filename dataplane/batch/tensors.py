@@ -23,11 +23,15 @@ import numpy.typing as npt
 
 from dataplane.batch.dtypes import BITS, storage
 from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.row_sources import Job, RowSource, as_bytes, gathered, groups
 from dataplane.batch.values import (
+    Job,
+    RowSource,
     Values,
+    as_bytes,
     bounds_of,
     dense,
+    gathered,
+    groups,
     leading,
     mismatch,
     ragged,
@@ -294,7 +298,7 @@ class _Rectangle(RowSource, frozen=True, eq=False):
 
 
 class _Joined(RowSource, frozen=True, eq=False):
-    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `row_sources.Joined`; the
+    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `values.Joined`; the
     values are ready once `after` has passed."""
 
     rows: Sequence[Tensor]

@@ -6,7 +6,10 @@ they can. Offsets, encoded text, MessagePack, and numbers from Python lists are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -16,8 +19,299 @@ import numpy.typing as npt
 from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.field import MAX_NDIM, Field, Kind
 from dataplane.batch.layout import Bytes, Index
-from dataplane.batch.row_sources import ByteRows, Joined, Rectangle, RowRun, RowSource, as_bytes, gathered, offsets_of
 from dataplane.errors import SchemaMismatch
+
+# The sources of a column's bytes, and the jobs that copy them to their destination.
+#
+# A `RowSource` is the rows of one column's values. It has their size, the jobs that copy all of them, the bytes of a
+# single row, and a selection of rows (`take`). A `Job` is a function without arguments that does one copy, independent
+# of all others. NumPy releases the GIL while it copies, so jobs may run in several threads at once, and large copies
+# are split into several jobs. A job reads its source when it runs, so the source must not change before that.
+#
+# Large copies bypass the processor's caches if the extension `_memory` was built (it says why), since other processes
+# will read them; small ones stay in the caches for the next reader. Without the extension NumPy makes all copies, with
+# the same result.
+#
+# Rejected: a separate copy for each row. For a thousand rows of a few KiB the calls then take more time than the bytes;
+# concatenation into the destination does the same work in one call.
+
+Job = Callable[[], Any]
+
+_SMALL_ROW = 1024  # below this many bytes a row, joining byte strings beats an array header for each
+_STREAMED = 4 << 20  # copies of at least so many bytes bypass the caches: about a core's own cache
+
+_join: Callable[[Bytes, tuple[Any, ...]], None] | None
+try:
+    from dataplane.batch._memory import join as _join
+except ImportError:  # there was no C compiler
+    _join = None
+
+
+def copy(target: Bytes, source: Bytes) -> None:
+    """Write `source` into `target`, as long."""
+    if _join is None or len(target) < _STREAMED:
+        np.copyto(target, source)
+    else:
+        _join(target, (source,))
+
+
+def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int, ...] | None = None) -> None:
+    """Write arrays of one dtype, one behind another, into `target`, as long as all of them. `item_shape`: the shape
+    after the first dimension, if they share it, else None."""
+    if _join is not None and len(target) >= _STREAMED:
+        with suppress(BufferError, ValueError):  # a row with strides, or of a dtype without buffers, as datetime64
+            _join(target, tuple(rows))
+            return
+    into = target.view(rows[0].dtype)
+    if item_shape is None:
+        np.concatenate([row.reshape(-1) for row in rows], out=into)
+    else:
+        np.concatenate(rows, out=into.reshape(-1, *item_shape))
+
+
+def flat_jobs(source: Bytes, memory: Bytes, piece: int) -> Iterator[Job]:
+    """Copies of one run of bytes into another as long."""
+    for start in range(0, len(source), piece):
+        yield partial(copy, memory[start : start + piece], source[start : start + piece])
+
+
+def as_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """The bytes of an array, 1-D; without a copy if it is contiguous."""
+    if not array.size:
+        return np.empty(0, np.uint8)
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def objects_of(values: Sequence[Any]) -> npt.NDArray[np.object_]:
+    """An array of these objects, filled one by one: NumPy would take lists of equal length for a second dimension."""
+    array = np.empty(len(values), object)
+    for i, value in enumerate(values):
+        array[i] = value
+    return array
+
+
+def offsets_of(lengths: npt.ArrayLike) -> Index:
+    """Row offsets from 0, one more than the lengths."""
+    counts = np.asarray(lengths, np.int64)
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def gathered(offsets: Index, index: Index) -> Index:
+    """The offsets that the rows `index` have when they lie one behind another."""
+    return offsets_of(np.diff(offsets)[index])
+
+
+def groups(bounds: Index, piece: int) -> list[tuple[int, int]]:
+    """Rows in groups (first, last + 1) of about `piece` bytes; row i has the bytes bounds[i]:bounds[i + 1]."""
+    total = int(bounds[-1])
+    if total <= piece:
+        return [(0, len(bounds) - 1)]
+    cuts = np.searchsorted(bounds, np.arange(piece, total, piece))
+    edges = np.unique(np.concatenate(([0], cuts, [len(bounds) - 1]))).tolist()
+    return list(pairwise(edges))
+
+
+class RowSource(msgspec.Struct, frozen=True, eq=False):
+    """The values of a column's rows."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of all rows."""
+        raise NotImplementedError
+
+    @property
+    def in_place(self) -> bool:
+        """Whether `row` copies nothing."""
+        return True
+
+    @property
+    def device(self) -> Any:
+        """The device of the rows; None if all are in host memory."""
+        return None
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        """Copies that together fill `memory`, `nbytes` long, in pieces of about `piece` bytes."""
+        raise NotImplementedError
+
+    def row(self, i: int) -> Any:
+        """The bytes of row `i`, as something with the buffer protocol."""
+        raise NotImplementedError
+
+    def identity(self, i: int) -> Hashable:
+        """Equal for two rows only if they are the same memory; None if unknown."""
+        return None
+
+    def take(self, index: Index) -> RowSource:
+        """The rows at these positions; nothing is copied yet."""
+        raise NotImplementedError
+
+    def copied(self) -> Bytes:
+        """The bytes of all rows one behind another, in new memory, by this thread."""
+        memory = np.empty(self.nbytes, np.uint8)
+        for job in self.jobs(memory, max(1, len(memory))):
+            job()
+        return memory
+
+    def run(self) -> Bytes:
+        """The bytes of all rows as one run, in place if they are one."""
+        return self.copied()
+
+
+class Rectangle(RowSource, frozen=True, eq=False):
+    """Rows of equal shape: `array` is [rows, *shape], any strides; or its rows at the positions `index`, which may
+    repeat."""
+
+    array: npt.NDArray[Any]
+    index: Index | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes if self.index is None else self.array[:1].nbytes * len(self.index)
+
+    @property
+    def in_place(self) -> bool:
+        return self.array[:1].flags.c_contiguous
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        array, index, nbytes = self.array, self.index, self.nbytes
+        if index is None and array.flags.c_contiguous:
+            yield from flat_jobs(as_bytes(array), memory, piece)
+        elif nbytes:
+            rows = len(array) if index is None else len(index)
+            target = memory.view(array.dtype).reshape(rows, *array.shape[1:])
+            step = max(1, piece * rows // nbytes)
+            for start in range(0, rows, step):
+                part = target[start : start + step]
+                if index is None:
+                    yield partial(np.copyto, part, array[start : start + step])
+                else:  # "clip" because "raise" copies through a buffer; the index is in range
+                    yield partial(np.take, array, index[start : start + step], 0, part, "clip")
+
+    def row(self, i: int) -> Bytes:
+        return as_bytes(self.array[i if self.index is None else self.index[i]])
+
+    def identity(self, i: int) -> Hashable:
+        if self.index is not None:
+            return int(self.index[i])
+        return 0 if self.array.strides[0] == 0 else None  # a broadcast row is one row
+
+    def take(self, index: Index) -> RowSource:
+        return Rectangle(self.array, index if self.index is None else self.index[index])
+
+    def run(self) -> Bytes:
+        return as_bytes(self.array) if self.index is None and self.array.flags.c_contiguous else self.copied()
+
+
+class RowRun(RowSource, frozen=True, eq=False):
+    """Rows of any length, one behind another in `data`; row i has the bytes bounds[i]:bounds[i + 1]."""
+
+    data: Bytes
+    bounds: Index
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.data)
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        return flat_jobs(self.data, memory, piece)
+
+    def row(self, i: int) -> Bytes:
+        return self.data[self.bounds[i] : self.bounds[i + 1]]
+
+    def take(self, index: Index) -> RowSource:
+        return Joined(tuple(self.row(i) for i in index.tolist()), gathered(self.bounds, index))
+
+    def run(self) -> Bytes:
+        return self.data
+
+
+class Joined(RowSource, frozen=True, eq=False):
+    """Rows that are arrays of one dtype, each anywhere; row i will have the bytes bounds[i]:bounds[i + 1].
+
+    `item_shape` is the shape that all rows share behind their first dimension; None: they do not.
+    """
+
+    rows: Sequence[npt.NDArray[Any]]
+    bounds: Index
+    item_shape: tuple[int, ...] | None = ()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.bounds[-1])
+
+    @property
+    def in_place(self) -> bool:
+        return all(row.flags.c_contiguous for row in self.rows)
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        for first, last in groups(self.bounds, piece):
+            begin, large, end = self.bounds[[first, last - 1, last]].tolist()
+            if end - large > piece and self.rows[last - 1].flags.c_contiguous:  # several threads copy it
+                yield from flat_jobs(as_bytes(self.rows[last - 1]), memory[large:end], piece)
+                last, end = last - 1, large
+            if end > begin:
+                yield partial(self._join, memory[begin:end], first, last)
+
+    def _join(self, memory: Bytes, first: int, last: int) -> None:
+        join(memory, self.rows[first:last], self.item_shape)
+
+    def row(self, i: int) -> Bytes:
+        return as_bytes(self.rows[i])
+
+    def identity(self, i: int) -> Hashable:
+        row = self.rows[i]
+        return row.__array_interface__["data"][0], row.shape, row.strides
+
+    def take(self, index: Index) -> RowSource:
+        rows = tuple(self.rows[i] for i in index.tolist())
+        return Joined(rows, gathered(self.bounds, index), self.item_shape)
+
+
+class ByteRows(RowSource, frozen=True, eq=False):
+    """Rows that are byte strings: piece k is written to memory[edges[k]:edges[k + 1]]. Row i is piece i; or, with
+    `firsts`, the pieces firsts[i]:firsts[i + 1], one behind another."""
+
+    pieces: Sequence[Any]
+    edges: Index
+    firsts: Index | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.edges[-1])
+
+    @property
+    def in_place(self) -> bool:
+        return self.firsts is None
+
+    def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
+        for first, last in groups(self.edges, piece):
+            part = memory[self.edges[first] : self.edges[last]]
+            if len(part):
+                yield partial(self._join, part, first, last)
+
+    def _join(self, memory: Bytes, first: int, last: int) -> None:
+        pieces = self.pieces[first:last]
+        if len(memory) < _SMALL_ROW * len(pieces):
+            memory[:] = np.frombuffer(b"".join(pieces), np.uint8)
+        else:
+            join(memory, [np.frombuffer(piece, np.uint8) for piece in pieces])
+
+    def row(self, i: int) -> Any:
+        return self.pieces[i] if self.firsts is None else b"".join(self._pieces(i))
+
+    def _pieces(self, i: int) -> Sequence[Any]:
+        return self.pieces[i : i + 1] if self.firsts is None else self.pieces[self.firsts[i] : self.firsts[i + 1]]
+
+    def identity(self, i: int) -> Hashable:
+        return id(self.pieces[i]) if self.firsts is None else None
+
+    def take(self, index: Index) -> RowSource:
+        rows = [self._pieces(i) for i in index.tolist()]
+        pieces = tuple(piece for row in rows for piece in row)
+        firsts = None if self.firsts is None else offsets_of(list(map(len, rows)))
+        return ByteRows(pieces, offsets_of(list(map(len, pieces))), firsts)
 
 
 class Values(msgspec.Struct, frozen=True, eq=False):

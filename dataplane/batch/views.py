@@ -18,7 +18,7 @@ from dataplane.batch import gather, object_codec, tensors
 from dataplane.batch.dtypes import decoded
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.stored_column import SelectedRows
-from dataplane.batch.values import mismatch, mismatch_in
+from dataplane.batch.values import mismatch, mismatch_in, objects_of
 from dataplane.device.copies import copied
 from dataplane.device.memory import lent
 from dataplane.errors import Misuse, SchemaMismatch
@@ -38,12 +38,7 @@ def numpy(name: str, field: Field, rows: SelectedRows) -> Any:
     if field.kind == "dense":
         return gather.read_only(gather.dense(rows, field))
     values = numpy_rows(name, field, rows)
-    if field.kind in ("ragged", "struct"):
-        return values
-    array = np.empty(len(values), object)
-    for i, value in enumerate(values):  # one by one: NumPy would take a list of lists for a second dimension
-        array[i] = value
-    return array
+    return values if field.kind in ("ragged", "struct") else objects_of(values)
 
 
 def numpy_rows(name: str, field: Field, rows: SelectedRows) -> list[Any]:

@@ -21,9 +21,9 @@ from dataplane.batch.frame import Frame
 from dataplane.batch.layout import Bytes, ColumnHeader, ColumnTables, Index, Outline
 from dataplane.batch.layout_check import CheckedLayout, check_layouts
 from dataplane.batch.ref import BatchRef, ShardKey
-from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.stored_column import Copied, ExtentMemory, Scattered, Selection, Stack, check_fits, opened
+from dataplane.batch.values import as_bytes
 from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
 from dataplane.client.pins import ShardPin
 from dataplane.errors import Misuse, ProtocolMismatch

@@ -22,8 +22,7 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes
 from dataplane.batch.put_plan import values_of
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.row_sources import Job
-from dataplane.batch.values import mismatch
+from dataplane.batch.values import Job, mismatch
 from dataplane.device import ordering
 from dataplane.device.copies import fill
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch

@@ -32,8 +32,7 @@ from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.layout import ALIGNMENT, Bytes, ColumnLayout, ShardLayout, aligned
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.row_sources import RowSource
-from dataplane.batch.values import dense
+from dataplane.batch.values import RowSource, dense
 from dataplane.client.column_assembly import PinnedShard
 from dataplane.client.connection import Connection
 from dataplane.client.ownership import unstage

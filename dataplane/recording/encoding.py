@@ -32,9 +32,8 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, check_field
 from dataplane.batch.object_rows import LARGE
-from dataplane.batch.row_sources import as_bytes
 from dataplane.batch.stored_column import SelectedRows
-from dataplane.batch.values import Values, byte_rows, dense, ragged_rows
+from dataplane.batch.values import Values, as_bytes, byte_rows, dense, ragged_rows
 from dataplane.batch.values import struct as struct_of
 from dataplane.errors import Corrupt, DataplaneError
 

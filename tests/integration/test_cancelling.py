@@ -13,7 +13,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.aio import AsyncPlane
-from dataplane.batch import row_sources
+from dataplane.batch import values
 from dataplane.client import background
 from dataplane.wire.messages import MAX_WAITING
 from tests.processes import MIB, StandingNode, pattern, until
@@ -93,8 +93,8 @@ class Copying:
     """Threads that copy a put wait, as they begin, until they are let go."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.begun, self._go, self._copy = threading.Event(), threading.Event(), row_sources.copy
-        monkeypatch.setattr(row_sources, "copy", self._wait)
+        self.begun, self._go, self._copy = threading.Event(), threading.Event(), values.copy
+        monkeypatch.setattr(values, "copy", self._wait)
 
     def _wait(self, target: Any, source: Any) -> None:
         self.begun.set()

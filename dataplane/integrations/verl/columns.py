@@ -32,6 +32,7 @@ from dataplane.batch.batch import Batch, Column
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import Selector
+from dataplane.batch.values import objects_of
 from dataplane.client.sync import Plane
 from dataplane.errors import Misuse, SchemaMismatch
 from dataplane.integrations.rows import LazyRow, encoded, lazy_rows, read_rows
@@ -215,7 +216,7 @@ def load(
         batch = plane.get(columns.ref.select(*read), timeout=timeout, device=device)
     for name, kind in columns.kinds.items():
         if name in lazy and columns.ref is not None:
-            others[name] = _objects(lazy_rows(columns.ref, name))
+            others[name] = objects_of(lazy_rows(columns.ref, name))
         elif kind == "tensor":
             tensors[name] = batch[name].torch()
         else:
@@ -253,26 +254,18 @@ def _stored(array: npt.NDArray[Any], kind: Kind) -> Any:
 
 def _loaded(column: Column, kind: Kind) -> npt.NDArray[Any]:
     if kind == "rows":
-        return _objects(read_rows(column) if len(column) else [])
+        return objects_of(read_rows(column) if len(column) else [])
     if kind == "objects":
-        return _objects([value for (value,) in column.to_list()])
+        return objects_of([value for (value,) in column.to_list()])
     if kind == "table":
-        rows = [_objects(values).reshape(shape) for values, shape in column.to_list()]
-        return np.stack(rows) if rows else _objects([])
+        rows = [objects_of(values).reshape(shape) for values, shape in column.to_list()]
+        return np.stack(rows) if rows else objects_of([])
     if kind == "stack":
         stacked = [value for (value,) in column.to_list()]
-        return np.stack(stacked) if stacked else _objects([])
+        return np.stack(stacked) if stacked else objects_of([])
     if kind == "text":
         return np.array(column.to_list(), np.bytes_ if column.kind == "bytes" else np.str_)
     array: npt.NDArray[Any] = np.array(column.numpy())
-    return array
-
-
-def _objects(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    """An array filled one by one: NumPy would take lists of equal length for a second dimension."""
-    array = np.empty(len(values), object)
-    for row, value in enumerate(values):
-        array[row] = value
     return array
 
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import row_sources
+from dataplane.batch import values
 from tests.cases import each_case
 
-LARGE = row_sources._STREAMED
+LARGE = values._STREAMED
 
 
 @pytest.fixture(params=["extension", "numpy"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "numpy":
-        monkeypatch.setattr(row_sources, "_join", None)
-    elif row_sources._join is None:
+        monkeypatch.setattr(values, "_join", None)
+    elif values._join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     return str(request.param)
 
@@ -33,7 +33,7 @@ def some(nbytes: int, seed: int = 0) -> np.ndarray:
 @each_case(("to", "begin"), [(0, 0), (1, 0), (0, 1), (63, 5)])
 def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to: int, begin: int) -> None:
     source, place = some(LARGE + 16448)[begin:][: LARGE + more], np.full(LARGE + 16600, 7, np.uint8)
-    row_sources.copy(place[64 + to : 64 + to + len(source)], source)
+    values.copy(place[64 + to : 64 + to + len(source)], source)
     assert (place[64 + to : 64 + to + len(source)] == source).all()
     assert (place[: 64 + to] == 7).all()
     assert (place[64 + to + len(source) :] == 7).all()
@@ -41,7 +41,7 @@ def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to:
 
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
 def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
-    join = row_sources._join
+    join = values._join
     if join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     data = some(sum(sizes) + begin)[begin:]
@@ -66,7 +66,7 @@ def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], bef
     ],
 )
 def test_the_extension_refuses_invalid_buffers_and_writes_nothing(arguments: Any, error: type[Exception]) -> None:
-    join: Any = row_sources._join
+    join: Any = values._join
     if join is None:
         pytest.skip("the extension was not built: there was no C compiler")
     with pytest.raises(error):
