@@ -102,7 +102,7 @@ def test_a_finished_prompt_is_not_cached(plane: dp.Plane, processor: Processor, 
     (again,) = answers(executor, processor, (PROMPT, [pictures[0]]))
     assert processor.calls == 2
     assert float(again["mm_train_inputs"]["pixel_values"].std()) < 0.5
-    assert not executor._prompts._shared
+    assert not executor._prompts_in_the_making
 
 
 def test_a_sent_lazy_row_is_freed_by_its_receiver(plane: dp.Plane, processor: Processor, pictures: list[str]) -> None:
@@ -180,7 +180,7 @@ def test_an_executor_that_fails_leaves_nothing(plane: dp.Plane, processor: Proce
     executor = _Failing()  # without its super().__init__(): no reward endpoints
     with pytest.raises(AttributeError):
         answers(executor, processor, (PROMPT, [pictures[0]]))
-    assert not executor._prompts._shared
+    assert not executor._prompts_in_the_making
     gc.collect()
     assert freeing.settle()
     assert plane.stats().memory_used == 0
