@@ -15,10 +15,13 @@ import atexit
 import os
 import sys
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane, connect
 from dataplane.config import NodeConfig, check_host, environment
 from dataplane.errors import Closed, DataplaneError, Misuse, OutcomeUnknown, PeerUnavailable
@@ -176,3 +179,72 @@ def _end() -> None:
 
 atexit.register(_end)
 os.register_at_fork(after_in_child=_forked)
+
+
+_freed: SimpleQueue[BatchRef | threading.Event] = SimpleQueue()
+_freeing_starts = threading.Lock()
+_frees_in = 0  # the process that has the thread
+
+
+class Watch:
+    """Frees the stored value `ref` once all of its `users`, tensors and handles in this process, are gone.
+
+    Finalizers notice that. They run at any point, also within a call to the plane or during garbage collection, so they
+    only add an entry to a queue that may be used there (`queue.SimpleQueue`), and a thread of this module frees the
+    entries.
+
+    Invariants: a value is not freed while it is used in this process. The values of a node that has ended need not be
+    freed.
+    """
+
+    def __init__(self, ref: BatchRef, users: Iterable[Any]) -> None:
+        _start_freeing()
+        self._ref = ref
+        self._made_in = os.getpid()
+        held = list(users)
+        self._left: list[None] = [None] * len(held)
+        self._finalizers = [weakref.finalize(user, self._gone) for user in held]
+        for finalizer in self._finalizers:
+            finalizer.atexit = False
+
+    @property
+    def active(self) -> bool:
+        """Whether it will free something."""
+        return any(finalizer.alive for finalizer in self._finalizers)
+
+    def cancel(self) -> None:
+        """Leave the value to another owner. Idempotent."""
+        for finalizer in self._finalizers:
+            finalizer.detach()
+
+    def _gone(self) -> None:
+        self._left.pop()  # at once, whichever threads lose users at the same time
+        if not self._left and self._made_in == os.getpid():  # the parent of a forked child still has them
+            _freed.put(self._ref)
+
+
+def settle(timeout: float = 30.0) -> bool:
+    """Wait until all entries of the queue are freed. Returns False if the timeout was reached before."""
+    done = threading.Event()
+    _start_freeing()
+    _freed.put(done)
+    return done.wait(timeout)
+
+
+def _start_freeing() -> None:
+    global _frees_in
+    with _freeing_starts:
+        if _frees_in != os.getpid():  # a forked child has no threads
+            _frees_in = os.getpid()
+            threading.Thread(target=_free, name="dataplane-freeing", daemon=True).start()
+
+
+def _free() -> None:
+    while True:
+        noted = _freed.get()
+        if isinstance(noted, threading.Event):
+            noted.set()
+            continue
+        with suppress(DataplaneError):  # its node has gone, and it with that
+            plane().free(noted)
+        del noted

@@ -33,7 +33,7 @@ import xxhash
 
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import host_bits, is_tensor
-from dataplane.integrations import freeing
+from dataplane.integrations import process
 from dataplane.integrations.rows import LazyRow, put_rows
 
 #: The module that is imported in processes that draw samples from rollout workers, and in no others.
@@ -171,7 +171,7 @@ class OwnedRow(LazyRow):
     def __init__(self, ref: BatchRef, column: str | None = None) -> None:
         """As `LazyRow`; it owns nothing yet."""
         super().__init__(ref, column)
-        self._watch: freeing.Watch | None = None
+        self._watch: process.Watch | None = None
 
     @property
     def owning(self) -> bool:
@@ -181,7 +181,7 @@ class OwnedRow(LazyRow):
     def own(self) -> None:
         """Take the ownership. Idempotent."""
         if not self.owning:
-            self._watch = freeing.Watch(self.ref, [self])
+            self._watch = process.Watch(self.ref, [self])
 
     def give_away(self) -> None:
         """Leave the inputs to another owner. Idempotent."""

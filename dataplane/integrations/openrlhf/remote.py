@@ -38,7 +38,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
 from dataplane.client.sync import Plane
 from dataplane.errors import Misuse, SchemaMismatch
-from dataplane.integrations import freeing
+from dataplane.integrations import process
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.rows import LazyRow, put_rows
 
@@ -255,7 +255,7 @@ class SentRows:
         columns = {name: object_rows.values_of([each.rows.get(name, _EMPTY) for each in every]) for name in names}
         ref = self.plane.put(columns, **self._options)
         if self._remembers:
-            freeing.Watch(ref, [owner for each in stored for owner in each.owners])
+            process.Watch(ref, [owner for each in stored for owner in each.owners])
         return ref
 
     def inputs(self, items: Sequence[Sequence[Any]]) -> tuple[dict[str, BatchRef], list[tuple[str, ...]]]:
@@ -279,7 +279,7 @@ class SentRows:
         refs = [row.ref for row in rows if row is not None]
         tensors = [list(each.values()) for each in dicts]
         if self._remembers:
-            freeing.Watch(concat(refs), [value for own in tensors for value in own if is_tensor(value)])
+            process.Watch(concat(refs), [value for own in tensors for value in own if is_tensor(value)])
         for own, ref in zip(tensors, refs, strict=True):
             self._learn(own, ref)
         return refs

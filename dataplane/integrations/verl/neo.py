@@ -39,7 +39,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.tensors import is_tensor
 from dataplane.client.ownership import ending_scope
 from dataplane.errors import Misuse
-from dataplane.integrations.freeing import Watch
+from dataplane.integrations.process import Watch
 from dataplane.integrations.process import plane as plane_of_process
 from dataplane.integrations.verl.columns import Kind, ProtoColumns, concatenated, load, store
 

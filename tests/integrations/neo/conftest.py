@@ -30,22 +30,22 @@ collect_ignore_glob = [] if _is_neo() else ["test_*.py"]
 @pytest.fixture(scope="session", autouse=True)
 def threads() -> None:
     """What stays of a process that has used the engine."""
-    from dataplane.integrations import freeing
+    from dataplane.integrations import process
 
-    assert freeing.settle()
+    assert process.settle()
 
 
 @pytest.fixture
 def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A node of the test's own, which the doors of this process use."""
-    from dataplane.integrations import freeing, process
+    from dataplane.integrations import process
 
     process.close()
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
     with dp.connect(config=SETTINGS) as plane:
         yield plane
         gc.collect()
-        assert freeing.settle()
+        assert process.settle()
         process.close()
 
 

@@ -16,7 +16,7 @@ import torch
 from verl.experimental.neoproto import DataProto, InMemoryStorageEngine
 
 import dataplane as dp
-from dataplane.integrations import freeing
+from dataplane.integrations import process
 from dataplane.integrations.verl import neo
 
 TOKENS = torch.arange(48).reshape(4, 12)
@@ -126,7 +126,7 @@ def test_rows_of_several_become_one_value(engine: Any) -> None:
 
 def left(plane: Any) -> int:
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     return int(plane.stats().shards)
 
 
@@ -165,7 +165,7 @@ def test_columns_that_are_replaced_are_freed(engine: Any, plane: Any) -> None:
 WORKER = """
     import base64, gc, pickle, sys, torch
     from verl.experimental.neoproto import DataProto
-    from dataplane.integrations import freeing, process
+    from dataplane.integrations import process
     from dataplane.integrations.verl import neo
     given = pickle.loads(base64.b64decode(sys.argv[1]))
     engine = given._engine()
@@ -178,7 +178,7 @@ WORKER = """
     print(base64.b64encode(pickle.dumps(made)).decode())
     del given, made
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     assert process.plane().stats().shards == before + 1, "what it dropped is freed, what it passed on is there"
 """
 

@@ -16,7 +16,7 @@ from verl.single_controller.base.decorator import _split_args_kwargs_data_proto
 from verl.trainer.ppo import data_plane
 
 import dataplane as dp
-from dataplane.integrations import freeing, process
+from dataplane.integrations import process
 from dataplane.integrations.verl import plugin
 from dataplane.integrations.verl.neo import BACKEND, DataplaneStorageEngine
 from tests.integrations.marks import SYSTEMS
@@ -88,5 +88,5 @@ def test_ranks_read_their_share_and_their_results_are_freed(job: None) -> None:
             del chunks, answers, collected
         del data
         gc.collect()
-        assert freeing.settle()
+        assert process.settle()
         assert plane.stats().shards == 0

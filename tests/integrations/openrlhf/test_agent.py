@@ -18,7 +18,7 @@ from openrlhf_workers import Engine, LazyExecutor
 from PIL import Image
 
 import dataplane as dp
-from dataplane.integrations import freeing
+from dataplane.integrations import process
 from dataplane.integrations.openrlhf import LazyInputs
 from dataplane.integrations.openrlhf.agent import OwnedRow
 from examples.openrlhf_rollout.vision import Processor
@@ -110,17 +110,17 @@ def test_a_sent_lazy_row_is_freed_by_its_receiver(plane: dp.Plane, processor: Pr
     message = pickle.dumps(found)
     del found
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     arrived = [each["mm_train_inputs"] for each in pickle.loads(message)]  # this process draws samples: it owns them
     assert arrived[0] is arrived[1]
     assert isinstance(arrived[0], OwnedRow)
     assert arrived[0].owning
     assert arrived.pop()["pixel_values"].numel()
-    assert freeing.settle()
+    assert process.settle()
     assert arrived[0]["pixel_values"].numel()
     del arrived
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     assert plane.stats().memory_used == 0
 
 
@@ -182,5 +182,5 @@ def test_an_executor_that_fails_leaves_nothing(plane: dp.Plane, processor: Proce
         answers(executor, processor, (PROMPT, [pictures[0]]))
     assert not executor._prompts_in_the_making
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     assert plane.stats().memory_used == 0

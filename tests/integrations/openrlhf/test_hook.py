@@ -19,7 +19,7 @@ from openrlhf_workers import ControllerWorker, EchoWorker, RolloutWorker
 from PIL import Image
 
 import dataplane as dp
-from dataplane.integrations import freeing, process
+from dataplane.integrations import process
 from dataplane.integrations.openrlhf import hook, install, uninstall
 from dataplane.integrations.openrlhf.agent import OwnedRow
 from examples.openrlhf_rollout.meter import Meter
@@ -41,7 +41,7 @@ def job() -> Iterator[None]:
     """Ray, with places for workers, and no node yet."""
     process.close()
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     where = {"num_cpus": 4, "num_gpus": 4, "include_dashboard": False, "object_store_memory": 256 << 20}
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
@@ -133,7 +133,7 @@ def test_everything_is_freed_once_the_step_is_over(hooked: Any) -> None:
     gc.collect()
 
     def empty() -> bool:
-        assert freeing.settle()
+        assert process.settle()
         return process.plane().stats().memory_used == 0
 
     eventually(empty, "memory is free")
@@ -206,7 +206,7 @@ def test_pixels_of_a_rollout_worker_reach_the_models_and_are_freed(hooked: Any, 
     kept = handles[0].ref
     del responses, handles
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     with pytest.raises(dp.Freed):
         process.plane().get(kept)
 
@@ -224,7 +224,7 @@ def test_a_killed_worker_blocks_nothing_and_its_memory_is_freed(hooked: Any) -> 
     gc.collect()
 
     def empty() -> bool:
-        assert freeing.settle()
+        assert process.settle()
         return process.plane().stats().memory_used == 0
 
     eventually(empty, "what the dead one held is free")

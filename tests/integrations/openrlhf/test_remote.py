@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dataplane as dp
-from dataplane.integrations import freeing
+from dataplane.integrations import process
 from dataplane.integrations.openrlhf.remote import RemoteList, SentRows
 from dataplane.integrations.rows import put_rows
 from tests.integrations.marks import SYSTEMS
@@ -82,11 +82,11 @@ def test_stored_values_are_freed_with_their_tensors(plane: dp.Plane) -> None:
     kept = given.pop()
     del given
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     assert same(there[2], there[2])  # one of a put keeps all of it
     del kept, there, more
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     assert plane.stats().memory_used == 0
 
 
@@ -98,7 +98,7 @@ def test_values_stored_for_lazy_rows_are_freed_with_them(plane: dp.Plane) -> Non
     assert same([each.read() for each in there[0]], [inputs(0), inputs(1)])
     del there, handles
     gc.collect()
-    assert freeing.settle()
+    assert process.settle()
     assert plane.stats().memory_used == before
     assert len(plane.get(rows[2])) == 1
 
