@@ -39,30 +39,27 @@ _COLUMN = "inputs"
 
 
 class LazyRow(Mapping[str, Any]):
-    """One row: of a struct column that `encoded` produced, or of several columns, by name. Picklable, hashable."""
+    """One row of a struct column that `encoded` produced. Picklable, hashable."""
 
     __slots__ = ("__weakref__", "_column", "_keys", "_ref", "_row", "_windows")
 
-    def __init__(self, ref: BatchRef, column: str | None = None) -> None:
-        """ref: one row. column: the struct column of the row; None: each column of `ref` is a key of it.
-
-        Raises Misuse for more or fewer than one row, SchemaMismatch if there is no such column.
-        """
+    def __init__(self, ref: BatchRef, column: str) -> None:
+        """ref: one row. Raises Misuse for more or fewer, SchemaMismatch if there is no such column."""
         if len(ref) != 1:
-            raise Misuse(f"a LazyRow is one row, not {len(ref)}: use lazy_rows(ref) for a handle a row")
-        self._ref = ref if column is None else ref.select(column)
+            raise Misuse(f"a LazyRow is one row, not {len(ref)}: use lazy_rows(ref, column) for a handle a row")
+        self._ref = ref.select(column)
         self._column = column
-        self._keys = ref.columns if column is None else None
+        self._keys: tuple[str, ...] | None = None  # those of the row are known after the first read
         self._windows: Windows | None = None  # of the rows beside it, and which it is
         self._row = 0
 
     @property
     def ref(self) -> BatchRef:
-        """The reference to the row, with only the struct column if it has one."""
+        """The reference to the row in its column."""
         return self._ref
 
     @property
-    def column(self) -> str | None:
+    def column(self) -> str:
         """The name of the struct column."""
         return self._column
 
@@ -78,8 +75,6 @@ class LazyRow(Mapping[str, Any]):
     def __getitem__(self, key: str) -> Any:
         if not self._may_have(key) or (self._keys is not None and key not in self._keys):
             raise KeyError(key)
-        if self._column is None:
-            return _value(plane_of_process().get(self._ref.select(key))[key])
         return self.read()[key]
 
     def __contains__(self, key: object) -> bool:
@@ -117,32 +112,27 @@ class LazyRow(Mapping[str, Any]):
         element[()] = self
         return element
 
-    def __reduce__(self) -> tuple[Callable[[bytes, str | None], LazyRow], tuple[bytes, str | None]]:
+    def __reduce__(self) -> tuple[Callable[[bytes, str], LazyRow], tuple[bytes, str]]:
         return _received, (self._ref.encode(), self._column)
 
     def _row_of(self, batch: Batch, at: int) -> dict[str, Any]:
-        if self._column is None:
-            return {name: _value(column[at : at + 1]) for name, column in batch.items()}
         row = read_row(batch[self._column][at : at + 1]) or {}
         self._keys = tuple(row)
         return row
 
     def _names(self) -> tuple[str, ...]:
-        """The keys of the row. Those of a row of a struct column are known only after the first read."""
         return tuple(self.read()) if self._keys is None else self._keys
 
     def _may_have(self, key: object) -> bool:
         """Whether the schema allows the key: keys that it excludes need no read."""
-        if self._column is None:
-            return key in self._ref.columns
         keys = dict(self._ref.schema[self._column].children)
         return REST in keys or key in keys
 
 
-def lazy_rows(ref: BatchRef, column: str | None = None) -> list[LazyRow]:
-    """A handle for each row of a struct column, or of all columns of the reference. In this process, neighbouring
-    handles that are read one after another are read together."""
-    chosen = ref if column is None else ref.select(column)
+def lazy_rows(ref: BatchRef, column: str) -> list[LazyRow]:
+    """A handle for each row of a struct column. In this process, neighbouring handles that are read one after another
+    are read together."""
+    chosen = ref.select(column)
     windows = Windows(chosen)
     handles = []
     for number, row in enumerate(chosen):
@@ -221,16 +211,7 @@ def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
     return {**stored, REST: (values, arrays)} if arrays or len(stored) < len(values) else stored
 
 
-def _value(column: Column) -> Any:
-    """The one row of a column: a tensor for numbers, else the original object."""
-    if column.kind == "dense":
-        return column.torch()[0]
-    if column.kind == "ragged":
-        return column.packed()[0] if column.field.varying == 1 else column.torch()[0]
-    return read_row(column) if column.kind == "struct" else column.to_list()[0]
-
-
-def _received(ref: bytes, column: str | None) -> LazyRow:
+def _received(ref: bytes, column: str) -> LazyRow:
     return LazyRow(BatchRef.decode(ref), column)
 
 

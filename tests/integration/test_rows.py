@@ -63,22 +63,6 @@ def test_a_lazy_row_reads_the_values_and_types_that_were_put(plane: dp.Plane) ->
                 handle["nothing"]
 
 
-def test_several_columns_form_a_lazy_row_with_their_names(plane: dp.Plane) -> None:
-    ref = plane.put(
-        {
-            "pixel_values": [torch.ones(2, 3), torch.zeros(4, 3)],
-            "varying": [torch.ones(2, 3), torch.zeros(4, 5)],
-            "scalar": torch.arange(2),
-            "text": ["a", "b"],
-        }
-    )
-    row = lazy_rows(ref)[1]
-    assert list(row) == ["pixel_values", "varying", "scalar", "text"]
-    assert_same(
-        row, {"pixel_values": torch.zeros(4, 3), "varying": torch.zeros(4, 5), "scalar": torch.tensor(1), "text": "b"}
-    )
-
-
 def test_a_lazy_row_is_read_without_its_neighbours() -> None:
     process.close()
     plane = process.start(dp.NodeConfig(memory="8MiB", spill="64MiB", prewarm=0))
@@ -90,7 +74,7 @@ def test_a_lazy_row_is_read_without_its_neighbours() -> None:
 def test_invalid_lazy_rows_are_refused(plane: dp.Plane) -> None:
     ref = plane.put({"a": [1, 2]})
     with pytest.raises(Misuse, match="lazy_rows"):
-        LazyRow(ref)
+        LazyRow(ref, "a")
     with pytest.raises(SchemaMismatch):
         LazyRow(ref[0], "b")
     with pytest.raises(SchemaMismatch):

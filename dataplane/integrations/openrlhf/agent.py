@@ -168,7 +168,7 @@ class OwnedRow(LazyRow):
 
     __slots__ = ("_watch",)
 
-    def __init__(self, ref: BatchRef, column: str | None = None) -> None:
+    def __init__(self, ref: BatchRef, column: str) -> None:
         """As `LazyRow`; it owns nothing yet."""
         super().__init__(ref, column)
         self._watch: process.Watch | None = None
@@ -188,12 +188,12 @@ class OwnedRow(LazyRow):
         if self._watch is not None:
             self._watch.cancel()
 
-    def __reduce__(self) -> tuple[Callable[[bytes, str | None], OwnedRow], tuple[bytes, str | None]]:
+    def __reduce__(self) -> tuple[Callable[[bytes, str], OwnedRow], tuple[bytes, str]]:
         self.give_away()
         return _arrived, (self.ref.encode(), self.column)
 
 
-def _arrived(ref: bytes, column: str | None) -> OwnedRow:
+def _arrived(ref: bytes, column: str) -> OwnedRow:
     row = OwnedRow(BatchRef.decode(ref), column)
     if _DRAWS in sys.modules:
         row.own()

@@ -75,7 +75,7 @@ class _Parts:
         """The value, with placeholders for inputs."""
         if isinstance(value, LazyRow):
             self.owners.append(value)
-            return self._input(value) if value.column is not None else value
+            return self._input(value)
         if is_tensor(value):
             if not _is_plain(value):
                 found = "a tensor on a device, one that requires grad, or one of a layout of its own"

@@ -271,18 +271,13 @@ def _loaded(column: Column, kind: Kind) -> npt.NDArray[Any]:
 
 def _of_handles(plane: Plane, name: str, values: Sequence[Any], scope: str | None, timeout: float) -> BatchRef:
     """References to the rows: a handle has one; a plain value is put first."""
-    there = [value.ref.rename({value.column: name}) for value in values if _is_handle(value)]
-    here = [row for row, value in enumerate(values) if not _is_handle(value)]
+    there = [value.ref.rename({value.column: name}) for value in values if isinstance(value, LazyRow)]
+    here = [row for row, value in enumerate(values) if not isinstance(value, LazyRow)]
     order = np.empty(len(values), np.int64)
-    order[[row for row, value in enumerate(values) if _is_handle(value)]] = np.arange(len(there))
+    order[[row for row, value in enumerate(values) if isinstance(value, LazyRow)]] = np.arange(len(there))
     order[here] = len(there) + np.arange(len(here))
     if here:
         put = {name: encoded([values[row] for row in here])}
         there.append(plane.put(put, scope=scope, timeout=timeout))
     ref = concat(there)
     return ref[order] if here else ref
-
-
-def _is_handle(value: Any) -> bool:
-    """Whether it is a handle of a struct column; a handle of several columns is read and put as a row."""
-    return isinstance(value, LazyRow) and value.column is not None
