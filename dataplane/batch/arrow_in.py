@@ -33,7 +33,7 @@ from dataplane.batch.values import (
     dtype_name,
     leading,
     mismatch,
-    ragged,
+    ragged_items,
     ragged_run,
     struct,
     typed_field,
@@ -244,9 +244,7 @@ def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | N
     name, values = _typed(column, values if not tail else values.reshape(-1, *tail), declared, tail)
     if name == declared and element(name).tail:
         shape, sizes = shape[:-1], [size[:-1] for size in sizes]
-    head = ragged(column, name, sizes, shape)
-    assert head.offsets is not None
-    return ragged_run(head.field, values, head.offsets, head.shapes)
+    return ragged_items(column, name, sizes, shape, values)
 
 
 def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int | None, ...]:

@@ -48,7 +48,7 @@ def array(name: str, field: Field, rows: SelectedRows, *, nullable: bool = True)
         return _struct(name, field, rows)
     if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
         return pa.array(list(map(bytes, gather.whole(name, rows))), pa.large_binary())
-    values, offsets, _, _ = gather.items(rows, field)
+    values, offsets, _ = gather.items(rows, field)
     kind = pa.large_string() if field.kind == "text" else pa.large_binary()
     result = pa.Array.from_buffers(kind, len(offsets) - 1, [None, _buffer(offsets), _buffer(values)])
     if field.kind == "text":
@@ -94,7 +94,7 @@ def _lists(values: Any, offsets: npt.NDArray[np.int64], *, large: bool = True) -
 
 def _ragged(name: str, field: Field, rows: SelectedRows, nullable: bool) -> Any:
     kind = element(field.dtype)
-    items, offsets, shapes, _ = gather.items(rows, field)
+    items, offsets, shapes = gather.items(rows, field)
     values = _values(kind, to_native(field.dtype, items), nullable)
     uniform = field.shape + kind.tail
     elements = int(offsets[-1]) * math.prod(field.item_shape + kind.tail)

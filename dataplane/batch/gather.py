@@ -77,15 +77,11 @@ class _Widened(Copied):
 
 
 class Items(NamedTuple):
-    """Rows of any length: row i is values[offsets[i]:offsets[i + 1]], in the shape shapes[i] if shapes are given.
-
-    `shared` says that the values are read in place.
-    """
+    """Rows of any length: row i is values[offsets[i]:offsets[i + 1]], in the shape shapes[i] if shapes are given."""
 
     values: npt.NDArray[Any]
     offsets: Index
     shapes: Index | None
-    shared: bool
 
 
 @lru_cache(maxsize=1024)
@@ -125,14 +121,15 @@ def in_place(selection: Selection, field: Field) -> npt.NDArray[Any] | None:
     """Dense rows in one run of a stored column, as `dense` gives them; None for others."""
     stored, rows = selection
     span, (dtype, shape, unit) = rows.slice, _item(field)
-    if span is None or stored.layout.indexed or not unit or span.start == span.stop or _is_other(stored, field):
+    if (
+        span is None
+        or stored.layout.indexed
+        or not unit
+        or span.start == span.stop
+        or stored.layout.field.dtype != field.dtype
+    ):
         return None
     return read_only(stored.read(span.start * unit, span.stop * unit).view(dtype).reshape(-1, *shape))
-
-
-def _is_other(stored: StoredColumn, field: Field) -> bool:
-    """Whether the stored column has another dtype than the field."""
-    return stored.layout.field.dtype != field.dtype
 
 
 def _by_part(reading: SelectedRows, part: Index) -> list[tuple[StoredColumn, Index]]:
@@ -146,7 +143,7 @@ def _by_part(reading: SelectedRows, part: Index) -> list[tuple[StoredColumn, Ind
 def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Items:
     """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the pieces'."""
     if reading.cut:
-        return Items(*gather_slices.packed(reading, field), shared=False)
+        return Items(*gather_slices.packed(reading, field))
     dtype = storage(field.dtype) if field.dtype else _BYTE
     shape, unit = field.item_shape, field.item_nbytes
     if (run := reading.run) is not None and run[0].layout.field.varying == field.varying:
@@ -155,7 +152,7 @@ def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Item
         first, last = int(offsets[0]), int(offsets[-1])
         data = (stored.private if private else stored.values)[first * unit : last * unit]
         values = _shaped(data, dtype, last - first, shape)
-        return Items(values, offsets - first, None if shapes is None else shapes[rows], True)  # the caller's offsets
+        return Items(values, offsets - first, None if shapes is None else shapes[rows])  # the caller's offsets
     lengths, runs = _runs(reading)
     total = int(lengths.sum())
     joined = np.empty(total, np.uint8)
@@ -164,7 +161,7 @@ def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Item
     shapes = _shapes(reading, field) if field.varying > 1 else None
     counts = lengths // unit if unit else _lengths(reading)
     offsets = offsets_of(counts)
-    return Items(_shaped(joined, dtype, int(offsets[-1]), shape), offsets, shapes, False)
+    return Items(_shaped(joined, dtype, int(offsets[-1]), shape), offsets, shapes)
 
 
 def rows_of(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]]:

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
 from dataplane.batch.field import MAX_DEPTH, Field
-from dataplane.batch.layout import Index
 from dataplane.batch.values import (
     Values,
     byte_rows,
@@ -32,7 +31,7 @@ from dataplane.batch.values import (
     mismatch,
     mismatch_in,
     offsets_of,
-    ragged,
+    ragged_items,
     ragged_rows,
     ragged_run,
     struct,
@@ -179,8 +178,7 @@ def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
     numbers = _numbers(list(chain.from_iterable(rows)), kinds) if kinds else _NO_NUMBERS
     if numbers is None:
         return object_codec.values_of(column, rows)
-    head = ragged(column, dtype_name(column, numbers.dtype), [(len(row),) for row in rows], (None,))
-    return ragged_run(head.field, numbers, _offsets(head))
+    return ragged_items(column, dtype_name(column, numbers.dtype), [(len(row),) for row in rows], (None,), numbers)
 
 
 def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
@@ -199,13 +197,7 @@ def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
     numbers = _numbers(leaves, set(map(type, leaves))) if leaves else _NO_NUMBERS
     if numbers is None:
         return object_codec.values_of(column, rows)
-    head = ragged(column, dtype_name(column, numbers.dtype), whole, leading(whole))
-    return ragged_run(head.field, numbers, _offsets(head), head.shapes)
-
-
-def _offsets(head: Values) -> Index:
-    assert head.offsets is not None
-    return head.offsets
+    return ragged_items(column, dtype_name(column, numbers.dtype), whole, leading(whole), numbers)
 
 
 def _rectangle(value: list[Any], depth: int) -> tuple[int, ...] | None:

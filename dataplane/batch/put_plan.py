@@ -326,10 +326,9 @@ def _from_reading(column: str, field: Field, rows: SelectedRows) -> Values:
         return struct(keys, presence, children, rows.rows)
     if field.kind == "object" and any(stored.layout.indexed for stored, _ in rows.parts):
         return object_rows.values_of([object_rows.row_of(column, row, lookup) for row, lookup in gather.objects(rows)])
-    if rows.run is not None:
-        values, offsets, shapes, shared = gather.items(rows, field)
-        if shared:
-            return Values(field, rows.rows, RowRun(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
+    if rows.run is not None and rows.run[0].layout.field.varying == field.varying:
+        values, offsets, shapes = gather.items(rows, field)
+        return Values(field, rows.rows, RowRun(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
     offsets, shapes = gather.tables(rows, field)
     views = gather.rows_of(rows, field) if field.kind == "ragged" else gather.spans(rows)
     item_shape = None if shapes is not None else field.item_shape

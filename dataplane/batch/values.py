@@ -374,14 +374,12 @@ def typed_field(column: str, kind: Kind, dtype: str, shape: Sequence[int | None]
     return Field(kind, dtype, tuple(shape))
 
 
-def dtype_name(column: str, dtype: np.dtype[Any], row: int = -1) -> str:
+def dtype_name(column: str, dtype: np.dtype[Any]) -> str:
     """The name of the dtype. Raises SchemaMismatch if a column cannot hold it."""
     name = name_of(dtype)
     if name is None:
         hint = "long double differs between hosts, use float64" if dtype.kind in "fc" else "use plain numbers"
-        raise mismatch(
-            column, f"NumPy's {dtype} cannot be stored: {hint}", row=row, expected="numbers", found=str(dtype)
-        )
+        raise mismatch(column, f"NumPy's {dtype} cannot be stored: {hint}", expected="numbers", found=str(dtype))
     return name
 
 
@@ -440,6 +438,15 @@ def ragged_rows(
 def ragged_run(field: Field, values: npt.NDArray[Any], offsets: Index, shapes: Index | None = None) -> Values:
     """A ragged column whose rows lie one behind another: `values` are all their items, contiguous."""
     return Values(field, len(offsets) - 1, RowRun(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
+
+
+def ragged_items(
+    column: str, dtype: str, shapes: Sequence[Sequence[int]], shape: tuple[int | None, ...], values: npt.NDArray[Any]
+) -> Values:
+    """As `ragged_run`, for rows of these shapes."""
+    head = ragged(column, dtype, shapes, shape)
+    assert head.offsets is not None
+    return ragged_run(head.field, values, head.offsets, head.shapes)
 
 
 def byte_rows(kind: Kind, rows: Sequence[Any]) -> Values:

@@ -70,7 +70,7 @@ def python(
     if field.kind == "bytes":
         return [row.tobytes() for row in gather.spans(rows)]
     if decode and gather.is_plain(rows) and gather.nbytes(rows, field) <= _SMALL_ROW * rows.rows:
-        whole, edges, _, _ = gather.items(rows, field)
+        whole, edges, _ = gather.items(rows, field)
         return object_codec.decode_rows(name, whole.tobytes(), edges.tolist())
     copies = object_codec.Copies() if copies is None else copies
     return [
@@ -87,7 +87,7 @@ def torch(name: str, field: Field, rows: SelectedRows, device: Any = None) -> An
     if field.kind == "dense":
         return _tensor(name, field.dtype, gather.dense(rows, field, private=device is None), device)
     if field.kind == "ragged" and field.varying == 1:
-        values, offsets, _, _ = gather.items(rows, field, private=device is None)
+        values, offsets, _ = gather.items(rows, field, private=device is None)
         edges = _tensor(name, "int64", offsets, device)
         return tensors.jagged(_tensor(name, field.dtype, values, device), edges, np.diff(offsets))
     if field.kind in ("ragged", "struct"):
@@ -101,23 +101,16 @@ def _there(name: str, field: Field, rows: SelectedRows, device: Any) -> Any:
     if run is None or field.kind not in ("dense", "ragged") or field.varying > 1:
         return None
     stored, chosen = run
-    if field.kind == "dense":
-        there = stored.there(chosen.start * field.item_nbytes, chosen.stop * field.item_nbytes, device)
-        return (
-            None
-            if there is None
-            else tensors.shaped(there, field.dtype, (chosen.stop - chosen.start, *field.item_shape))
-        )
-    offsets = stored.tables.offsets
-    if offsets is None:
-        return None
-    edges = offsets[chosen.start : chosen.stop + 1]
-    there = stored.there(int(edges[0]) * field.item_nbytes, int(edges[-1]) * field.item_nbytes, device)
+    edges, unit = stored.tables.offsets, field.item_nbytes
+    ends = (chosen.start, chosen.stop) if edges is None else (int(edges[chosen.start]), int(edges[chosen.stop]))
+    there = stored.there(ends[0] * unit, ends[1] * unit, device)
     if there is None:
         return None
-    edges = edges - edges[0]
-    values = tensors.shaped(there, field.dtype, (int(edges[-1]), *field.item_shape))
-    return tensors.jagged(values, _tensor(name, "int64", edges, device), np.diff(edges))
+    values = tensors.shaped(there, field.dtype, (ends[1] - ends[0], *field.item_shape))
+    if edges is None:
+        return values
+    own = edges[chosen.start : chosen.stop + 1] - ends[0]
+    return tensors.jagged(values, _tensor(name, "int64", own, device), np.diff(own))
 
 
 def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> tuple[Any, Any]:
@@ -125,7 +118,7 @@ def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> t
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
         raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))
-    values, offsets, _, _ = gather.items(rows, field, private=device is None)
+    values, offsets, _ = gather.items(rows, field, private=device is None)
     return _tensor(name, field.dtype, values, device), _tensor(name, "int64", offsets, device)
 
 
@@ -137,7 +130,7 @@ def torch_rows(name: str, field: Field, rows: SelectedRows, device: Any = None) 
         own = None if device is not None else gather.own_rows(rows, field)
         if own is not None:
             return [tensors.from_bits(name, field.dtype, row) for row in own]
-        values, offsets, shapes, _ = gather.items(rows, field, private=device is None)
+        values, offsets, shapes = gather.items(rows, field, private=device is None)
         flat, edges = _tensor(name, field.dtype, values, device), offsets.tolist()
         parts = [flat[a:b] for a, b in pairwise(edges)]
         return parts if shapes is None else [p.view(s) for p, s in zip(parts, shapes.tolist(), strict=True)]
@@ -159,7 +152,7 @@ def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _lists(field: Field, rows: SelectedRows) -> list[Any]:
-    values, offsets, shapes, _ = gather.items(rows, field)
+    values, offsets, shapes = gather.items(rows, field)
     values, edges = decoded(field.dtype, values), offsets.tolist()
     if shapes is None:
         flat = values.tolist()
@@ -169,7 +162,7 @@ def _lists(field: Field, rows: SelectedRows) -> list[Any]:
 
 
 def _text(name: str, field: Field, rows: SelectedRows) -> list[str]:
-    values, offsets, _, _ = gather.items(rows, field)
+    values, offsets, _ = gather.items(rows, field)
     raw, edges = values.tobytes(), offsets.tolist()
     if raw.isascii():  # then characters are bytes, and one decoding serves all rows
         text = raw.decode("ascii")

@@ -23,7 +23,7 @@ from dataplane.integrations import process
 TIMEOUT_S = 600.0
 BUCKET_BYTES = 256 << 20
 
-_FIRST = "prepare() and {} come before weights are sent or received: they say which version it is"
+_FIRST = "prepare() and init_process_group() come before weights are sent or received: they say which version it is"
 
 
 class DataplaneCheckpointEngine:
@@ -108,7 +108,7 @@ class DataplaneCheckpointEngine:
         before a version is agreed on, and as `plane.weights(...).publish`.
         """
         if self._expected is None:
-            raise Misuse(_FIRST.format("init_process_group()"))
+            raise Misuse(_FIRST)
         if hasattr(weights, "__aiter__"):
             weights = [pair async for pair in weights]
         if self._publishes:
@@ -125,7 +125,7 @@ class DataplaneCheckpointEngine:
         `plane.get`.
         """
         if self._expected is None:
-            raise Misuse(_FIRST.format("init_process_group()"))
+            raise Misuse(_FIRST)
         async for pair in self._pairs(self._expected):
             yield pair
 

@@ -155,19 +155,15 @@ class RemoteList(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         """An item, read, or the list of a slice."""
         chosen = range(len(self))[index]
-        return self._slice(chosen) if isinstance(chosen, range) else self.item(chosen)
+        return self._slice(chosen) if isinstance(chosen, range) else self.items(range(chosen, chosen + 1))[0]
 
     def __iter__(self) -> Iterator[Any]:
         for start in range(0, len(self), _READ_TOGETHER):
             yield from self.items(range(len(self))[start : start + _READ_TOGETHER])
 
-    def item(self, index: int, names: Collection[str] | None = None, *, lazy: bool = True) -> Any:
-        """An item. Of an Experience only these fields; the others have the values of a new one. Inputs as handles if
-        `lazy`. Raises as `Plane.get`."""
-        return self.items(range(index, index + 1), names, lazy=lazy)[0]
-
     def items(self, chosen: range, names: Collection[str] | None = None, *, lazy: bool = True) -> list[Any]:
-        """Items that follow one another, each as `item` gives it."""
+        """Items that follow one another. Of Experiences only these fields; the others have the values of a new one.
+        Inputs as handles if `lazy`. Raises as `Plane.get`."""
         if self._ref is None or all(index in self._own for index in chosen):
             return [self._own[index] for index in chosen]
         wanted = [name for name in self._ref.columns if names is None or name in names]

@@ -132,9 +132,9 @@ class JobPartition:
 
     # metadata
 
-    def all(self, columns: Sequence[str] = (), *, tags: bool = True, since: int = 0) -> TableSlice | None:
+    def all(self, columns: Sequence[str] = (), *, tags: bool = True) -> TableSlice | None:
         """All rows in the order of arrival; None if the partition does not exist."""
-        rows = self.table.look(columns=list(columns), tags=tags, since=since)
+        rows = self.table.look(columns=list(columns), tags=tags)
         return rows if rows.changes else None
 
     def note_shapes(self, fields: Any) -> None:
