@@ -39,9 +39,8 @@ from dataplane.integrations.transfer_queue.kv import (
     kv_list,
     kv_put,
 )
-from dataplane.integrations.transfer_queue.metrics import get_metrics_endpoint
 from dataplane.integrations.transfer_queue.module_patch import if_asked, install, uninstall
-from dataplane.integrations.transfer_queue.session import close, init
+from dataplane.integrations.transfer_queue.session import close, get_metrics_endpoint, init
 
 if TYPE_CHECKING:
     from transfer_queue import (

@@ -11,18 +11,21 @@ import asyncio
 import os
 import sys
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import fields
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+import numpy as np
 
 from dataplane.batch import images
 from dataplane.client.sync import Plane
 from dataplane.config import environment
 from dataplane.errors import DataplaneError, Misuse
 from dataplane.integrations import process
-from dataplane.integrations.transfer_queue import job_registry, metrics, module_patch
+from dataplane.integrations.transfer_queue import job_registry, module_patch
 from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.errors import InvalidSetting, NotStarted
 from dataplane.integrations.transfer_queue.partition import JobPartition, blocks, prefix
@@ -110,9 +113,9 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
         chosen = named or _job(posted) or job_settings.new_job()
         settings = _join(plane, chosen, conf, wanted, own, started, undo)
         if port is not None:
-            if not metrics.is_served():
-                undo.callback(metrics.end)
-            job_settings.tell_endpoint(plane, chosen, metrics.serve(port))
+            if _serving is None:
+                undo.callback(_end_metrics)
+            job_settings.tell_endpoint(plane, chosen, _serve_metrics(port))
         agreed = job_settings.merged(conf, settings, chosen, job_settings.endpoint(plane, chosen))
         if posted is None:
             job_registry.post(chosen, agreed)
@@ -240,13 +243,104 @@ def close() -> None:
         return
     images.pickle_as_pixels()
     end_threads()
-    metrics.end()
+    _end_metrics()
     if left.first:
         for name in left.partitions():
             left.partition(name).drop()
         left.plane.table(blocks(left.job.name)).drop()
         job_settings.forget(left.plane, left.job)
         job_registry.clear()
+
+
+# A job's metrics for Prometheus, at the address that `get_metrics_endpoint()` returns.
+#
+# The process whose `init()` enables them serves them, in threads of its own, until it leaves the job. Values are read
+# at the time of the request. The metrics of partitions have TransferQueue's names, so its dashboards show them; those
+# of the node begin with `dataplane_`.
+
+_serving: tuple[str, Any, Any, int] | None = None
+"""The address, the server, its thread, and the process that has the thread."""
+
+
+def get_metrics_endpoint() -> str | None:
+    """The address of the job's metrics, HOST:PORT; None if no `init()` of the job has enabled them."""
+    try:
+        own = session()
+    except NotStarted:
+        return None
+    return job_settings.endpoint(own.plane, own.job)
+
+
+def _serve_metrics(port: int) -> str:
+    """Serve the metrics of this process's job at this port, or 0 for any. Returns the address. Raises Misuse if the
+    port is in use."""
+    global _serving
+    if _serving is None:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        registry, host = CollectorRegistry(), _host()
+        registry.register(_Figures())
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise Misuse(
+                f"metrics can not be served at {host}:{port}: {error}; leave metrics.port out for any"
+            ) from error
+        _serving = f"{host}:{server.server_port}", server, thread, os.getpid()
+    return _serving[0]
+
+
+def _end_metrics() -> None:
+    """Stop serving; in a forked child, which does not have the server's thread, only drop the server. Idempotent."""
+    global _serving
+    serving, _serving = _serving, None
+    if serving is not None:
+        _, server, thread, pid = serving
+        if pid == os.getpid():
+            server.shutdown()
+            thread.join()
+        server.server_close()
+
+
+class _Figures:
+    """The metrics of the process's current job and of this host's node, as a collector for the package
+    `prometheus_client`."""
+
+    def collect(self) -> Iterator[Any]:
+        """Raises as the calls of the plane."""
+        from prometheus_client.core import GaugeMetricFamily as Gauge
+
+        own = session()
+        stats = own.plane.stats()
+        for each in fields(stats):
+            value = getattr(stats, each.name)
+            if isinstance(value, int | float) and each.name != "pid":
+                yield Gauge(f"dataplane_{each.name}", "Of this host's node.", value)
+        names, tables = own.partitions(), own.plane.tables()
+        yield Gauge("tq_partitions_total", "Partitions.", len(names))
+        rows = Gauge("tq_partition_samples_total", "Rows.", labels=["partition_id"])
+        made = Gauge("tq_partition_production_progress", "Part of rows' fields there.", labels=["partition_id"])
+        done = Gauge("tq_partition_consumption_progress", "Part taken.", labels=["partition_id", "task_name"])
+        for name in names:
+            table = own.partition(name).table
+            found = table.look(columns=list(table.schema()), tags=False)
+            rows.add_metric([name], len(found))
+            made.add_metric([name], _part(found.have))
+            for task in tables.get(table.name, {}).get("tasks", []):
+                done.add_metric([name, task], _part(table.claimed(task)))
+        yield from (rows, made, done)
+
+
+def _part(flags: Any) -> float:
+    return float(np.mean(flags)) if np.size(flags) else 0.0
+
+
+def _host() -> str:
+    if process.ray_job() is None:
+        return "127.0.0.1"
+    import ray
+
+    return str(ray.util.get_node_ip_address())
 
 
 # The asynchronous twins: each runs its synchronous call in a thread, so that any event loop can await it.
