@@ -20,7 +20,7 @@ nothing is pickled.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -31,7 +31,7 @@ from tensordict import TensorDict
 from dataplane.batch.batch import Batch, Column
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.rows import Selector
+from dataplane.batch.rows import Selector, positions_of
 from dataplane.batch.values import objects_of
 from dataplane.client.sync import Plane
 from dataplane.errors import Misuse, SchemaMismatch
@@ -62,7 +62,7 @@ class ProtoColumns:
     def take(self, rows: Selector) -> ProtoColumns:
         """The rows selected by a slice, or by a list, array or tensor of positions or flags."""
         if self.ref is None:
-            return replace(self, rows=len(np.arange(self.rows)[_plain(rows)]))
+            return replace(self, rows=len(positions_of(rows, self.rows)))
         ref = self.ref[rows]
         return replace(self, ref=ref, rows=len(ref))
 
@@ -143,12 +143,6 @@ def sizes_of_chunks(rows: int, chunks: int, *, tensors: bool, padding: bool) -> 
     if rows and not sizes[-1]:
         raise Misuse(f"{rows} rows make fewer than {chunks} chunks of {size}: pad them first")
     return sizes
-
-
-def _plain(rows: Any) -> Any:
-    """A selector of references as one of NumPy."""
-    plain: Callable[[], Any] | None = getattr(rows, "numpy", None)
-    return rows if plain is None else plain()
 
 
 #: The large columns that the responses of a prompt share.
