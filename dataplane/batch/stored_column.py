@@ -274,7 +274,7 @@ def _even(memory: Bytes, begins: Index, sizes: Index) -> Bytes | None:
 
 
 class Stack:
-    """Shards of one outline, which were checked: their numbers, a row each, and their bytes."""
+    """Validated shards of one layout: an array with a row of numbers for each shard, and their buffers."""
 
     def __init__(self, outline: Outline, table: Numbers, shards: Scattered) -> None:
         self._outline = outline

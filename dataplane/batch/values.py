@@ -423,7 +423,8 @@ def bounds_of(field: Field, offsets: Index) -> Index:
 def ragged_rows(
     column: str, dtype: str, rows: Sequence[npt.NDArray[Any]], shape: tuple[int | None, ...] = ()
 ) -> Values:
-    """A ragged column of arrays of equal dtype and number of dimensions; `dtype` names their bits.
+    """A ragged column of arrays of equal dtype and number of dimensions. `dtype`: the dtype under which they are
+    stored.
 
     `shape`: that of the field; computed if it is not given.
     """

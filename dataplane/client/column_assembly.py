@@ -171,8 +171,8 @@ class ColumnAssembly:
         return Column.of(name, field, selections, order)
 
     def _lie_alike(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
-        """Whether a cheap check shows that these columns of the shards can be read in one pass. So it is if all shards
-        have one outline; or if no shard is named twice, and this column is the same in all of their few outlines."""
+        """Whether a cheap check shows that these columns of the shards can be read in one pass: all shards have one
+        layout, or they are distinct, and the layout of the column is the same in each."""
         if self._held.outline is not None:
             return True
         outlines = self._outlines.get(keys)

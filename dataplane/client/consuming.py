@@ -143,6 +143,7 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
     of, known = figures["task"][task], figures["columns"]
     said = [f"{of['pending']} rows are pending", f"{of['leased']} leased"]
     said += [f"dead letters: {of['dead']}"] * (of["dead"] > 0)
+    said += [f"rows in progress, of all groups: {figures['unfinished']}"] * (figures["unfinished"] > 0)
     missing = [name for name in columns if name not in known]
     if missing and figures["rows"]:
         said.append(f"no row has {', '.join(map(repr, missing))}: the columns are {', '.join(known) or 'none yet'}")

@@ -144,7 +144,7 @@ class Tensors(Mapping[str, Any]):
         return found
 
     def _view(self, piece: TensorPiece, dtype: str, *, private: bool) -> Any:
-        """The elements of a piece, in place."""
+        """A view, without a copy, of one piece of a tensor."""
         entry, held = piece.entry, self._chunks[piece.chunk]
         offset, size = held.laid.layout.columns[0][1].buffers[1]
         if entry.start + entry.nbytes > size:

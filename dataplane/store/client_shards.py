@@ -126,7 +126,7 @@ class ClientShards:
         return kept is not None
 
     def lose(self, client: Hashable) -> None:
-        """Mark the kept shards of a client that has gone as lost."""
+        """Mark as lost the shards that this client kept: its process has ended."""
         lost = [kept for kept in self._handles.values() if kept.client is client]
         if not lost:
             return

@@ -179,7 +179,7 @@ class GroupCounts:
         done: Flags,
         dead: Flags,
     ) -> Index:
-        """Add rows to their groups, which are as `state` returned them. Returns the numbers of the groups. `done` and
+        """Rebuild the groups of rows from the result of `state`. Returns the numbers of the groups. `done` and
         `dead` are [tasks, rows]."""
         listed = np.fromiter(map(self._number, names), np.int64, len(names))
         numbers, named = -1 - rows, which >= 0

@@ -75,7 +75,7 @@ class LeasedRows:
             self.loose.append(rows)
 
     def forget_leases(self, first: int, *, leading: bool) -> None:
-        """Forget all leases and permits. The next grant has the number `first`."""
+        """Forget all leases and permits. The next lease is numbered `first`."""
         partition = self.partition
         partition.progress.unlease(partition.rows.places(partition.rows.all()))
         partition.unfinished.forget_leases()

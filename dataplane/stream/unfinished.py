@@ -27,7 +27,7 @@ import numpy as np
 
 from dataplane.batch.concat import joined, require_alike
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LeaseExpired, Misuse
+from dataplane.errors import LeaseExpired, Misuse, SchemaMismatch
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Begun, Listed, RowBeginning, RowPiece
@@ -102,12 +102,20 @@ class UnfinishedRowsTable:
         """Raises SchemaMismatch if these columns cannot be a piece of the row, or of the stream."""
         if len(ref) != 1:
             raise Misuse(f"a piece of {len(ref)} rows; it is of one")
-        self.rows.schema.fits(ref)
-        pieces = self._batch(row).pieces
+        pieces, counted = self._batch(row).pieces, self.begun[row].tokens
         for name, found in ref.schema.items():
             before = next((each.ref.schema[name] for each in reversed(pieces) if name in each.ref.columns), None)
+            if found.kind == "dense" and found.shape and (before is not None or name == counted):
+                raise SchemaMismatch(
+                    f"pieces of column {name!r} can't be joined: it is {found!r}, and dense arrays replace each other;"
+                    " pass a list with the array of this row, [array]",
+                    column=name,
+                    expected="ragged",
+                    found=repr(found),
+                )
             if before is not None:
                 require_alike(name, (before, found))
+        self.rows.schema.fits(ref)
 
     def grow(
         self, row: int, piece: RowPiece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
@@ -201,7 +209,10 @@ class UnfinishedRowsTable:
             raise LeaseExpired("the row is in progress no more: it was finished, or dropped")
         if begun.token != token and not self.free(row, now):
             left_s = self._until[row] - now
-            raise LeaseExpired(f"another brings this row, and was heard lately; it is free in {left_s:.1f} s at most")
+            raise LeaseExpired(
+                f"another process holds this row: it is free once that releases it or ends, or in {left_s:.1f} s if"
+                " nothing is appended"
+            )
 
     def heard(self, row: int, token: int, now: float) -> None:
         """Renew the lease of the producer, which has made a request. Raises LeaseExpired."""

@@ -71,12 +71,16 @@ def test_a_mismatched_piece_is_refused_and_freed(plane: Any, stream: Any) -> Non
         row.append({"response_ids": [[1.5]]})
     with pytest.raises(dp.SchemaMismatch, match="first dimension"):
         row.append({"hidden": [np.zeros((1, 4))]})
+    with pytest.raises(dp.SchemaMismatch, match="pass a list with the array"):
+        row.append({"response_ids": np.array([[2]])})
     with pytest.raises(dp.Misuse):
         row.append({"response_ids": [[1], [2]]})
     eventually(lambda: plane.stats().shards == shards, "what was refused is freed")
-    row.append({"response_ids": [[2]]})
+    row.append({"response_ids": [[2]], "logprobs": np.array([[0.5]])})
+    with pytest.raises(dp.SchemaMismatch, match="dense arrays replace each other"):
+        row.append({"response_ids": [[3]], "logprobs": np.array([[0.25]])})
     row.finish()
-    assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
+    assert taken(stream, "response_ids", "logprobs") == {"response_ids": [[1, 2]], "logprobs": [[0.5]]}
 
 
 @BOTH

@@ -39,7 +39,7 @@ class HistoryCandidates(CandidateGenerator):  # type: ignore[misc, unused-ignore
         self._seen = -1
 
     def get_candidates(self, input_ids: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
-        """The tokens so far [1, length] followed by a draft, and no probabilities of it."""
+        """(candidates, None): the input ids, int64 [1, length], followed by the draft tokens; no logits."""
         import torch
 
         self.learn(input_ids)

@@ -52,8 +52,8 @@ def variants_of(parts: Sequence[Part], rows: int) -> Values:
 
 
 def _variants(column: Column) -> list[_Variant]:
-    """The types of value that the column has, each a column of its own. If all rows have one type, the column is read
-    in place, without a copy."""
+    """The column, split by the type of its values: one column for each type. If all rows have one type, the column is
+    read in place, without a copy."""
     found = []
     for name, field in column.field.children:
         present, rows = gather.presence(column.reading, name, field)

@@ -92,7 +92,7 @@ class NeededShards:
 
     def recovered(self, shards: Mapping[int, ShardKey]) -> None:
         """After a restart, take over the local shards that only rows own, by number, with the key of each. All needs
-        must have been added before. Shards without a need are freed now, the others with their last need."""
+        must have been added before. Shards that nothing needs are freed now, each other shard with its last need."""
         self._whole.update(shards.values())
         self._free([key for key in shards.values() if not self._needed[key]])
 
