@@ -200,9 +200,9 @@ def _done(event: Any) -> bool:
 
 
 class MappedDevice:
-    """Memory of another process's device, or this one's (`batch.Memory`): read on the host by copies, and on the device
-    in place. The tensors' storage keeps the pin, until the current CUDA stream of the thread that drops them has done
-    its queued work."""
+    """Memory of another process's device, or this one's (`batch.stored_column.ExtentMemory`): read on the host by
+    copies, and on the device in place. The tensors' storage keeps the pin, until the current CUDA stream of the thread
+    that drops them has done its queued work."""
 
     def __init__(self, tensor: Any, pin: object, *, own: bool = False) -> None:
         """`own`: the tensor is this process's. It needs no pin while readers use it: torch keeps its memory."""

@@ -188,7 +188,8 @@ class NodeSegment:
 
 
 class HeldShard:
-    """A pinned shard's bytes (`batch.Memory`): read-only in place, and writable as a private copy made page by page."""
+    """A pinned shard's bytes (`batch.stored_column.ExtentMemory`): read-only in place, and writable as a private copy
+    made page by page."""
 
     __slots__ = ("_extent", "_pin", "_private", "_segment", "_view")
 
@@ -225,7 +226,8 @@ class HeldShard:
 
 
 class CarriedShard:
-    """A shard's bytes that came in a message, or to this process only (`batch.Memory`); the payload is read-only."""
+    """A shard's bytes that came in a message, or to this process only (`batch.stored_column.ExtentMemory`); the payload
+    is read-only."""
 
     __slots__ = ("_bytes", "_private")
 

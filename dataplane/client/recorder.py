@@ -129,6 +129,13 @@ class Recording(Background):
             raise self._passed
 
     async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
+        try:
+            await self._record_all(plane, stop)
+        finally:
+            for name in ("_plane", "_stream", "_writer"):  # a recording that has ended holds no memory
+                self.__dict__.pop(name, None)
+
+    async def _record_all(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
         began = time.thread_time()
         self._plane, self._stream, self._ends = plane, await plane.stream(self._stream_name), stop
         stream = self._stream
@@ -152,7 +159,6 @@ class Recording(Background):
         finally:
             writer.abort()
             self._busy_s = time.thread_time() - began
-            del self._plane, self._stream, self._writer  # a recording that has ended holds no memory
 
     async def _consume(self) -> bool:
         """Record deliveries until the recorder is to end, and then the rows that are ready. Returns whether the stream

@@ -2,7 +2,8 @@
 
 The pieces stay where they were made, also on different hosts, and are read as one row once it is finished. A ragged
 column that varies in its first dimension is the concatenation of the pieces; any other column is that of the last piece
-that has it. The policy version of each token is in a column of the finished row, `version_spans`: int64 `[spans, 3]`,
+that has it. A second piece of a dense array is refused, and so is any dense piece of the column whose tokens are
+counted. The policy version of each token is in a column of the finished row, `version_spans`: int64 `[spans, 3]`,
 for each span the first token, the one after its last, and the version; neighbours differ in version.
 
 Invariants: a row has one holder, with a token; another process that resumes it gets another token, and pieces with

@@ -42,8 +42,8 @@ def _dropped(_: Bytes) -> None:
 
 
 class ReceivedBlock:
-    """A block of this process's memory (`batch.Memory`). Private views are the block itself, which belongs to this
-    process.
+    """A block of this process's memory (`batch.stored_column.ExtentMemory`). Private views are the block itself, which
+    belongs to this process.
 
     After `mirror`, received bytes are copied to a device while the rest arrives, or received there; tensors on that
     device use that memory. What was received there alone is copied to the block when it is read there.

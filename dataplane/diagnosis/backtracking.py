@@ -6,7 +6,7 @@ memory) leads to the process whose ack ended it. If that belongs to a role that 
 only wait for each other: then the limit itself is the cause, and costs the whole wait, because without it they would
 work in parallel. A wait that the node itself ended was for the disk.
 
-Pure: of a `graph.Run` only.
+Pure: of a `graph.GraphRun` only.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ late in turn.
 
 A collective on an accelerator returns at once; the line that reads its result waits for it.
 
-Pure: of processes of a `graph.Run`.
+Pure: of processes of a `graph.GraphRun`.
 """
 
 from __future__ import annotations

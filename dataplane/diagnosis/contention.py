@@ -15,7 +15,7 @@ A call to another host shares its link with fetched bytes. The share of the time
 either end, is the share of such calls that belongs to the link: reported as "fetch", at the line of the node that waits
 longest for bytes.
 
-Pure: of a `graph.Run` only.
+Pure: of a `graph.GraphRun` only.
 """
 
 from __future__ import annotations

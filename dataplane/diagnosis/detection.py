@@ -5,7 +5,7 @@ The time of a process between calls of the plane is known by powers of two (`rec
 round, and its ratio to the mean shows how unequal rounds are. If the times correlate with the sizes of the columns,
 rows are skewed; otherwise the distribution has a tail.
 
-Pure: of a `graph.Run` only.
+Pure: of a `graph.GraphRun` only.
 """
 
 from __future__ import annotations

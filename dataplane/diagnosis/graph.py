@@ -25,7 +25,7 @@ IDLE = ("stream", "table", "connect", "close", "drop", *_QUESTIONS)
 
 
 class CallSiteRecord(msgspec.Struct, array_like=True):
-    """See `recorder.Place`: a line that calls the plane, with its sums."""
+    """See `recorder.CallSite`: a line that calls the plane, with its sums."""
 
     number: int
     file: str

@@ -1,4 +1,5 @@
-"""The plane of this process, which all integrations share.
+"""The plane of this process, which all integrations share. `Watch` frees stored values whose last user in this process
+is gone.
 
 Invariants: a process has one plane, which is connected at its first use. A forked child makes a connection of its own.
 A process connects again, to the current node, if its node has ended or its Ray job has changed. Integrations do not
@@ -167,8 +168,8 @@ def _own_address() -> str | None:
 
 
 def _forked() -> None:
-    global _before_fork, _lock
-    _lock = threading.Lock()  # a thread of the parent may have held it
+    global _before_fork, _freeing_starts, _lock
+    _lock, _freeing_starts = threading.Lock(), threading.Lock()  # a thread of the parent may have held them
     _before_fork = ray_job() or _before_fork
 
 

@@ -135,7 +135,7 @@ class Hosts:
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
     def member(self, node: bytes) -> bool:
-        """Whether this node is a member; see `node.shards.offers`."""
+        """Whether `node` is a member of the cluster; see `node.shards.offers`."""
         return self.membership is not None and node in self.membership.members
 
     def copy(self, owner: bytes, shard: int) -> int | None:

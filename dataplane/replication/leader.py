@@ -239,8 +239,7 @@ class Recruitment:
     A recruit receives the same messages as followers, but commits do not wait for it. Once it has every committed
     command and lacks at most one batch of the others, the leader requests a configuration in which it is a follower.
     From that request on, nothing is committed without it. A recruit that falls silent is given up. The driver chooses
-    the replicas to recruit (`choose`). The progress of
-    recruits is among that of the leader's peers.
+    the replicas to recruit (`choose`). Their progress is kept with that of the leader's peers.
     """
 
     __slots__ = ("_lease", "_peers", "_recruits")

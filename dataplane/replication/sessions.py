@@ -38,9 +38,8 @@ class Sessions:
         self._sessions: dict[str, _Session] = {}
 
     def result(self, producer: str, sequence: int) -> bytes | None:
-        """The result of a command that was applied; None for one that was not, or of a producer
-        that is no longer remembered. Raises Rejected for a number below the
-        window, whose result is no longer kept."""
+        """The result of an applied command; None if it was not applied, or if its producer is no longer remembered.
+        Raises Rejected for a sequence number below the window, whose result is no longer kept."""
         session = self._sessions.get(producer)
         if session is None:
             return None

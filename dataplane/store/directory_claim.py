@@ -174,7 +174,7 @@ def _try_lock(parent: int, name: str) -> int | None:
 
 
 def _is(descriptor: int, parent: int, name: str) -> bool:
-    """Whether the name is that of the open directory."""
+    """Whether `name` in the directory `parent` is the directory that is open as `descriptor`."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(name, dir_fd=parent, follow_symlinks=False))
     except OSError:

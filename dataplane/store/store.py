@@ -373,7 +373,7 @@ class Store:
         self.freed(number, columns, rows)
 
     def _release(self, shard: Shard, number: int, selected: Selected | None, *, punch: bool) -> None:
-        """One owner frees cells; those without another owner are removed."""
+        """Free cells for the owner that `number` names, and remove those that no other owner has."""
         died = self.owners.release(shard, number, selected)
         for column, rows in died:
             if shard.free_part([column], rows):

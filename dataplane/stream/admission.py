@@ -74,7 +74,7 @@ class Admission:
         return ticket
 
     def full(self, entry: AppendSize) -> str:
-        """The limit that the entry would exceed; empty for none."""
+        """The name of the limit that the append would exceed; empty if it fits."""
         limits = self._settings
         if limits.max_lag < 0 and not limits.max_rows and not limits.max_bytes:
             return ""

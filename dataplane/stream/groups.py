@@ -106,7 +106,7 @@ class GroupCounts:
         self._pass(task, numbers)
 
     def _pass(self, task: int, numbers: Index) -> None:
-        """Stop counting the dropped rows of groups that have no row left for the task."""
+        """For each group without a row left for the task, exclude the rows dropped so far from the task's count."""
         left = self._members[numbers] - self._done[task, numbers] - self._dead[task, numbers]
         over = numbers[left == 0]
         self._past[task, over] = self._dropped[over]

@@ -32,6 +32,7 @@ from dataplane.stream.row_choice import Demand
 from dataplane.stream.sampler import TokenBalanced
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import Waiting
+from dataplane.stream.unfinished import check_joined
 
 log = logging.getLogger(__name__)
 
@@ -206,6 +207,7 @@ class StreamLeader(ReplicatedStream):
         if row is None:
             return r.AppendResult(-1, 1, False)
         if unfinished.is_new(row, asked.piece):
+            check_joined(unfinished, row, asked.ref)
             unfinished.check(row, asked.ref)
             if SPANS in asked.ref.columns and not asked.piece.last:
                 raise Misuse(f"a piece of a row has no column {SPANS!r}: it is made when the row is finished")

@@ -19,8 +19,8 @@ _FEW = 4  # rows for each distinct value, at least, for which distinct values ar
 
 
 class PackedIntegers(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """`count` values. With `step` they are an arithmetic sequence. Else `code` is the format of `data`: the
-    differences to `first`, or indices into `listed`."""
+    """`count` values. If `step` is not None, an arithmetic sequence from `first`. Otherwise `data` has numbers of the
+    dtype `code`: floats are the values; integers plus `first` are the values or, with `listed`, indices into it."""
 
     count: int
     first: int = 0

@@ -216,7 +216,7 @@ class StreamState:
         return dropped
 
     def free(self, rows: Index) -> Index:
-        """The rows among these that exist, are dropped and are not leased."""
+        """Those of these rows that can be removed: dropped, not leased, and still stored."""
         rows = rows[self.rows.there(rows)]
         places = self.rows.places(rows)
         held = (self.progress.states(places, len(rows)) == LEASED).any(axis=0)

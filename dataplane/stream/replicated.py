@@ -49,7 +49,7 @@ _UNOPENED = StreamSettings(("unopened",))
 
 
 class ColumnStore(Protocol):
-    """The store that has the columns of a stream of one node."""
+    """The store with the columns of an unreplicated stream."""
 
     def free(self, batches: list[ColumnBatch]) -> None:
         """Free column batches that no row needs any more."""

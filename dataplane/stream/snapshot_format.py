@@ -67,7 +67,7 @@ class RowsState(msgspec.Struct, array_like=True):
 
 
 class BatchState(msgspec.Struct, array_like=True, gc=False):
-    """See `column_batch.ColumnBatch`."""
+    """A `column_batch.ColumnBatch` in a snapshot."""
 
     number: int
     ref: bytes

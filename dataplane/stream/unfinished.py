@@ -102,20 +102,12 @@ class UnfinishedRowsTable:
         """Raises SchemaMismatch if these columns cannot be a piece of the row, or of the stream."""
         if len(ref) != 1:
             raise Misuse(f"a piece of {len(ref)} rows; it is of one")
-        pieces, counted = self._batch(row).pieces, self.begun[row].tokens
+        self.rows.schema.fits(ref)
+        pieces = self.pieces(row)
         for name, found in ref.schema.items():
             before = next((each.ref.schema[name] for each in reversed(pieces) if name in each.ref.columns), None)
-            if found.kind == "dense" and found.shape and (before is not None or name == counted):
-                raise SchemaMismatch(
-                    f"pieces of column {name!r} can't be joined: it is {found!r}, and dense arrays replace each other;"
-                    " pass a list with the array of this row, [array]",
-                    column=name,
-                    expected="ragged",
-                    found=repr(found),
-                )
             if before is not None:
                 require_alike(name, (before, found))
-        self.rows.schema.fits(ref)
 
     def grow(
         self, row: int, piece: RowPiece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
@@ -268,14 +260,15 @@ class UnfinishedRowsTable:
 
     def columns(self, row: int) -> BatchRef:
         """A reference to the columns of all pieces, joined."""
-        return joined([piece.ref for piece in self._batch(row).pieces])
+        return joined([piece.ref for piece in self.pieces(row)])
 
     def _number(self, row: int) -> int:
         page, inside = self.rows.place(row)
         return int(page.layers[()].batch[inside])
 
-    def _batch(self, row: int) -> ColumnBatch:
-        return self.rows.batches[self._number(row)]
+    def pieces(self, row: int) -> Sequence[ColumnBatch]:
+        """The columns of each piece."""
+        return self.rows.batches[self._number(row)].pieces
 
     # in a snapshot
 
@@ -291,3 +284,19 @@ class UnfinishedRowsTable:
     def restore(self, begun: Sequence[Begun]) -> None:
         """Restore rows in progress."""
         self.begun.update({each.row: each for each in begun})
+
+
+def check_joined(unfinished: UnfinishedRowsTable, row: int, ref: BatchRef) -> None:
+    """Raises SchemaMismatch if dense arrays of this new piece would replace those of an earlier one, or its tokens
+    would not be counted."""
+    pieces, counted = unfinished.pieces(row), unfinished.begun[row].tokens
+    for name, found in ref.schema.items():
+        again = found.shape and any(name in each.ref.columns for each in pieces)
+        if found.kind == "dense" and (again or name == counted):
+            raise SchemaMismatch(
+                f"pieces of column {name!r} can't be joined: it is {found!r}, and dense arrays replace each other;"
+                " pass a list with the array of this row, [array]",
+                column=name,
+                expected="ragged",
+                found=repr(found),
+            )

@@ -71,8 +71,9 @@ def test_a_mismatched_piece_is_refused_and_freed(plane: Any, stream: Any) -> Non
         row.append({"response_ids": [[1.5]]})
     with pytest.raises(dp.SchemaMismatch, match="first dimension"):
         row.append({"hidden": [np.zeros((1, 4))]})
-    with pytest.raises(dp.SchemaMismatch, match="pass a list with the array"):
-        row.append({"response_ids": np.array([[2]])})
+    for dense in (np.array([[2]]), [2]):
+        with pytest.raises(dp.SchemaMismatch, match="pass a list with the array"):
+            row.append({"response_ids": dense})
     with pytest.raises(dp.Misuse):
         row.append({"response_ids": [[1], [2]]})
     eventually(lambda: plane.stats().shards == shards, "what was refused is freed")

@@ -325,7 +325,7 @@ def check(conf: Any) -> None:
             raise InvalidSetting(f"{path or 'a configuration'} is a mapping of settings, not {type(part).__name__}")
         for name in part.keys():  # noqa: SIM118  # OmegaConf's iterates over values where it is a list
             if name not in known:
-                raise InvalidSetting(_unknown("setting", name, known, path))
+                raise InvalidSetting(_unknown("setting", str(name), known, path))
     backend = at(conf, "backend.storage_backend")
     if backend is not None and backend not in (NAME, *OTHERS):
         raise InvalidSetting(_unknown("backend", str(backend), (NAME, *OTHERS)))

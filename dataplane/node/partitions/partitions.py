@@ -102,7 +102,7 @@ class ClientDepartures:
     A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. The process of an
     incarnation counts as ended when the node is gone, or when the node was seen with a later incarnation.
 
-    `run` works until cancelled.
+    `run` removes the clients of ended processes at intervals, until cancelled.
     """
 
     def __init__(self, members: Membership, replicas: Replicas) -> None:

@@ -292,7 +292,7 @@ class ShardRequests:
         parts: Sequence[sm.RowParts] = (),
         chunks: Sequence[sm.ChunkPart] = (),
     ) -> list[int]:
-        """The local numbers of shards of other nodes. `parts`, `chunks`: the parts of them to fetch."""
+        """Fetch shards of other nodes, or these `parts` or `chunks`. Returns the numbers of the local copies."""
         own = f"this is node {self._node.hex()}; either it was stopped, or it is another host's, and this node is alone"
         fetcher = self._fetcher(shards[0][0] if shards else b"", f"the shards were put on node {{}}, and {own}")
         try:

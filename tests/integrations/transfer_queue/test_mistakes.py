@@ -139,6 +139,7 @@ def test_a_second_init_with_other_settings_is_misuse(
         ({"backend": {"Dataplane": {"transports": 5}}}, "transports is a list of names"),
         ({"metrics": {"enabled": True, "port": "abc"}}, "metrics.port is a number"),
         ({"controler": {}}, "no setting 'controler': did you mean controller?"),
+        ({"backend": {5: 1}}, "no setting 'backend.5'"),
         ({"controller": {"samplr": "x"}}, "did you mean controller.sampler?"),
         ({"controller": {"sampler": "RankAwareSampeler"}}, "did you mean RankAwareSampler?"),
         ({"controller": "SequentialSampler"}, "controller is a mapping of settings, not str"),
