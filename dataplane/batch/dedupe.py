@@ -104,8 +104,8 @@ def _marks(values: Values) -> Index | None:
 
 
 def _of_indexed(values: Values, each: Each) -> Sequence[bytes]:
-    """The keys of rows of an indexed column. Its stored rows are distinct, and may refer to each other. So a key is the
-    place of the stored row, together with a digest of all stored rows."""
+    """The keys of rows of an indexed column. The stored rows are distinct, but what one of them
+    means may depend on the others. So a key is the position of the stored row, with a digest of all stored rows."""
     assert values.data is not None
     assert values.offsets is not None
     assert values.index is not None

@@ -65,8 +65,8 @@ def ref_to_shard(node: bytes, rows: int, named: dict[str, ColumnPlace], nbytes: 
 
 
 def sources(ref: BatchRef, name: str) -> tuple[tuple[ColumnRows, ...], Index | None]:
-    """The places of a column's rows, in as few pieces as possible, and their order. For joined rows
-    (`batch.concat`), the rows before the join.
+    """The places of a column's rows, in as few pieces as possible, and their order. For rows
+    that `batch.concat` joined, the pieces have the rows that were joined.
 
     Row i of the column is row `order[i]` of the rows of all pieces concatenated; without an order, row i of
     them. A reader fetches each piece once and then orders the rows.

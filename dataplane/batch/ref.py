@@ -255,8 +255,8 @@ class BatchRef:
         its dimension `axis`, as context and sequence parallel trainers cut packed rows. Copies nothing, as
         `slice_rows`.
 
-        Shares are computed as if each row were padded to a multiple of `multiple`, which is itself a multiple of
-        `ranks` (with zigzag, of 2 x ranks): this is its default. Rank r gets the r-th of `ranks` equal parts; with
+        Shares are computed as if each row were padded to a multiple of `multiple`. That has to be a multiple of `ranks`
+        (with `zigzag`, of 2 x ranks), which is also its default. Rank r gets the r-th of `ranks` equal parts; with
         `zigzag` the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks chunks, as Megatron-LM and Transformer Engine
         balance causal attention. There is no padding in the result: a share ends where the row does, so the last ones
         may be shorter. Raises as `slice_rows`.

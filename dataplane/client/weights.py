@@ -297,7 +297,8 @@ class AsyncWeights:
             raise _VersionGone("chunks of this version have gone") from None
 
     async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, KnownVersions]:
-        """Wait until the version to be read is complete, and return it."""
+        """Wait until the version to be read is complete. Returns its number, and the known versions. Raises Freed,
+        NotReady."""
         while True:
             seen = await self._seen()
             newest = max(seen.complete, default=None)

@@ -98,8 +98,7 @@ class Promise:
         self._heard[leader] = -math.inf
 
     def over(self, now: float) -> bool:
-        """Whether all promises have ended, so no leader whose messages this replica acknowledged can hold a lease of
-        it."""
+        """Whether all promises have ended: then no earlier leader can still hold a lease from this replica."""
         return now - max(self._heard.values()) >= self._grace_s
 
     def silent(self, leader: ReplicaId, now: float) -> bool:

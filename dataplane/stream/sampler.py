@@ -1,8 +1,8 @@
 """Samplers choose the rows that a task is given next, among the ready ones. They are pure functions over arrays.
 
 The leader of a stream calls a sampler with the ready rows in the order they were appended. A sampler has no state,
-reads no clock and changes nothing: equal candidates give equal choices. The leader leases the chosen rows and expires
-those that the sampler gave up for the task; all others are candidates again next time.
+reads no clock and changes nothing: equal candidates give equal choices. The leader leases the chosen rows, and expires
+for this task those that the sampler marks as expired; all others are candidates again next time.
 
 Users may pass any object that has `choose`, which then runs in the consuming process; `checked` validates its
 answer. The built-in samplers are messages: their arguments are sent to the leader, without code. None of them loops

@@ -1,4 +1,4 @@
-"""Repeats requests to the coordinator until it answers."""
+"""Repeats requests to the coordinator until it answers, for at most `PATIENCE_S`."""
 
 from __future__ import annotations
 

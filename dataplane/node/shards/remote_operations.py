@@ -1,11 +1,11 @@
-"""Operations that need other hosts. Each ends when one of those hosts is gone or does not answer, before its
-connections fail.
+"""Operations that need other hosts. Each is aborted as soon as one of the nodes that it
+needs leaves the cluster or does not answer a ping, before the connection to it fails.
 
 A node is pinged every second while it is needed: if its host becomes unreachable, though the node may be alive, the
 operations must end soon.
 
-Invariants: an operation ends with TimeoutError, which is never a cancellation by the caller; ended operations are
-forgotten.
+Invariants: an aborted operation raises TimeoutError, so it is never mistaken for a cancellation by the caller;
+operations that have ended are forgotten.
 """
 
 from __future__ import annotations
