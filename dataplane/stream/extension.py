@@ -14,10 +14,10 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LeaseExpired, Misuse
 from dataplane.stream.column_batch import Hold
-from dataplane.stream.commands import ExtendCommand
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
 from dataplane.stream.progress import DEAD, LEASED, PENDING
+from dataplane.stream.requests import Extend
 from dataplane.stream.settings import MAX_TASKS
 
 
@@ -32,7 +32,7 @@ def replaces(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> bo
     return len(again) > 0 and all(again)
 
 
-def extend(leased: LeasedRows, command: ExtendCommand) -> None:
+def extend(leased: LeasedRows, command: Extend) -> None:
     """Add columns to rows. Raises as `replaces`, Misuse for an existing column, SchemaMismatch, LimitExceeded."""
     rows, holds = command.rows, command.holds
     _require(leased, rows, command.ref, holds)  # the state may have changed since it was decided

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream import commands as c
@@ -127,14 +128,14 @@ class StreamLeader(ReplicatedStream):
         now += self._ahead_s
         self._ticket = 0
         result = _DECIDE[type(asked)](self, asked, now) or _DONE
-        if result is asked:
+        if isinstance(result, r.StreamRequest):
             return [result], _DONE  # type: ignore[list-item]
         if isinstance(result, c.Command):
             result.client, result.sequence = asked.client, asked.sequence
             return [result], _DONE  # type: ignore[list-item]
         return (result, _DONE) if isinstance(result, list) else ([], result)
 
-    def _append(self, asked: r.Append, now: float) -> c.Command:
+    def _append(self, asked: r.Append, now: float) -> r.Append:
         leased = self.leased
         leased.check_open()
         admitted = leased.admission.ticket(asked.ticket) if asked.ticket else None
@@ -146,19 +147,7 @@ class StreamLeader(ReplicatedStream):
             raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")
         else:
             self._ticket = asked.ticket
-        return c.AppendCommand(
-            ref=asked.ref,
-            versions=asked.versions,
-            time_s=now,
-            groups=asked.groups,
-            keys=asked.keys,
-            digest=asked.digest,
-            tags=asked.tags,
-            lengths=asked.lengths,
-            nodes=asked.nodes,
-            begin=asked.begin,
-            parts=asked.parts,
-        )
+        return replace(asked, ticket=0, time_s=now)
 
     def entry_of(self, asked: r.Append | r.Admit) -> AppendSize:
         """The rows and bytes that a request asks to append."""
@@ -180,12 +169,10 @@ class StreamLeader(ReplicatedStream):
         if entry is not None and entry.client == asked.client:
             self.leased.admission.give_back(asked.ticket)
 
-    def _extend(self, asked: r.Extend, now: float) -> c.Command:
+    def _extend(self, asked: r.Extend, now: float) -> r.Extend:
         rows = self.leased.partition.keys.numbers(asked.keys) if asked.keys else asked.rows
-        replace = replaces(self.leased, rows, asked.ref, asked.holds) or asked.replace
-        return c.ExtendCommand(
-            rows=rows, ref=asked.ref, lengths=asked.lengths, holds=asked.holds, replace=replace, nodes=asked.nodes
-        )
+        again = replaces(self.leased, rows, asked.ref, asked.holds) or asked.replace
+        return replace(asked, rows=rows, keys=[], replace=again)
 
     def _begun(self, asked: r.BegunRow, token: int = 0) -> int | None:
         """The number of a row in progress; None if the holder of the token has finished it or given it up. Raises
@@ -202,7 +189,7 @@ class StreamLeader(ReplicatedStream):
             )
         return int(rows[0])
 
-    def _extend_row(self, asked: r.ExtendRow, now: float) -> c.Command | r.AnyResult:
+    def _extend_row(self, asked: r.ExtendRow, now: float) -> r.ExtendRow | r.AnyResult:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.piece.token)
         if row is None:
             return r.AppendResult(-1, 1, False)
@@ -212,11 +199,9 @@ class StreamLeader(ReplicatedStream):
             if SPANS in asked.ref.columns and not asked.piece.last:
                 raise Misuse(f"a piece of a row has no column {SPANS!r}: it is made when the row is finished")
             unfinished.heard(row, asked.piece.token, now)
-        return c.ExtendRowCommand(
-            row=row, piece=asked.piece, ref=asked.ref, time_s=now, lengths=asked.lengths, nodes=asked.nodes
-        )
+        return replace(asked, row=row, key="", time_s=now)
 
-    def _resume_row(self, asked: r.ResumeRow, now: float) -> c.Command | r.AnyResult:
+    def _resume_row(self, asked: r.ResumeRow, now: float) -> r.ResumeRow | r.AnyResult:
         if not 0 < asked.lease_s < float("inf"):
             raise Misuse(f"a row is held for more than 0 s, not {asked.lease_s}")
         unfinished = self.leased.partition.unfinished
@@ -226,11 +211,11 @@ class StreamLeader(ReplicatedStream):
         unfinished.require_free(row, asked.token, now)
         unfinished.reserve(row, asked.client, asked.lease_s, now)
         before = unfinished.begun[row].token
-        return c.ResumeRowCommand(row=row, token=asked.token, before=before, lease_s=asked.lease_s, time_s=now)
+        return replace(asked, row=row, key="", before=before, time_s=now)
 
-    def _abandon_row(self, asked: r.AbandonRow, now: float) -> c.Command | None:
+    def _abandon_row(self, asked: r.AbandonRow, now: float) -> r.AbandonRow | None:
         row = self._begun(asked, asked.token)
-        return None if row is None else c.AbandonRowCommand(row=row, token=asked.token)
+        return None if row is None else replace(asked, row=row, key="")
 
     def _renew_row(self, asked: r.RenewRow, now: float) -> None:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.token)
@@ -282,12 +267,12 @@ class StreamLeader(ReplicatedStream):
             asked.replica,
         )
 
-    def _drop(self, asked: r.Drop, now: float) -> c.Command:
+    def _drop(self, asked: r.Drop, now: float) -> r.Drop:
         partition = self.leased.partition
         of_keys = partition.keys.numbers(asked.keys) if asked.keys else _NONE
         rows = np.unique(np.concatenate((asked.rows, of_keys, partition.in_groups(asked.groups))))
         partition.require(rows)
-        return c.DropCommand(rows=rows)
+        return replace(asked, rows=rows, keys=[], groups=[])
 
     def _leave(self, asked: r.EndClient, now: float) -> c.Command | None:
         self.snapshots.leave(self, asked.client)
@@ -331,7 +316,7 @@ _DECIDE: dict[type, Callable[[StreamLeader, Any, float], Any]] = {
     r.Return: _itself,
     r.EndClient: StreamLeader._leave,
     r.Restore: _itself,
-    r.RestoreBlock: lambda leader, asked, now: c.RestoreBlockCommand(block=asked.block, time_s=now),
+    r.RestoreBlock: lambda leader, asked, now: replace(asked, time_s=now),
     r.RestoreColumnBatch: _itself,
     r.FinishRestore: _itself,
     r.Look: reads.look,

@@ -195,6 +195,6 @@ class StreamMachine(StreamLeader, StateMachine):
 
 def _keys(asked: r.AnyRequest | c.AnyCommand) -> list[tuple[str, int]]:
     """The (client, sequence) pairs by which a request or command is executed once; several for merged appends."""
-    if isinstance(asked, r.Append | c.AppendCommand) and asked.parts:
+    if isinstance(asked, r.Append) and asked.parts:
         return [(client, sequence) for client, sequence, _ in asked.parts]
     return [(asked.client, asked.sequence)] if asked.sequence else []

@@ -97,7 +97,7 @@ class ReplicatedStream:
 
     def applied(self, command: c.AnyCommand) -> bytes:
         """Apply a command, unless its sequence was applied before. Returns the encoded result."""
-        if isinstance(command, c.AppendCommand) and command.parts:
+        if isinstance(command, r.Append) and command.parts:
             return self._applied_parts(command)
         key = command.client, command.sequence
         if not command.sequence:
@@ -111,7 +111,7 @@ class ReplicatedStream:
             self.sessions.keep(*key, known)
         return known
 
-    def _applied_parts(self, command: c.AppendCommand) -> bytes:
+    def _applied_parts(self, command: r.Append) -> bytes:
         """Apply merged appends, all or none."""
         try:
             known = self.known_parts(command.parts)
@@ -155,7 +155,7 @@ class ReplicatedStream:
         self.clock_s = max(self.clock_s, getattr(command, "time_s", 0.0))
         return _APPLY[type(command)](self, command) or _DONE
 
-    def _do_append(self, command: c.AppendCommand) -> r.AnyResult:
+    def _do_append(self, command: r.Append) -> r.AnyResult:
         begin = None if command.begin is None else RowBeginning(*command.begin, command.client)
         arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, command.nodes, begin)
         count = len(command.ref)
@@ -177,13 +177,13 @@ class ReplicatedStream:
         if self.lost_nodes and all(node in self.lost_nodes for node in nodes):
             self.lost_nodes.require(ref.shards())
 
-    def _do_extend(self, command: c.ExtendCommand) -> None:
+    def _do_extend(self, command: r.Extend) -> None:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         extend(self.leased, command)
         self._holds(command.ref, command.nodes)
 
-    def _do_extend_row(self, command: c.ExtendRowCommand) -> r.AnyResult:
+    def _do_extend_row(self, command: r.ExtendRow) -> r.AnyResult:
         _check_counts(1, list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         partition, row = self.leased.partition, command.row
@@ -192,14 +192,14 @@ class ReplicatedStream:
             self._holds(command.ref, command.nodes)
         return r.AppendResult(row, 1, new)
 
-    def _do_resume_row(self, command: c.ResumeRowCommand) -> r.AnyResult:
+    def _do_resume_row(self, command: r.ResumeRow) -> r.AnyResult:
         unfinished, row = self.leased.partition.unfinished, command.row
         unfinished.require(row, command.before, command.token)
         unfinished.take(row, command.token, command.client, command.lease_s, self.clock_s)
         (listed,) = self.leased.partition.listed([row], self.clock_s)
         return r.UnfinishedRows([msgspec.structs.replace(listed, columns=unfinished.columns(row).encode())])
 
-    def _do_abandon_row(self, command: c.AbandonRowCommand) -> None:
+    def _do_abandon_row(self, command: r.AbandonRow) -> None:
         unfinished = self.leased.partition.unfinished
         if command.token not in unfinished.ended:
             unfinished.require(command.row, command.token)
@@ -240,7 +240,7 @@ class ReplicatedStream:
     def died(self, task: int, rows: Index, reason: str) -> None:
         """Called with rows that have become dead letters of the task, and the reason of their last nack."""
 
-    def _do_drop(self, command: c.DropCommand) -> None:
+    def _do_drop(self, command: r.Drop) -> None:
         partition = self.leased.partition
         rows = command.rows[partition.rows.there(command.rows)]
         if len(rows):
@@ -357,17 +357,17 @@ def _check_counts(rows: int, listed: list[Sized]) -> None:
 
 
 _APPLY: dict[type, Callable[[ReplicatedStream, Any], r.AnyResult | None]] = {
-    c.AppendCommand: ReplicatedStream._do_append,
-    c.ExtendCommand: ReplicatedStream._do_extend,
+    r.Append: ReplicatedStream._do_append,
+    r.Extend: ReplicatedStream._do_extend,
     c.SettleCommand: ReplicatedStream._do_settle,
-    c.DropCommand: ReplicatedStream._do_drop,
+    r.Drop: ReplicatedStream._do_drop,
     c.RemoveCommand: ReplicatedStream._do_remove,
     c.FreeReplacedCommand: ReplicatedStream._do_free_replaced,
-    c.ExtendRowCommand: ReplicatedStream._do_extend_row,
-    c.ResumeRowCommand: ReplicatedStream._do_resume_row,
-    c.AbandonRowCommand: ReplicatedStream._do_abandon_row,
+    r.ExtendRow: ReplicatedStream._do_extend_row,
+    r.ResumeRow: ReplicatedStream._do_resume_row,
+    r.AbandonRow: ReplicatedStream._do_abandon_row,
     c.EndCommand: lambda machine, command: machine.sessions.drop(command.clients),
-    c.RestoreBlockCommand: lambda machine, command: restore_block(machine.leased, command.block, command.time_s),
+    r.RestoreBlock: lambda machine, command: restore_block(machine.leased, command.block, command.time_s),
     r.Lose: ReplicatedStream._do_lose,
     r.Return: lambda machine, command: machine.lost_nodes.come_back(command.node, command.first),
     r.OutboxReceived: lambda machine, command: machine.outboxes.confirm(command.node, command.last),

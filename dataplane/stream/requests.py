@@ -75,8 +75,9 @@ class GiveBack(StreamRequest, frozen=True, tag=2, kw_only=True):
 
 
 class Append(StreamRequest, frozen=True, tag=3, kw_only=True):
-    """Append rows. Without a ticket they are admitted now or refused. Answered by `AppendResult`. `parts`: as in the
-    command; such a request has no client and no sequence of its own."""
+    """Append rows. Without a ticket they are admitted now or refused. Answered by `AppendResult`. `nodes`: nodes that
+    have copies of the columns. `begin`: for a row in progress, fields of `pieces.RowBeginning`. `parts`: for merged
+    appends, the client, sequence and number of rows of each; such a request has no client or sequence of its own."""
 
     ref: BatchRef
     versions: Index
@@ -89,10 +90,12 @@ class Append(StreamRequest, frozen=True, tag=3, kw_only=True):
     ticket: int = 0
     begin: tuple[int, float, str] | None = None
     parts: list[tuple[str, int, int]] = []
+    time_s: float = 0.0
 
 
 class Extend(StreamRequest, frozen=True, tag=4, kw_only=True):
-    """Add columns to rows, which are named by offset or by key."""
+    """Add columns to rows, which are named by offset or by key. `holds`: the delivery number under which the producer
+    held each row; empty: none."""
 
     ref: BatchRef
     rows: Index = _NONE
@@ -297,6 +300,7 @@ class RestoreBlock(StreamRequest, frozen=True, tag=35, kw_only=True):
     """Restore rows of a checkpoint, under their old numbers, in ascending blocks. `block`: an encoded `RowsState`."""
 
     block: bytes
+    time_s: float = 0.0
 
 
 class RestoreColumnBatch(StreamRequest, frozen=True, tag=36, kw_only=True):
@@ -327,14 +331,18 @@ class ExtendRow(BegunRow, frozen=True, tag=43, kw_only=True):
     ref: BatchRef
     lengths: dict[str, Index] = {}
     nodes: tuple[bytes, ...] = ()
+    time_s: float = 0.0
 
 
 class ResumeRow(BegunRow, frozen=True, tag=44, kw_only=True):
     """Make this client the producer of a row in progress. Without `row` and `key`: of the first one that no producer
-    holds. Answered by `UnfinishedRows` with this row, or with none if every row is held."""
+    holds. Answered by `UnfinishedRows` with this row, or with none if every row is held. `before`: the token of the
+    former producer, which the leader sets."""
 
     token: int
     lease_s: float
+    before: int = 0
+    time_s: float = 0.0
 
 
 class AbandonRow(BegunRow, frozen=True, tag=45, kw_only=True):

@@ -37,7 +37,7 @@ class Arrival:
     spares: Sequence[bytes] = ()
     """Other nodes that have copies of the columns."""
     begin: Any = None
-    """`unfinished.Begin` of a single row in progress, else None."""
+    """`pieces.RowBeginning` of a single row in progress, else None."""
 
 
 class _MetadataPage:

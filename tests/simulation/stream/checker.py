@@ -62,24 +62,24 @@ class Checker(LogChecker):
 
     def _first(self, command: c.AnyCommand, result: r.AnyResult) -> None:
         model = self.model
-        if isinstance(command, c.AppendCommand) and isinstance(result, r.AppendResult):
+        if isinstance(command, r.Append) and isinstance(result, r.AppendResult):
             there = model.keys.get(command.keys[0]) if command.keys else None
             if result.first != (model.next if there is None else there) or result.new != (there is None):
                 raise Violation(f"5: {command.keys} is row {there}, and this append was told {result}")
-        if isinstance(command, c.ExtendCommand) and isinstance(result, r.Succeeded):
+        if isinstance(command, r.Extend) and isinstance(result, r.Succeeded):
             for offset, hold in zip(command.rows.tolist(), command.holds.tolist(), strict=True):
                 held = self._granted.get((hold % MAX_TASKS, offset))
                 if hold % MAX_TASKS in model.rows[offset].done:
                     continue  # the task is done with it: nobody's columns are in the way
                 if held is None or held[0] != hold // MAX_TASKS:
                     raise Violation(f"3: {command.client} extends row {offset} under {hold // MAX_TASKS} after {held}")
-        if isinstance(command, c.ExtendRowCommand) and isinstance(result, r.AppendResult) and result.new:
+        if isinstance(command, r.ExtendRow) and isinstance(result, r.AppendResult) and result.new:
             row, piece = model.rows.get(command.row), command.piece
             if row is None or row.dropped or row.token != piece.token or len(row.pieces) != piece.number:
                 raise Violation(
                     f"7: {command.client} brings {piece} of row {command.row}, which another brings, or has"
                 )
-        if isinstance(command, c.ResumeRowCommand) and isinstance(result, r.UnfinishedRows):
+        if isinstance(command, r.ResumeRow) and isinstance(result, r.UnfinishedRows):
             told = BatchRef.decode(result.rows[0].columns)
             pieces = model.rows[command.row].pieces
             if pieces and told.select("y").shards() != tuple(pieces):
@@ -241,7 +241,7 @@ class Checker(LogChecker):
 
 def _results(command: c.AnyCommand, result: bytes) -> list[tuple[tuple[str, int], bytes]]:
     """By client and sequence, what a command has made: of appends that came together, those of each."""
-    if not isinstance(command, c.AppendCommand) or not command.parts:
+    if not isinstance(command, r.Append) or not command.parts:
         return [((command.client, command.sequence), result)] if command.sequence else []
     told = decoded_result(result)
     if not isinstance(told, r.AppendResult):

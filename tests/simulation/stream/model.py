@@ -72,25 +72,25 @@ class Model:
         """A command that was not done before; the rows of which leases are over by it."""
         if isinstance(result, r.CommandRefused):
             return []
-        if isinstance(command, c.AppendCommand):
+        if isinstance(command, r.Append):
             self._append(command, result)
-        elif isinstance(command, c.ExtendCommand):
+        elif isinstance(command, r.Extend):
             holders = frozenset((command.ref.shards()[0][0], *command.nodes))
             for offset in command.rows.tolist():
                 self.rows[offset].holders["reward"] = holders
                 self.rows[offset].shards["reward"] = command.ref.shards()[0]
                 self.rows[offset].reward = command.ref.shards()[0][1]
-        elif isinstance(command, c.ExtendRowCommand):
+        elif isinstance(command, r.ExtendRow):
             self._grow(command, result)
-        elif isinstance(command, c.ResumeRowCommand):
+        elif isinstance(command, r.ResumeRow):
             self.rows[command.row].token = command.token
-        elif isinstance(command, c.AbandonRowCommand):
+        elif isinstance(command, r.AbandonRow):
             if command.row in self.rows and self.rows[command.row].token == command.token:
                 self.rows[command.row].dropped = True
                 self.dropped.add(command.row)
         elif isinstance(command, c.SettleCommand):
             self._settle(command)
-        elif isinstance(command, c.DropCommand):
+        elif isinstance(command, r.Drop):
             for offset in command.rows.tolist():
                 if offset in self.rows:
                     self.rows[offset].dropped = True
@@ -105,7 +105,7 @@ class Model:
             self.closed = True
         return []
 
-    def _append(self, command: c.AppendCommand, result: r.AnyResult) -> None:
+    def _append(self, command: r.Append, result: r.AnyResult) -> None:
         assert isinstance(result, r.AppendResult)
         if not result.new:
             return
@@ -120,7 +120,7 @@ class Model:
                 self.keys[key] = self.next
             self.next += 1
 
-    def _grow(self, command: c.ExtendRowCommand, result: r.AnyResult) -> None:
+    def _grow(self, command: r.ExtendRow, result: r.AnyResult) -> None:
         assert isinstance(result, r.AppendResult)
         if not result.new:
             return

@@ -207,7 +207,7 @@ def columns_that_came_before_are_told(plant: Plant) -> None:
             self.outboxes.release(command.ref.encode(), (command.ref.shards()[0][0], *command.nodes))
         return result
 
-    plant(replicated, "_APPLY", {**replicated._APPLY, c.AppendCommand: told})
+    plant(replicated, "_APPLY", {**replicated._APPLY, r.Append: told})
 
 
 def appends_that_came_together_are_made_again(plant: Plant) -> None:

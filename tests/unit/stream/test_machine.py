@@ -258,7 +258,7 @@ def test_an_extend_with_too_few_lengths_is_refused_and_changes_nothing(part: Par
     part.append(2)
     before = part.leader.snapshot()
     lengths = {"y": np.ones(1, np.int64)}
-    extend = c.ExtendCommand(rows=at(0, 1), ref=part.ref(2, "y"), lengths=lengths, holds=np.empty(0, np.int64))
+    extend = r.Extend(rows=at(0, 1), ref=part.ref(2, "y"), lengths=lengths, holds=np.empty(0, np.int64))
     with suppress(DataplaneError, IndexError):
         part.leader.apply(c.encode(extend))
     assert part.leader.snapshot() == before
