@@ -311,7 +311,6 @@ class Disk:
                 os.close(fd)
 
     async def open(self, file: SpillFile, extent: int) -> OpenSpillFile | None:
-        """See `spill_file.open_raw`."""
         assert self._claim is not None, "it was written"
         try:
             opening = self._submit(self._pool, open_raw, self._claim.descriptor, file, extent)

@@ -209,7 +209,6 @@ class PartitionStorage:
         self.path = str(durable.directory.path)
 
     async def log(self, partition: str, new: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
-        """See `replicas.Logs`. Raises Corrupt, Backpressure, DirectoryUnusable."""
         if not is_durable(partition):
             return await in_memory(partition, new)
         return await self._journal.run(self._opened, partition, new)

@@ -165,7 +165,6 @@ class PartitionSession:
         return outcome
 
     async def ack(self, partition: str, grant: int, replica: int | None) -> None:
-        """See `Acks`."""
         await self._acks.ack(partition, grant, replica)
 
     async def _once(self, call: _Call) -> Outcome:

@@ -93,16 +93,14 @@ class ClusteredStreams:
         self._known = frozenset(partitions.members.current)
 
     def session(self, owner: object) -> PartitionSession:
-        """See `interface.StreamService`."""
         client = f"{self._me}/{next(self._numbers)}"
         return PartitionSession(client, self.partitions, self._background, together=self._together)
 
     def label(self, client: str) -> str:
-        """See `interface.StreamService`."""
         return client
 
     def forget(self, client: str) -> None:
-        """See `interface.StreamService`."""
+        pass
 
     async def claim(
         self,
@@ -113,25 +111,20 @@ class ClusteredStreams:
         *,
         rows: int = 0,
     ) -> RetainedClaim:
-        """See `interface.StreamService`."""
         return await self.holders.claim(partition, ref, copies, until, rows=rows)
 
     # whole streams
 
     async def open(self, name: str, settings: StreamSettings | None) -> ClusteredStream:
-        """See `interface.StreamService`."""
         return await patiently(lambda: self.streams.open(name, settings))
 
     def find(self, token: bytes) -> ClusteredStream:
-        """See `interface.StreamService`."""
         return self.streams.find(token)
 
     def named(self, token: bytes) -> ClusteredStream | None:
-        """See `interface.StreamService`."""
         return self.streams.named(token)
 
     async def prepare(self, name: str, settings: StreamSettings, mark: str) -> Restoring:
-        """See `interface.StreamService`."""
         followers, encoded = max(1, settings.replicas - 1), encode_settings(settings)
         try:
             record = await self.partitions.directory.prepare(
@@ -142,11 +135,9 @@ class ClusteredStreams:
         return Restoring(record)
 
     async def publish(self, restored: Restoring) -> None:
-        """See `interface.StreamService`."""
         await patiently(lambda: self.partitions.directory.publish(restored.record))
 
     async def discard(self, restored: Restoring) -> None:
-        """See `interface.StreamService`."""
         await patiently(lambda: self.partitions.directory.discard(restored.record))
         self._retained.drop(restored.partition)
 
@@ -219,7 +210,6 @@ class ClusteredStreams:
         return rm.LostRowsTaken(request.id, stream.token, [row for reply in told for row in reply.rows], dict(unnamed))
 
     def report_again(self, reply: rm.LostRowsTaken) -> None:
-        """See `interface.StreamService`."""
         stream = self.streams.named(reply.stream)
         if stream is not None:
             stream.unreported.append(reply)

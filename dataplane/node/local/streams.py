@@ -188,7 +188,6 @@ class LocalSession:
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """See `interface.StreamSession.ask`."""
         outcome: Any = Rejected(NOT_ASKED)
         try:
             asked = request if request.client else msgspec.structs.replace(request, client=self.client)
@@ -251,25 +250,20 @@ class LocalSession:
         return result
 
     async def ack(self, partition: LocalStream, grant: int, replica: int | None) -> None:
-        """See `interface.StreamSession.ack`."""
         partition.run(r.Ack(client=self.client, grant=grant, replica=replica))
 
     def soon(self, partition: LocalStream, request: r.StreamRequest) -> None:
-        """See `interface.StreamSession.soon`. Runs at once."""
         with suppress(DataplaneError):
             partition.run(msgspec.structs.replace(request, client=self.client))
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
-        """See `interface.StreamSession.run_soon`. Runs at once."""
         with suppress(DataplaneError):
             at_once(work())
 
     def give_back_soon(self, partition: LocalStream, grant: int) -> None:
-        """See `interface.StreamSession.give_back_soon`. Runs at once."""
         self.soon(partition, r.Nack(grant=grant, seen=False))
 
     def leave(self) -> None:
-        """See `interface.StreamSession.leave`."""
         for stream in self._streams():
             self.soon(stream, r.EndClient(ended=True))
 
@@ -316,21 +310,17 @@ class LocalStreams:
         return self._clock()
 
     def session(self, owner: object) -> LocalSession:
-        """See `interface.StreamService`."""
         session = LocalSession(f"{next(self._numbers)}", lambda: list(self._by_token.values()))
         self._owners[session.client] = owner
         return session
 
     def label(self, client: str) -> str:
-        """See `interface.StreamService`."""
         return str(self._owners.get(client, client))
 
     def forget(self, client: str) -> None:
-        """See `interface.StreamService`."""
         self._owners.pop(client, None)
 
     async def open(self, name: str, settings: StreamSettings | None) -> LocalStream:
-        """See `interface.StreamService`."""
         stream = self._by_name.get(name)
         if stream is None:
             if settings is None:
@@ -354,22 +344,18 @@ class LocalStreams:
         return stream
 
     def find(self, token: bytes) -> LocalStream:
-        """See `interface.StreamService`."""
         stream = self._by_token.get(token)
         if stream is None:
             raise Closed("the stream was dropped")
         return stream
 
     def named(self, token: bytes) -> LocalStream | None:
-        """See `interface.StreamService`."""
         return self._by_token.get(token)
 
     async def on(self, stream: LocalStream, work: Callable[[LocalStream], Awaitable[T]]) -> T:
-        """See `interface.StreamService`."""
         return await work(stream)
 
     async def drop(self, stream: LocalStream) -> None:
-        """See `interface.StreamService`."""
         self._drop(stream)
 
     def _drop(self, stream: LocalStream) -> None:
@@ -385,10 +371,9 @@ class LocalStreams:
         return rm.LostRowsTaken(request.id, stream.token, [])
 
     def report_again(self, reply: rm.LostRowsTaken) -> None:
-        """See `interface.StreamService`."""
+        pass
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
-        """See `interface.StreamService`."""
         names = sorted(name for name in self._by_name if after is None or name > after)[:most]
         return {name: self._by_name[name].figures() for name in names}
 
@@ -401,7 +386,6 @@ class LocalStreams:
         *,
         rows: int = 0,
     ) -> ColumnClaim:
-        """See `interface.StreamService`."""
         self._needed.keep(ref, partition.owner)
         return _KeptColumns(self._needed, ref)
 
@@ -421,17 +405,14 @@ class LocalStreams:
     # restoring
 
     async def prepare(self, name: str, settings: StreamSettings, mark: str) -> LocalStream:
-        """See `interface.StreamService`."""
         self._check_free(name)
         return self._made(name, settings, mark)
 
     async def publish(self, restored: LocalStream) -> None:
-        """See `interface.StreamService`."""
         self._check_free(restored.name)
         self._by_name[restored.name] = restored
 
     async def discard(self, restored: LocalStream) -> None:
-        """See `interface.StreamService`."""
         self._drop(restored)
 
     def _check_free(self, name: str) -> None:
