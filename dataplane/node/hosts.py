@@ -36,7 +36,7 @@ from dataplane.node.shards.offers import Offers
 from dataplane.node.shards.shard_replicas import Part, links_of
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.store import Store
-from dataplane.transport.base import Transport
+from dataplane.transport.channels import Transport
 from dataplane.transport.choice import TransportChoice, started
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm

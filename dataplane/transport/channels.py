@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.threads import Pool, stopped
-from dataplane.transport.base import Memory, Transport, TransportError
+from dataplane.transport.base import Memory, TransportError
 from dataplane.transport.listener import Listener
 from dataplane.transport.offers import DONE, OfferedMemory
 from dataplane.transport.sockets import ByteRange, connect, exactly, mapping
@@ -127,10 +127,14 @@ class _Attempt:
                     self._stream.shutdown(how if self.reading else socket.SHUT_RDWR)
 
 
-class ChannelTransport(Transport):
-    """A transport over channels. A subclass defines how a channel is made. `host`: where to listen, on any port;
-    `told`: the address for others, if it differs."""
+class Transport(ABC):
+    """One way to move bytes: one side offers a range of memory, the other reads it, once. A subclass defines how a
+    channel is made. The offer is a ticket, a few bytes that the control channel carries. A transport knows nothing of
+    shards: it reports errors, and the control channel knows which peers are alive. Created and used in one event loop.
+    `host`: where to listen, on any port; `told`: the address for others, if it differs."""
 
+    name: str
+    """Its name in settings and messages."""
     streams = 1
     """Connections that one read uses, if it has as many pieces."""
     at_once = 3
@@ -159,15 +163,18 @@ class ChannelTransport(Transport):
 
     @property
     def address(self) -> str:
+        """Its address, in its own form; the control channel passes it to other nodes."""
         return self._listening.address
 
     async def start(self) -> None:
+        """Begin to serve. Raises OSError."""
         await self._reading.aside(self._prepare)
         self._listening.start()
 
     # serving
 
     def offer(self, memory: Memory) -> bytes:
+        """A ticket to read this memory once. The memory must not change until the offer is withdrawn."""
         return self._offer(OfferedMemory(memory))
 
     def _offer(self, offered: OfferedMemory) -> bytes:
@@ -176,6 +183,7 @@ class ChannelTransport(Transport):
         return ticket
 
     async def withdraw(self, ticket: bytes) -> None:
+        """End the offer. When this returns, no reader reads the memory any more. An unknown ticket is ignored."""
         offered = self._offers.pop(ticket, None)
         if offered is not None:
             await self._reading.aside(offered.end, self.patience_s)
@@ -228,6 +236,9 @@ class ChannelTransport(Transport):
         timeout_s: float,
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
+        """Fill `into`, which is as long as the memory offered at that address, or these ranges of it, (start, stop),
+        ascending and disjoint. Raises TransportError. When this returns, raises or is cancelled, nothing writes there
+        any more."""
         shares = _shared_out([(0, len(into))] if ranges is None else ranges, self.streams)
         if not self._listening.open or len(ticket) != 16:
             raise TransportError(f"{self.name} from {address!r}: this end is closed, or that is no ticket")
@@ -334,6 +345,7 @@ class ChannelTransport(Transport):
         return [kept for kept, good in fresh if not good]
 
     async def aclose(self) -> None:
+        """Stop serving; readers get TransportError. Idempotent."""
         self._listening.close()
         for attempt in list(self._attempts):
             attempt.give_up()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dataplane.clock import Clock, monotonic
-from dataplane.transport.base import Transport
+from dataplane.transport.channels import Transport
 
 log = logging.getLogger(__name__)
 

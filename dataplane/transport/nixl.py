@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.transport.channels import ChannelTransport, DataChannel, agree, heard, mapped, tell, told
+from dataplane.transport.channels import DataChannel, Transport, agree, heard, mapped, tell, told
 from dataplane.transport.offers import OfferedMemory
 
 _PIECE = 32 << 20  # bytes of a transfer, between checks that the offer has not ended
@@ -45,7 +45,7 @@ _STOP_S = 2.0  # for a transfer that was given up; then its agent is closed, whi
 _WHERE = struct.Struct("<Q")
 
 
-class Nixl(ChannelTransport):
+class Nixl(Transport):
     """The transport."""
 
     name = "nixl"

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Sequence
 
 from dataplane.transport.base import Memory
-from dataplane.transport.channels import ChannelTransport, DataChannel
+from dataplane.transport.channels import DataChannel, Transport
 from dataplane.transport.offers import OfferedMemory
 from dataplane.transport.sockets import receive, send
 
@@ -25,7 +25,7 @@ STREAMS = 4
 _IDLE_S = 20.0  # seconds without a byte after which a connection is given up
 
 
-class Tcp(ChannelTransport):
+class Tcp(Transport):
     """The transport. `host`: where to listen, on any port; `told`: the address for others, if it differs."""
 
     name = "tcp"

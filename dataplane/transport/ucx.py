@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.transport.channels import Bytes, ChannelTransport, DataChannel, agree, heard, mapped, tell, told
+from dataplane.transport.channels import Bytes, DataChannel, Transport, agree, heard, mapped, tell, told
 from dataplane.transport.offers import OfferedMemory
 from dataplane.transport.sockets import exactly
 
@@ -46,7 +46,7 @@ _CONNECT_S = 10.0
 _MOST_LOST = 32
 
 
-class Ucx(ChannelTransport):
+class Ucx(Transport):
     """The transport."""
 
     name = "ucx"

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from dataplane.transport.base import Transport
+from dataplane.transport.channels import Transport
 from tests.conformance.transports import PAGE, Shelf, Shelves, noise
 
 

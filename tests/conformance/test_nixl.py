@@ -6,7 +6,7 @@ import importlib.util
 
 import pytest
 
-from dataplane.transport.base import Transport
+from dataplane.transport.channels import Transport
 from dataplane.transport.nixl import Nixl
 from tests.conformance.transports import TransportSuite
 

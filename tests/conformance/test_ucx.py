@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dataplane.transport.base import Transport
+from dataplane.transport.channels import Transport
 from dataplane.transport.ucx import Ucx
 from tests.conformance.transports import TransportSuite
 

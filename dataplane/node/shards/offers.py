@@ -21,7 +21,8 @@ from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.sources import SHARED, Sources
 from dataplane.store.spill_file import CHUNK, SpillFile
 from dataplane.store.store import Store
-from dataplane.transport.base import Memory, SendsFiles, Transport
+from dataplane.transport.base import Memory, SendsFiles
+from dataplane.transport.channels import Transport
 from dataplane.wire import peer_messages as pm
 
 MAX_OFFERS = 48

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from dataplane.transport import choice
-from dataplane.transport.base import Transport, TransportError
+from dataplane.transport.base import TransportError
+from dataplane.transport.channels import Transport
 from dataplane.transport.choice import TransportChoice, started
 from dataplane.transport.tcp import Tcp
 
