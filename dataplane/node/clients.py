@@ -13,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Collection, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,7 +27,6 @@ from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, Pro
 from dataplane.log_lines import log_line
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
-from dataplane.node.performance import graphs_of
 from dataplane.node.requests.row_requests import ROW_REQUESTS, RowRequest, RowRequests
 from dataplane.node.requests.shard_requests import SHARD_REQUESTS, ShardRequest, ShardRequests
 from dataplane.node.requests.waiting_bytes import REQUEST, SMALL, WaitingBytes, footprint
@@ -36,6 +37,7 @@ from dataplane.node.telemetry import Telemetry
 from dataplane.observe.ring import RING_BYTES
 from dataplane.store.store import Store
 from dataplane.stream import requests as r
+from dataplane.waiting import busy_s, computed_s, processor_s, processors
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -360,3 +362,38 @@ class Client:
             raise PeerUnavailable(f"node {node} is no member: this node is alone", address=node)
         figures = await self._hosts.figures_of(request)
         await self.send_later(m.Figures(request.id, figures.values))
+
+
+_MOST_GRAPHS = 3 << 20  # bytes of performance reports in one answer; clients beyond it are counted in `left_out`
+_ENTRY = 64  # bytes, about, of one wait or one request that ended it
+
+
+def graphs_of(node: bytes, clients: Collection[Client], fetching_s: float = 0.0) -> dict[str, Any]:
+    """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `request_bytes` as
+    `ClientWaits.told`. `fetching_s`: seconds during which bytes from other hosts were in transit to this node."""
+    found, left_out, nbytes = [], 0, 0
+    for client in clients:
+        if not client.graph:
+            continue
+        waits = client.waits.told()
+        nbytes += len(client.graph) + _ENTRY * sum(1 + len(each[-1]) for each in waits)
+        if nbytes > _MOST_GRAPHS:
+            left_out += 1
+            continue
+        own = {name: getattr(client, name) for name in ("number", "pid", "label", "graph")}
+        found.append({**own, "waits": waits})
+    ran_s, queued_s = processor_s()
+    return {
+        "node": node.hex(),
+        "host": socket.gethostname(),
+        "clients": found,
+        "left_out": left_out,
+        "load": os.getloadavg()[0] / (os.cpu_count() or 1),  # runnable processes for each processor
+        "ran_s": ran_s,
+        "queued_s": queued_s,
+        "seconds": time.monotonic(),
+        "computed_s": computed_s(),
+        "processors": processors(),
+        "busy_s": busy_s(),
+        "fetching_s": fetching_s,
+    }

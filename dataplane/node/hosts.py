@@ -135,11 +135,11 @@ class Hosts:
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
     def member(self, node: bytes) -> bool:
-        """Whether `node` is a member of the cluster; see `node.shards.offers`."""
+        """Whether `node` is a member of the cluster."""
         return self.membership is not None and node in self.membership.members
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        """The local number of another node's shard that others may read here; see `node.shards.offers`."""
+        """The local number of another node's shard that is here as a whole, or None."""
         return None if self.fetcher is None else self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:
@@ -206,7 +206,7 @@ class Hosts:
                 task.result()
 
     async def others_graphs(self) -> list[dict[str, Any]]:
-        """The performance reports of the other nodes' clients, as `performance.graphs_of`, except of nodes that do
+        """The performance reports of the other nodes' clients, as `clients.graphs_of`, except of nodes that do
         not answer."""
         if self.membership is None:
             return []

@@ -31,11 +31,10 @@ from dataplane.closing import close_each
 from dataplane.cluster.groups import first_of
 from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
-from dataplane.node.clients import Client, NodeServices
+from dataplane.node.clients import Client, NodeServices, graphs_of
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
 from dataplane.node.memory_trim import MemoryTrim
-from dataplane.node.performance import graphs_of
 from dataplane.node.requests.waiting_bytes import WaitingBytes
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.telemetry import Telemetry

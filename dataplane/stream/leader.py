@@ -11,23 +11,25 @@ the time of the last command, so that the age of a row is never too high.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
-from dataplane.errors import DataplaneError, LeaseExpired, Misuse, NotReady
+from dataplane.errors import Backpressure, DataplaneError, LeaseExpired, Misuse, NotReady
 from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN, AppendSize
 from dataplane.stream.extension import replaces
 from dataplane.stream.lease import RowLease
+from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import SPANS
+from dataplane.stream.progress import LEASED, PENDING
 from dataplane.stream.reads import Snapshots
-from dataplane.stream.refusal import refusal
 from dataplane.stream.replicated import ReplicatedStream
 from dataplane.stream.row_choice import Demand
 from dataplane.stream.sampler import TokenBalanced
@@ -38,6 +40,8 @@ from dataplane.stream.unfinished import check_joined
 log = logging.getLogger(__name__)
 
 _NAMED = 3  # the most rows that a log message names
+_NAMED_GROUPS = 3  # the most groups that an error names
+_HOLDERS = 64  # the most clients that an error names
 _TERM = 1 << 32  # grants of one term
 _NONE: Index = np.empty(0, np.int64)
 
@@ -285,6 +289,62 @@ class StreamLeader(ReplicatedStream):
             self.leased.leave(client)
         ended = [client for client in self.sessions.producers if client.startswith(asked.clients)]
         return c.EndCommand(clients=ended) if ended else None
+
+
+def refusal(leased: LeasedRows, entry: AppendSize) -> Backpressure:
+    """The error of an append that a full stream refuses: the limit, and the tasks and clients that take the room."""
+    why, holders = _why_full(leased, entry), tuple(_holders(leased))
+    return Backpressure(f"the stream is full ({why})", needed=entry.nbytes, holders=holders)
+
+
+def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
+    why = leased.admission.full(entry) or "others before it"
+    if stuck := _never_free(leased):
+        return f"{why}; {stuck}"
+    behind = leased.partition.behind()
+    if not behind and (dead := leased.partition.dead_letters()):
+        return f"{why}; it holds dead letters of {', '.join(dead)}, which are there until they are dropped"
+    left = {
+        task: sum(rows.values())
+        for task, rows in zip(leased.settings.tasks, leased.partition.progress.left, strict=True)
+    }
+    acks = ", ".join(f"{task!r} ({rows} rows left)" for task, rows in left.items() if rows)
+    return (
+        f"{why}; the append waits for acks of {acks}: give it a longer timeout, or the stream a higher limit" if acks else why
+    )
+
+
+def _holders(leased: LeasedRows) -> Iterator[dict[str, Any]]:
+    """The holders of room in the stream: tasks that are behind, and clients with permits."""
+    partition = leased.partition
+    behind = [(name, "not consumed") for name in partition.behind()]
+    for name, how in behind or [(name, "dead letters") for name in partition.dead_letters()]:
+        yield {"holder": f"task {name!r}", "bytes": partition.nbytes, "how": how}
+    for client, nbytes in islice(leased.admission.coming().items(), _HOLDERS):
+        yield {"holder": client, "bytes": nbytes, "how": "admitted"}
+
+
+def _never_free(leased: LeasedRows) -> str:
+    """The reason why the stream stays full for ever, if it does: a task's remaining rows are all of incomplete groups,
+    and the limits leave no room for the missing rows. Empty if it does not."""
+    partition, progress = leased.partition, leased.partition.progress
+    for task, size in leased.group_sizes.items():
+        rows = progress.in_state(task, PENDING)
+        if not len(rows) or len(progress.in_state(task, LEASED)):
+            continue
+        groups = partition.metadata.groups(partition.rows.places(rows))
+        members, dropped = partition.groups.sizes(groups, task)
+        if not (members + dropped < size).all():
+            continue
+        names = list(dict.fromkeys(partition.groups.names(groups)))
+        more = f" and {len(names) - _NAMED_GROUPS} more" if len(names) > _NAMED_GROUPS else ""
+        named = ", ".join(map(repr, names[:_NAMED_GROUPS])) + more
+        return (
+            f"it holds rows of groups that lack some of their {size} alone ({named}), which task"
+            f" {partition.settings.tasks[task]!r} takes whole, and has no room for the others: give it room for all"
+            " groups that are begun at a time, or drop some"
+        )
+    return ""
 
 
 def _itself(leader: StreamLeader, asked: r.AnyRequest, now: float) -> r.AnyRequest:

@@ -13,9 +13,9 @@ from dataplane.errors import Backpressure, Closed, NotReady
 from dataplane.node.partitions.waiters import Waiters, WaitingRequest
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LAG, AppendSize
+from dataplane.stream.leader import refusal
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
-from dataplane.stream.refusal import refusal
 from dataplane.stream.replicated import ColumnStore
 from dataplane.stream.settings import StreamSettings
 

@@ -15,7 +15,7 @@ import itertools
 import secrets
 from collections.abc import Callable, Hashable
 from functools import lru_cache, partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,7 +26,7 @@ from dataplane.batch.locations import ref_to_shard
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.errors import ProtocolMismatch
-from dataplane.node.local.tables import checked
+from dataplane.node.local.tables import LocalTableClient, checked
 from dataplane.node.requests.stream_client import StreamClient
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import Waiting
@@ -39,14 +39,8 @@ from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
 
-
-class _Tables(Protocol):
-    """The tables as one client uses them."""
-
-    def write(
-        self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline
-    ) -> m.Reply | Waiting:
-        """As `LocalTableClient.write`."""
+if TYPE_CHECKING:
+    from dataplane.node.clustered.tables import TableClient
 
 
 class InlineRequests:
@@ -58,7 +52,7 @@ class InlineRequests:
         node: bytes,
         store: Store,
         streams: StreamClient,
-        tables: _Tables,
+        tables: LocalTableClient | TableClient,
         staged: StagedColumns,
     ) -> None:
         self._client = client

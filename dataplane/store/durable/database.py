@@ -22,8 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded
-from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, Rejected
 
 T = TypeVar("T")
 
@@ -190,3 +189,14 @@ def _read_only(path: Path) -> bool:
         return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
     except OSError:
         return False
+
+
+class DirectoryUnusable(Rejected):
+    """The error of a data directory that this node cannot use.
+
+    Nothing in the directory was changed. `reason`: "in use", "another node's", "another cluster's", "another
+    program's", "another version's", "another user's", "read-only", "no permission", "file system", "failed" or
+    "closed"; the message says what to do.
+    """
+
+    FIELDS = {"path": "", "reason": ""}

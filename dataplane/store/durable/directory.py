@@ -28,8 +28,7 @@ from msgspec.structs import replace
 
 from dataplane.batch.locations import MOST_SHARDS
 from dataplane.errors import Backpressure, Corrupt
-from dataplane.store.durable.database import Database
-from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.database import Database, DirectoryUnusable
 from dataplane.store.durable.log import checksum
 
 DATABASE, SHARDS = "node.sqlite", "shards"

@@ -20,8 +20,7 @@ from dataplane.errors import Backpressure, Corrupt
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.log import ExtendLog, Operation, Storage, StoredLog, TruncateLog
 from dataplane.replication.messages import LogEntry, StateSnapshot
-from dataplane.store.durable.database import Database
-from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.database import Database, DirectoryUnusable
 from dataplane.store.durable.journal import Journal
 
 _INDEX_BITS = 40

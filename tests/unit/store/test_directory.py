@@ -11,8 +11,8 @@ import pytest
 
 from dataplane.errors import Corrupt
 from dataplane.store.durable import directory
+from dataplane.store.durable.database import DirectoryUnusable
 from dataplane.store.durable.directory import DataDirectory
-from dataplane.store.durable.errors import DirectoryUnusable
 from tests.cases import each_case
 from tests.mounts import mounted
 

@@ -12,8 +12,7 @@ from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt
 from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
-from dataplane.store.durable.database import Database
-from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.database import Database, DirectoryUnusable
 from dataplane.store.durable.journal import Journal
 from dataplane.store.durable.log import JournaledLog
 from dataplane.store.durable.notes import Notes

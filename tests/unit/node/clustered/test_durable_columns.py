@@ -8,7 +8,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.node.clustered.durable import DurableColumns
-from dataplane.store.durable.errors import DirectoryUnusable
+from dataplane.store.durable.database import DirectoryUnusable
 
 PARTITION = "rollouts/s0/0-6e.durable"
 
