@@ -119,14 +119,14 @@ class StreamLeader(ReplicatedStream):
 
     # Deciding
 
-    def _known(self, asked: r.AnyRequest) -> bytes | None:
+    def _known(self, asked: r.StreamRequest) -> bytes | None:
         """The result of a request that was executed before, else None. Raises Rejected if the result is not kept any
         more, and for merged appends of which some were executed alone."""
         if isinstance(asked, r.Append) and asked.parts:
             return self.known_parts(asked.parts)
         return self.sessions.result(asked.client, asked.sequence) if asked.sequence else None
 
-    def _decided(self, asked: r.AnyRequest, term: int, now: float) -> tuple[list[c.AnyCommand], r.AnyResult]:
+    def _decided(self, asked: r.StreamRequest, term: int, now: float) -> tuple[list[c.AnyCommand], r.StreamResult]:
         if term != self._term:
             self._lead(term, now)
         now += self._ahead_s
@@ -193,7 +193,7 @@ class StreamLeader(ReplicatedStream):
             )
         return int(rows[0])
 
-    def _extend_row(self, asked: r.ExtendRow, now: float) -> r.ExtendRow | r.AnyResult:
+    def _extend_row(self, asked: r.ExtendRow, now: float) -> r.ExtendRow | r.StreamResult:
         unfinished, row = self.leased.partition.unfinished, self._begun(asked, asked.piece.token)
         if row is None:
             return r.AppendResult(-1, 1, False)
@@ -205,7 +205,7 @@ class StreamLeader(ReplicatedStream):
             unfinished.heard(row, asked.piece.token, now)
         return replace(asked, row=row, key="", time_s=now)
 
-    def _resume_row(self, asked: r.ResumeRow, now: float) -> r.ResumeRow | r.AnyResult:
+    def _resume_row(self, asked: r.ResumeRow, now: float) -> r.ResumeRow | r.StreamResult:
         if not 0 < asked.lease_s < float("inf"):
             raise Misuse(f"a row is held for more than 0 s, not {asked.lease_s}")
         unfinished = self.leased.partition.unfinished
@@ -228,7 +228,7 @@ class StreamLeader(ReplicatedStream):
         elif row is not None:
             unfinished.heard(row, asked.token, now)
 
-    def _consume(self, asked: r.Consume, now: float) -> r.AnyResult:
+    def _consume(self, asked: r.Consume, now: float) -> r.StreamResult:
         leased = self.leased
         if not 1 <= asked.min_rows <= asked.rows or not asked.lease_s > 0:
             raise Misuse(f"no delivery is of {asked.min_rows} to {asked.rows} rows for {asked.lease_s} s")
@@ -347,7 +347,7 @@ def _never_free(leased: LeasedRows) -> str:
     return ""
 
 
-def _itself(leader: StreamLeader, asked: r.AnyRequest, now: float) -> r.AnyRequest:
+def _itself(leader: StreamLeader, asked: r.StreamRequest, now: float) -> r.StreamRequest:
     """The request itself, as a command that needs no decision."""
     return asked
 

@@ -48,7 +48,7 @@ class StreamMachine(StreamLeader, StateMachine):
     def serves(self, request: bytes, now: float) -> bool:
         return self.serves_decoded(r.decode_request(request), self._in_vain.get(request, -1))
 
-    def serves_decoded(self, asked: r.AnyRequest, in_vain: int) -> bool:
+    def serves_decoded(self, asked: r.StreamRequest, in_vain: int) -> bool:
         """As `serves`, for a decoded request. `in_vain`: the value of `changes` when the request could last not be
         served."""
         leased = self.leased
@@ -77,7 +77,7 @@ class StreamMachine(StreamLeader, StateMachine):
         self.columns, self.clock_s = columns, now
         self._lead(0, now)
 
-    def run(self, asked: r.AnyRequest, now: float) -> Any:
+    def run(self, asked: r.StreamRequest, now: float) -> Any:
         """Decide a request and apply the decision. Returns the result. Raises the error that refuses it."""
         commands, result = self._decided(asked, 0, now)
         ticket = self._ticket
@@ -101,7 +101,7 @@ class StreamMachine(StreamLeader, StateMachine):
             self._in_vain[request] = self.leased.changes
             raise
 
-    def decide_decoded(self, asked: r.AnyRequest, term: int, now: float) -> Decision:
+    def decide_decoded(self, asked: r.StreamRequest, term: int, now: float) -> Decision:
         """As `decide`, for a decoded request."""
         keys = _keys(asked)
         known = self._known(asked)
@@ -193,7 +193,7 @@ class StreamMachine(StreamLeader, StateMachine):
         return r.encode_request(r.OutboxReceived(node=bytes.fromhex(node), last=told))
 
 
-def _keys(asked: r.AnyRequest | c.AnyCommand) -> list[tuple[str, int]]:
+def _keys(asked: r.StreamRequest | c.AnyCommand) -> list[tuple[str, int]]:
     """The (client, sequence) pairs by which a request or command is executed once; several for merged appends."""
     if isinstance(asked, r.Append) and asked.parts:
         return [(client, sequence) for client, sequence, _ in asked.parts]

@@ -6,6 +6,9 @@ number of bytes; in a message they are 64-bit integers (`hook`, `unhook`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import msgspec
@@ -93,3 +96,9 @@ def unhook(kind: Any, value: Any) -> Any:
     if len(value) % 8:
         raise ValueError("these are no 64-bit integers")
     return np.frombuffer(value, "<i8").astype(np.int64, copy=False)
+
+
+def union(names: Mapping[str, object], base: type[msgspec.Struct]) -> Any:
+    """The union of the messages of a base class that have these names, to decode one."""
+    kinds = [each for each in names.values() if isinstance(each, type) and issubclass(each, base)]
+    return reduce(or_, [kind for kind in kinds if kind.__struct_config__.tag is not None])

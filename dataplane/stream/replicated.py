@@ -143,19 +143,19 @@ class ReplicatedStream:
             raise Rejected("some of these appends were made by themselves; make each by itself")
         return r.encode_result(r.AppendResult(first, firsts[-1] - first, True))
 
-    def _done(self, command: c.AnyCommand) -> r.AnyResult:
+    def _done(self, command: c.AnyCommand) -> r.StreamResult:
         try:
             return self.act(command)
         except DataplaneError as error:
             return r.CommandRefused.of(error)
 
-    def act(self, command: c.AnyCommand) -> r.AnyResult:
+    def act(self, command: c.AnyCommand) -> r.StreamResult:
         """Apply a command without regard to its sequence. Returns the result. Raises the error that refuses it; then
         nothing has changed but the clock."""
         self.clock_s = max(self.clock_s, getattr(command, "time_s", 0.0))
         return _APPLY[type(command)](self, command) or _DONE
 
-    def _do_append(self, command: r.Append) -> r.AnyResult:
+    def _do_append(self, command: r.Append) -> r.StreamResult:
         begin = None if command.begin is None else RowBeginning(*command.begin, command.client)
         arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, command.nodes, begin)
         count = len(command.ref)
@@ -183,7 +183,7 @@ class ReplicatedStream:
         extend(self.leased, command)
         self._holds(command.ref, command.nodes)
 
-    def _do_extend_row(self, command: r.ExtendRow) -> r.AnyResult:
+    def _do_extend_row(self, command: r.ExtendRow) -> r.StreamResult:
         _check_counts(1, list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
         partition, row = self.leased.partition, command.row
@@ -192,7 +192,7 @@ class ReplicatedStream:
             self._holds(command.ref, command.nodes)
         return r.AppendResult(row, 1, new)
 
-    def _do_resume_row(self, command: r.ResumeRow) -> r.AnyResult:
+    def _do_resume_row(self, command: r.ResumeRow) -> r.StreamResult:
         unfinished, row = self.leased.partition.unfinished, command.row
         unfinished.require(row, command.before, command.token)
         unfinished.take(row, command.token, command.client, command.lease_s, self.clock_s)
@@ -270,7 +270,7 @@ class ReplicatedStream:
         batches = self.leased.partition.rows.batches.stored()
         self.outboxes.recount((*batch.nodes, *batch.spares) for _, batch in batches)
 
-    def _do_take_lost(self, command: r.TakeLost) -> r.AnyResult:
+    def _do_take_lost(self, command: r.TakeLost) -> r.StreamResult:
         lost = self.leased.lost
         return r.LostRowsResult([(row, *lost.pop(row)) for row in list(lost)[: command.most]])
 
@@ -356,7 +356,7 @@ def _check_counts(rows: int, listed: list[Sized]) -> None:
         raise Misuse(f"{rows} rows, with more or fewer versions, lengths or tags")
 
 
-_APPLY: dict[type, Callable[[ReplicatedStream, Any], r.AnyResult | None]] = {
+_APPLY: dict[type, Callable[[ReplicatedStream, Any], r.StreamResult | None]] = {
     r.Append: ReplicatedStream._do_append,
     r.Extend: ReplicatedStream._do_extend,
     c.SettleCommand: ReplicatedStream._do_settle,

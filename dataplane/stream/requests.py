@@ -8,6 +8,7 @@ references are encoded as in `commands`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.stream.lease import Who
-from dataplane.stream.packing import hook, unhook
+from dataplane.stream.packing import hook, unhook, union
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import RowPiece
 from dataplane.stream.sampler import BuiltIn, Fifo
@@ -25,7 +26,6 @@ from dataplane.stream.snapshot_format import Head, Value
 # isort: off
 from dataplane.stream.results import (
     AdmitResult as AdmitResult,
-    AnyResult as AnyResult,
     AppendResult as AppendResult,
     CandidateRows as CandidateRows,
     Delivered as Delivered,
@@ -364,45 +364,6 @@ class ListUnfinished(StreamRequest, frozen=True, tag=47, kw_only=True):
     most: int
 
 
-AnyRequest = (
-    Admit
-    | GiveBack
-    | Append
-    | Extend
-    | Consume
-    | Open
-    | Ack
-    | Nack
-    | Renew
-    | Drop
-    | Close
-    | Clear
-    | TakeLost
-    | Lose
-    | Return
-    | EndClient
-    | Tick
-    | EndClients
-    | OutboxReceived
-    | Look
-    | Find
-    | ListDeadLetters
-    | ListHeldColumns
-    | Measure
-    | TakeSnapshot
-    | ReadSnapshot
-    | ReleaseSnapshot
-    | Restore
-    | RestoreBlock
-    | RestoreColumnBatch
-    | FinishRestore
-    | ExtendRow
-    | ResumeRow
-    | AbandonRow
-    | RenewRow
-    | ListUnfinished
-)
-
 FromClient = (
     Consume
     | Look
@@ -424,13 +385,13 @@ FromClient = (
 """The requests that clients make themselves, inside an `AskStream`."""
 
 encode_request: Callable[[StreamRequest], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-_requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)
+_requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(union(globals(), StreamRequest), dec_hook=unhook)
 
 
-def decode_request(request: bytes) -> AnyRequest:
+def decode_request(request: bytes) -> StreamRequest:
     """The decoded request. Raises ProtocolMismatch."""
     try:
-        found: AnyRequest = _requests.decode(request)
+        found: StreamRequest = _requests.decode(request)
         return found
     except (msgspec.MsgspecError, ValueError, TypeError, Corrupt) as error:
         raise ProtocolMismatch(f"this is no request to a stream's partition: {error}") from error

@@ -9,7 +9,7 @@ import msgspec
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch, describe, revive
-from dataplane.stream.packing import hook, unhook
+from dataplane.stream.packing import hook, unhook, union
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Listed
 from dataplane.stream.snapshot_format import Head, Value
@@ -172,37 +172,20 @@ class Letters(StreamResult, frozen=True, tag=16):
     reasons: list[str]
 
 
-AnyResult = (
-    Succeeded
-    | CommandRefused
-    | AppendResult
-    | AdmitResult
-    | Delivered
-    | LostRowsResult
-    | CandidateRows
-    | FoundRows
-    | HeldRows
-    | PartitionFigures
-    | SnapshotTaken
-    | SnapshotRows
-    | Letters
-    | UnfinishedRows
-)
-
 ToClient = (
     Succeeded | Delivered | CandidateRows | Letters | PartitionFigures | UnfinishedRows | SnapshotTaken | SnapshotRows
 )
 """The answers to `requests.FromClient`."""
 
 encode_result: Callable[[StreamResult], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-_results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
+_results: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(union(globals(), StreamResult), dec_hook=unhook)
 _given = msgspec.msgpack.Decoder(Given)
 
 
-def decode_result(result: bytes) -> AnyResult:
+def decode_result(result: bytes) -> StreamResult:
     """The decoded answer. Raises ProtocolMismatch."""
     try:
-        found: AnyResult = _results.decode(result)
+        found: StreamResult = _results.decode(result)
         return found
     except (msgspec.MsgspecError, ValueError, TypeError, Corrupt) as error:
         raise ProtocolMismatch(f"this is no answer of a stream's partition: {error}") from error

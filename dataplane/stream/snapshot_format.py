@@ -129,18 +129,28 @@ def refused(what: str) -> Iterator[None]:
 
 def seal(state: SavedStreamState) -> bytes:
     """The bytes of a state."""
-    body = _encode(state)
-    return _MAGIC + xxhash.xxh3_64_digest(body) + body
+    return with_checksum(_MAGIC, _encode(state))
 
 
 def open_sealed(data: bytes) -> SavedStreamState:
     """The state with these bytes. Raises Corrupt, also for another version."""
-    start = len(_MAGIC) + _SUM
-    if not data.startswith(_MAGIC[:-1]):
-        raise Corrupt("this is no snapshot of a stream's partition")
-    if data[len(_MAGIC) - 1] != _MAGIC[-1]:
-        raise Corrupt(f"a snapshot of version {data[len(_MAGIC) - 1]}; this software reads {_MAGIC[-1]}")
-    if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
-        raise Corrupt("a snapshot of a stream's partition whose bytes are not those that were written")
+    body = checked_body(_MAGIC, data, "a stream's partition")
     with refused("this is no snapshot of a stream's partition"):
-        return _decode(data[start:])
+        return _decode(body)
+
+
+def with_checksum(magic: bytes, body: bytes) -> bytes:
+    """The body after the magic bytes, the last of which is a version, and a checksum."""
+    return magic + xxhash.xxh3_64_digest(body) + body
+
+
+def checked_body(magic: bytes, data: bytes, what: str) -> bytes:
+    """The body of `with_checksum`. Raises Corrupt, also for another version. `what`: what it is a snapshot of."""
+    start = len(magic) + _SUM
+    if not data.startswith(magic[:-1]):
+        raise Corrupt(f"this is no snapshot of {what}")
+    if not data.startswith(magic):
+        raise Corrupt(f"a snapshot of version {data[len(magic) - 1 : len(magic)].hex()}; this reads {magic[-1:].hex()}")
+    if xxhash.xxh3_64_digest(data[start:]) != data[len(magic) : start]:
+        raise Corrupt(f"a snapshot of {what} whose bytes are not those that were written")
+    return data[start:]

@@ -6,20 +6,18 @@ computed again. The bytes begin with a version and a checksum.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
-import xxhash
 
 from dataplane.batch.field import Field
-from dataplane.errors import Corrupt, DataplaneError
+from dataplane.errors import Corrupt
 from dataplane.replication.outbox import OutboxState
 from dataplane.stream.packing import PackedIntegers
+from dataplane.stream.snapshot_format import checked_body, refused, with_checksum
 
 _MAGIC = b"dptables\x01"  # the last byte is the version
-_SUM = 8
 
 
 class ColumnState(msgspec.Struct, array_like=True):
@@ -82,30 +80,19 @@ _decode = msgspec.msgpack.Decoder(SavedTableState).decode
 
 def seal(state: SavedTableState) -> bytes:
     """The encoded state, with version and checksum."""
-    body = _encode(state)
-    return _MAGIC + xxhash.xxh3_64_digest(body) + body
+    return with_checksum(_MAGIC, _encode(state))
 
 
 def open_sealed(data: bytes, name: str) -> SavedTableState:
     """The decoded state. Raises Corrupt if the bytes are invalid, or of another table or version."""
-    start = len(_MAGIC) + _SUM
-    if not data.startswith(_MAGIC[:-1]):
-        raise Corrupt("this is no snapshot of a table's partition")
-    if not data.startswith(_MAGIC):
-        raise Corrupt(f"a snapshot of version {data[len(_MAGIC) - 1]}; this reads version {_MAGIC[-1]}")
-    if xxhash.xxh3_64_digest(data[start:]) != data[len(_MAGIC) : start]:
-        raise Corrupt("a snapshot of a table's partition with another checksum than its bytes have")
+    body = checked_body(_MAGIC, data, "a table's partition")
     with believing_nothing(name):
-        state = _decode(data[start:])
+        state = _decode(body)
     if state.name != name:
         raise Corrupt(f"a snapshot of the table {state.name!r}, and this is {name!r}")
     return state
 
 
-@contextmanager
-def believing_nothing(name: str) -> Iterator[None]:
+def believing_nothing(name: str) -> AbstractContextManager[None]:
     """A context that raises Corrupt in place of the errors that an invalid state causes."""
-    try:
-        yield
-    except (ValueError, LookupError, OverflowError, msgspec.MsgspecError, DataplaneError) as error:
-        raise Corrupt(f"a snapshot of the table {name!r} that no replica made: {error}") from error
+    return refused(f"a snapshot of the table {name!r} that no replica made")

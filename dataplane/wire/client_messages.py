@@ -3,27 +3,19 @@ never unpickled."""
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import msgspec
 
-from dataplane.stream.packing import unhook
+from dataplane.stream.packing import unhook, union
 from dataplane.wire import messages, row_messages, shard_messages
 
+_names = {**vars(messages), **vars(row_messages), **vars(shard_messages)}
 
-def _union(base: type[messages.Message]) -> Any:
-    """The messages of a base class."""
-    found = [each for module in (messages, row_messages, shard_messages) for each in vars(module).values()]
-    kinds = [each for each in found if isinstance(each, type) and issubclass(each, base)]
-    return reduce(or_, [kind for kind in kinds if kind.__struct_config__.tag is not None])
-
-
-AnyRequest = _union(messages.FromClient)
+AnyRequest = union(_names, messages.FromClient)
 """The messages of a client, to decode one."""
 
-AnyReply = _union(messages.Reply)
+AnyReply = union(_names, messages.Reply)
 """The messages of a node, to decode one."""
 
 

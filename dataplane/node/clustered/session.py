@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 _BEYOND_S = 1.0  # the time after its deadline in which the answer to a waiting request may arrive
 _AGAIN_S = (0.5, 5.0)  # the first and the longest pause between attempts of a request that must be answered
+_REMEMBERED = 4096  # the most acks whose outcome is not known yet
 _ADMITS = (r.Admit, r.Append)
 
 _ACKS = (r.Ack, r.Nack)
@@ -74,6 +75,9 @@ STREAMS = PartitionProtocol(
 
 
 _NOT_ASKED = Rejected(NOT_ASKED)
+
+_Ack = tuple[str, int, int | None]
+"""The partition, the grant and the replica of an ack."""
 
 
 class _Sequences:
@@ -132,7 +136,7 @@ class PartitionSession:
         self._partitions = partitions
         self._background = background
         self._asked: dict[str, _Sequences] = {}
-        self._acks = Acks(self)
+        self._unknown: dict[_Ack, asyncio.Future[Outcome]] = {}  # acks without a known outcome
 
     async def ask(
         self,
@@ -164,8 +168,41 @@ class PartitionSession:
             raise ProtocolMismatch(f"a partition answers a {what} by a {found}")
         return outcome
 
-    async def ack(self, partition: str, grant: int, replica: int | None) -> None:
-        await self._acks.ack(partition, grant, replica)
+    async def ack(self, partition: str, grant: int, replica: int | None = None) -> None:
+        """Acknowledge the rows of a grant. Raises LeaseExpired, Lost; OutcomeUnknown, after which the ack may be
+        repeated. A repeated ack shares the sequence number of the first one, and gets its outcome. With a sequence
+        number of its own it could be refused although the first was applied: a new leader does not know the grants of
+        the former leader."""
+        key = partition, grant, replica
+        if key in self._unknown:
+            await self._ack_again(key)
+            return
+        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+
+        def settled(known: Outcome) -> None:
+            if not outcome.done():
+                outcome.set_result(known)
+
+        self._unknown[key] = outcome
+        if len(self._unknown) > _REMEMBERED:
+            del self._unknown[next(iter(self._unknown))]
+        try:
+            await self.ask(partition, r.Ack(grant=grant, replica=replica), r.Succeeded, settled=settled)
+        finally:
+            if outcome.done():
+                self._unknown.pop(key, None)
+
+    async def _ack_again(self, key: _Ack) -> None:
+        try:
+            async with asyncio.timeout(ASK_S):
+                outcome = await asyncio.shield(self._unknown[key])
+        except TimeoutError:
+            raise OutcomeUnknown(
+                f"the leader of {called(key[0])} has not answered in time whether these rows are acked"
+            ) from None
+        self._unknown.pop(key, None)
+        if isinstance(outcome, DataplaneError):
+            raise outcome
 
     async def _once(self, call: _Call) -> Outcome:
         """Send a request that changes rows."""
@@ -282,7 +319,7 @@ class PartitionSession:
 
     def leave(self) -> None:
         """Release the leases of a client that has ended: its rows are delivered to others."""
-        self._acks.leave()
+        self._unknown.clear()
         for key, sequences in self._asked.items():  # not removed: requests for late results take the next numbers
             self._background.spawn(self._leave(key, sequences))
 
@@ -329,58 +366,3 @@ def _outcome(result: bytes, request: r.StreamRequest | None, decode: Callable[[b
 async def _quietly(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
     with suppress(DataplaneError):
         await work()
-
-
-_REMEMBERED = 4096
-
-_Key = tuple[str, int, int | None]
-
-
-class Acks:
-    """Acks of one client. An ack may be repeated while the first one is in flight or its outcome is unknown.
-
-    A repeated ack shares the sequence number of the first one, and gets its outcome. With a sequence number of its own
-    it could be refused although the first was applied: a new leader does not know the grants of the former leader.
-    """
-
-    def __init__(self, session: PartitionSession) -> None:
-        self.session = session
-        self._unknown: dict[_Key, asyncio.Future[Outcome]] = {}
-
-    async def ack(self, partition: str, grant: int, replica: int | None = None) -> None:
-        """Acknowledge the rows of a grant. Raises LeaseExpired, Lost; OutcomeUnknown, after which the ack may be
-        repeated."""
-        key = partition, grant, replica
-        if key in self._unknown:
-            await self._again(key)
-            return
-        outcome: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-
-        def settled(known: Outcome) -> None:
-            if not outcome.done():
-                outcome.set_result(known)
-
-        self._unknown[key] = outcome
-        if len(self._unknown) > _REMEMBERED:
-            del self._unknown[next(iter(self._unknown))]
-        try:
-            await self.session.ask(partition, r.Ack(grant=grant, replica=replica), r.Succeeded, settled=settled)
-        finally:
-            if outcome.done():
-                self._unknown.pop(key, None)
-
-    async def _again(self, key: _Key) -> None:
-        try:
-            async with asyncio.timeout(ASK_S):
-                outcome = await asyncio.shield(self._unknown[key])
-        except TimeoutError:
-            raise OutcomeUnknown(
-                f"the leader of {called(key[0])} has not answered in time whether these rows are acked"
-            ) from None
-        self._unknown.pop(key, None)
-        if isinstance(outcome, DataplaneError):
-            raise outcome
-
-    def leave(self) -> None:
-        """Forget all acks, since the client has ended."""
-        self._unknown.clear()

@@ -40,7 +40,7 @@ class UnreplicatedStream:
         """The rows, leases and limits."""
         return self.machine.leased
 
-    def run(self, asked: r.AnyRequest, now: float) -> Any:
+    def run(self, asked: r.StreamRequest, now: float) -> Any:
         """The result of a request that does not wait. Raises the error with which the stream refuses it; NotReady or
         Backpressure if it cannot be served now."""
         leased = self.machine.leased

@@ -60,7 +60,7 @@ class Checker(LogChecker):
         if self._max_rows and rows > self._max_rows:
             raise Violation(f"6: there are {rows} rows, of {self._max_rows} that may be there")
 
-    def _first(self, command: c.AnyCommand, result: r.AnyResult) -> None:
+    def _first(self, command: c.AnyCommand, result: r.StreamResult) -> None:
         model = self.model
         if isinstance(command, r.Append) and isinstance(result, r.AppendResult):
             there = model.keys.get(command.keys[0]) if command.keys else None
@@ -109,7 +109,7 @@ class Checker(LogChecker):
                 raise Violation(f"2: row {offset} is told lost, and other tasks had acked it than is said")
             self._named.add(offset)
 
-    def answering(self, request: r.AnyRequest, outcome: bytes, node: str, epoch: int, rate: float) -> None:
+    def answering(self, request: r.StreamRequest, outcome: bytes, node: str, epoch: int, rate: float) -> None:
         """A leader is about to answer a client."""
         self.one_answers(node, epoch)
         result = decoded_result(outcome)

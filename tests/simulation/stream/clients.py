@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _FINAL = (Expired, Rejected, Misuse, Lost)
 
-Answer = r.AnyResult | DataplaneError | None
+Answer = r.StreamResult | DataplaneError | None
 """None: not asked again, and no answer came."""
 
 

@@ -68,7 +68,7 @@ class Model:
     def dead(self, offset: int, task: int) -> bool:
         return self.rows[offset].nacks[task] >= MAX_DELIVERIES
 
-    def applied(self, command: c.AnyCommand, result: r.AnyResult) -> list[int]:
+    def applied(self, command: c.AnyCommand, result: r.StreamResult) -> list[int]:
         """A command that was not done before; the rows of which leases are over by it."""
         if isinstance(result, r.CommandRefused):
             return []
@@ -105,7 +105,7 @@ class Model:
             self.closed = True
         return []
 
-    def _append(self, command: r.Append, result: r.AnyResult) -> None:
+    def _append(self, command: r.Append, result: r.StreamResult) -> None:
         assert isinstance(result, r.AppendResult)
         if not result.new:
             return
@@ -120,7 +120,7 @@ class Model:
                 self.keys[key] = self.next
             self.next += 1
 
-    def _grow(self, command: r.ExtendRow, result: r.AnyResult) -> None:
+    def _grow(self, command: r.ExtendRow, result: r.StreamResult) -> None:
         assert isinstance(result, r.AppendResult)
         if not result.new:
             return

@@ -59,11 +59,11 @@ class Partition:
         self.shards += 1
         return ref_to(node, rows, [(name, INT, 8 * rows, self.shards, i) for i, name in enumerate(columns)])
 
-    def decide(self, request: r.AnyRequest) -> list[bytes] | r.AnyResult:
+    def decide(self, request: r.StreamRequest) -> list[bytes] | r.StreamResult:
         decision = self.leader.decide(r.encode_request(request), self.term, self.now)
         return list(decision.commands) or r.decode_result(decision.result)
 
-    def commit(self, command: bytes) -> r.AnyResult:
+    def commit(self, command: bytes) -> r.StreamResult:
         self.log.append(command)
         results = {machine.apply(command) for machine in self.machines}
         assert len(results) == 1
@@ -73,7 +73,7 @@ class Partition:
         assert self.machines[2].snapshot() == self.machines[0].snapshot()
         return r.decode_result(results.pop())
 
-    def ask(self, request: r.AnyRequest, *, tick: bool = True) -> Any:
+    def ask(self, request: r.StreamRequest, *, tick: bool = True) -> Any:
         """The answer, once all that follows from it is done."""
         try:
             result = self.decide(request)
