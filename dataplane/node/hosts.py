@@ -135,7 +135,6 @@ class Hosts:
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
     def member(self, node: bytes) -> bool:
-        """Whether `node` is a member of the cluster."""
         return self.membership is not None and node in self.membership.members
 
     def copy(self, owner: bytes, shard: int) -> int | None:
@@ -346,7 +345,6 @@ class Hosts:
         return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies, asked, peers.answered)
 
     def figures(self) -> dict[str, Any]:
-        """The members, as plain values."""
         if self.membership is None:
             return {}
         roles = self._roles()

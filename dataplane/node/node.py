@@ -154,7 +154,6 @@ class NodeServer:
 
     @property
     def address(self) -> str:
-        """The address for clients."""
         return format_address(self._path)
 
     @property
@@ -272,7 +271,6 @@ class NodeServer:
         }
 
     def _graphs(self) -> dict[str, Any]:
-        """The performance reports of this node's clients."""
         fetcher = None if self.hosts is None else self.hosts.fetcher
         return graphs_of(self.id, self._clients, 0.0 if fetcher is None else fetcher.reading.under_way_s)
 

@@ -177,7 +177,6 @@ class Telemetry:
         self._missed += each.reader.missed - missed
 
     def fold(self) -> None:
-        """Count the events since the last call."""
         for each in self._there():
             self._fold(each)
         self._forget()

@@ -56,7 +56,6 @@ class Extent:
 
     @property
     def end(self) -> int:
-        """The offset after its last byte."""
         return self.offset + self.size
 
 
@@ -279,7 +278,6 @@ class Arena:
         return self._segments[extent.segment].memory[extent.offset : extent.end]
 
     def write(self, extent: Extent, data: bytes) -> None:
-        """Fill the extent."""
         self._segments[extent.segment].memory[extent.offset : extent.end] = data
 
     def forget(self, extent: Extent, start: int, size: int) -> None:

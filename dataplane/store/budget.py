@@ -194,11 +194,9 @@ class Budget:
 
     @property
     def restoring(self) -> bool:
-        """Whether a restore is waiting."""
         return bool(self._restores)
 
     def statistics(self) -> BudgetStatistics:
-        """Statistics of the budget."""
         waiting, now = list(self._waiters()), self._clock()
         nbytes, waited_s = sum(w.nbytes for w in waiting), self._waited_s + sum(now - w.since for w in waiting)
         return BudgetStatistics(self.capacity, self.used, len(waiting), nbytes, self._waits, waited_s)

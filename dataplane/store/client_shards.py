@@ -80,7 +80,6 @@ class ClientShards:
         return number in self._handles
 
     def add(self, kept: ClientShard) -> None:
-        """Add a kept shard."""
         self._handles[kept.number] = kept
 
     def has_any(self, numbers: Iterable[int]) -> bool:

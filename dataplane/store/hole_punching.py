@@ -39,7 +39,6 @@ class HolePunching:
             self._punch(shard, range(shard.columns), RowIndices.range(0, shard.rows))
 
     def forget(self, shard: Shard) -> None:
-        """Forget a shard that is removed."""
         self._pinned.discard(shard.number)
 
     def _punch(self, shard: Shard, columns: Sequence[int], rows: RowIndices) -> None:

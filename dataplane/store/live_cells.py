@@ -63,7 +63,6 @@ class LiveCells:
 
     @property
     def blocks(self) -> list[LiveBlock]:
-        """The blocks of which rows were freed."""
         return [(*key, b"" if bits is None else bits.tobytes()) for key, bits in self._blocks.items()]
 
     @property
@@ -72,7 +71,6 @@ class LiveCells:
         return sum(_ENTRY + (0 if bits is None else bits.nbytes) for bits in self._blocks.values())
 
     def __bool__(self) -> bool:
-        """Whether any cell exists."""
         return self._freed < self.columns * -(-self.rows // BLOCK)
 
     def free(self, columns: Sequence[int], rows: RowIndices) -> None:
@@ -92,7 +90,6 @@ class LiveCells:
         return min(BLOCK, self.rows - block * BLOCK)
 
     def _block(self, column: int, block: int) -> Flags:
-        """The flags of a block; a copy."""
         size = self._size(block)
         bits = self._blocks.get((column, block), _ALL)
         if bits is _ALL:

@@ -196,5 +196,4 @@ def _heard(task: asyncio.Task[None]) -> None:
 
 
 def described(shard: Shard) -> IndexEntry:
-    """The index entry of a shard."""
     return IndexEntry(shard.number, shard.rows, shard.columns, shard.layout, shard.holder, shard.size)

@@ -62,13 +62,10 @@ class Pins:
         return unheld
 
     def holds(self, shard: int) -> bool:
-        """Whether the shard is pinned."""
         return shard in self._total
 
     def shards(self) -> Iterable[int]:
-        """The pinned shards."""
         return self._total.keys()
 
     def by_client(self) -> dict[Hashable, list[int]]:
-        """The shards that each client holds."""
         return {client: list(shards) for client, shards in self._of.items() if shards}

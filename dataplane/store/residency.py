@@ -121,7 +121,6 @@ class Residency:
         self._tidy(self._clean_heap, clean=True)
 
     def _let_go(self, shard: Shard) -> None:
-        """Free its memory, if it has any."""
         extent, held, shared = shard.extent, shard.held, shard.shared
         shard.extent = shard.holes = None
         shard.shared = False

@@ -91,7 +91,6 @@ class Shard:
 
     @property
     def held(self) -> int:
-        """The bytes of memory of its extent."""
         if self.shared:
             return self.size
         return self.room if self.holes is None else self.room - self.holes.covered(0, self.room)

@@ -40,7 +40,6 @@ class Shards(dict[int, Shard]):
             self._scopes.setdefault(shard.scope, set()).add(shard.number)
 
     def remove(self, shard: Shard) -> None:
-        """Remove a shard."""
         del self[shard.number]
         self.rooms[shard.room] -= 1
         if not self.rooms[shard.room]:

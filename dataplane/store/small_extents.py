@@ -34,7 +34,6 @@ class SmallExtents:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all the pages."""
         return PAGE * sum(map(len, self._shards.values()))
 
     def fits(self, nbytes: int) -> bool:
@@ -86,5 +85,4 @@ class SmallExtents:
 
 
 def _pages(extent: Extent) -> range:
-    """The offsets of its pages."""
     return range(extent.offset // PAGE * PAGE, extent.end, PAGE)

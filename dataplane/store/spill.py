@@ -268,7 +268,6 @@ class Disk:
         return length, digest
 
     def refused(self, what: str, error: OSError) -> None:
-        """Record the error of the system."""
         self._errors[what] = f"{what} failed: {error.strerror or error} ({self.directory})"
 
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
@@ -381,7 +380,6 @@ class Disk:
             self.removed()
 
     def statistics(self) -> DiskStatistics:
-        """The statistics of the disk."""
         return DiskStatistics(self.quota, self.used, self._files, self._written, self._read, self.error)
 
     def close(self) -> None:

@@ -333,7 +333,6 @@ class Store:
             self.freed(number, (), None)
 
     def _discard(self, shard: Shard) -> None:
-        """Remove a shard without owners."""
         self.shards.freeings.note(shard.number, shard.scope)
         self.shards.unscope([shard.number])
         self.shards.remove(shard)
@@ -411,7 +410,6 @@ class Store:
     # Statistics
 
     def statistics(self) -> StoreStatistics:
-        """The statistics of the store."""
         return StoreStatistics(
             budget=self.budget.statistics(),
             resident=self.arena.resident,

@@ -97,11 +97,9 @@ class Admission:
         return min((*there, *(ticket.version for ticket in self._tickets.values())), default=None)
 
     def ticket(self, number: int) -> AppendSize | None:
-        """The entry of an unused permit."""
         return self._tickets.get(number)
 
     def clients(self) -> set[str]:
-        """The clients that have unused permits."""
         return {entry.client for entry in self._tickets.values()}
 
     def coming(self) -> dict[str, int]:

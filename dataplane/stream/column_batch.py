@@ -50,7 +50,6 @@ class ColumnBatch:
 
     @property
     def nbytes(self) -> int:
-        """The stored bytes."""
         return sum(each.nbytes for each in self.pieces) if self.pieces else self.ref.stored_nbytes
 
     @property
@@ -141,7 +140,6 @@ class ReplacedBatches:
         return (each.batches for each in self._replaced)
 
     def keep(self, batches: Index, readers: set[int]) -> None:
-        """Keep these replaced column batches."""
         self._replaced.append(ReplacedBatch(batches, readers))
 
     def unread(self, leases: Leases) -> list[ReplacedBatch]:

@@ -38,7 +38,6 @@ class GroupCounts:
 
     @property
     def open(self) -> int:
-        """Number of groups with rows."""
         return len(self._numbers)
 
     def enter(self, groups: Sequence[Any] | None, rows: Index) -> Index:

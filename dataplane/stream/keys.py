@@ -88,7 +88,6 @@ class Keys:
         return bool(self._keys)
 
     def names(self, rows: Index) -> list[str]:
-        """The keys of these rows."""
         numbers = rows.tolist()
         if not self._keys:
             return unnamed(self.mark, numbers)
@@ -118,7 +117,6 @@ class Keys:
     # a copy, and from one
 
     def copy(self) -> Keys:
-        """A copy."""
         copied = Keys(self.mark)
         copied._rows, copied._keys, copied._calls = dict(self._rows), dict(self._keys), dict(self._calls)
         return copied

@@ -71,12 +71,10 @@ class RowLease:
 
     @property
     def shared(self) -> bool:
-        """Whether it is a grant of replicas."""
         return self.who.replica is not None
 
     @property
     def hold(self) -> int:
-        """The delivery number of its rows."""
         return self.number * MAX_TASKS + self.task
 
     def done(self, replicas: set[int]) -> bool:

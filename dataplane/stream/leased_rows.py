@@ -279,5 +279,4 @@ def _parted(rows: Index) -> list[Index]:
 
 
 def _nothing() -> SettleCommand:
-    """A command without effect."""
     return SettleCommand(task=0, rows=np.empty(0, np.int64), state=ACKED)

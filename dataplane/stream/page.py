@@ -42,15 +42,12 @@ class PageColumns:
 
     @classmethod
     def new(cls, room: int) -> PageColumns:
-        """A layer for `room` rows without columns."""
         return cls(np.full(room, -1, np.int64), np.zeros(room, np.int64))
 
     def grow(self, room: int) -> None:
-        """Enlarge to `room` rows."""
         self.batch, self.index = grown(self.batch, room, -1), grown(self.index, room)
 
     def copy(self) -> PageColumns:
-        """A copy."""
         return PageColumns(self.batch.copy(), self.index.copy())
 
 
@@ -75,11 +72,9 @@ class Page:
 
     @property
     def present(self) -> Flags:
-        """The appended rows that still exist."""
         return ~self.gone[: self.count]
 
     def need(self, rows: int) -> None:
-        """Make room for the first `rows` rows."""
         if rows > self.room:
             self.room = min(PAGE, 1 << (rows - 1).bit_length())
             self.columns, self.gone = grown(self.columns, self.room), grown(self.gone, self.room)
@@ -94,7 +89,6 @@ class Page:
         return layer
 
     def copy(self) -> Page:
-        """A copy."""
         page = Page.__new__(Page)
         page.first, page.room = self.first, self.room
         page.count, page.left, page.changes = self.count, self.left, self.changes

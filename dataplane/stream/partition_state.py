@@ -54,7 +54,6 @@ class StreamState:
         self.reasons: list[dict[int, str]] = [{} for _ in self.settings.tasks]  # by task: why dead letters died
 
     def copy(self) -> StreamState:
-        """A copy, for reading."""
         copied = StreamState(self.settings, _nobody, self._mark)
         rows = copied.rows = self.rows.copy()
         copied.keys, copied.groups = self.keys.copy(), self.groups.copy()
@@ -157,7 +156,6 @@ class StreamState:
     # delivering and settling
 
     def lease(self, task: int, rows: Index) -> None:
-        """Lease ready rows."""
         self.progress.lease(task, self.rows.places(rows))
 
     def give_back(self, task: int, rows: Index, *, seen: bool = True, reason: str = "") -> Index:
@@ -210,7 +208,6 @@ class StreamState:
             self.loose(rows)
 
     def dropped(self) -> Index:
-        """The dropped rows that still exist."""
         rows = self.rows.all()
         dropped: Index = rows[self.progress.dropped(self.rows.places(rows), len(rows))]
         return dropped
@@ -271,7 +268,6 @@ class StreamState:
         self.loose = self._released = _nobody
 
     def clear(self) -> None:
-        """Remove all rows."""
         batches = self.rows.clear()
         self._empty()
         self._release(batches)
@@ -287,7 +283,6 @@ class StreamState:
         return [self.settings.tasks[task] for task, mark in marks.items() if mark == min(marks.values())]
 
     def dead_letters(self) -> list[str]:
-        """The tasks that have dead letters."""
         return [name for task, name in enumerate(self.settings.tasks) if len(self.progress.in_state(task, DEAD))]
 
     def labels(self, rows: Index) -> tuple[list[Any], list[int], dict[str, list[Any]]]:

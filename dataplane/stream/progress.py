@@ -49,7 +49,6 @@ class _ProgressPage:
         return cls(states, tries, np.zeros(room, np.bool_))
 
     def grow(self, room: int) -> None:
-        """Enlarge to `room` rows."""
         self.state, self.tries = grown(self.state, room), grown(self.tries, room)
         self.dropped = grown(self.dropped, room)
 
@@ -146,7 +145,6 @@ class StreamProgress:
         return rows[fine]
 
     def lease(self, task: int, places: Places) -> None:
-        """Lease ready rows."""
         for page, inside, _ in places:
             sheet = self._sheet(page)
             sheet.state[task, inside] = LEASED
@@ -259,7 +257,6 @@ class StreamProgress:
                 _less(left, versions[chosen[state == PENDING]])
 
     def dropped(self, places: Places, count: int) -> Flags:
-        """Flags of the dropped rows."""
         flags = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
             flags[chosen] = self._sheet(page).dropped[inside]
@@ -282,7 +279,6 @@ class StreamProgress:
         return found
 
     def in_state(self, task: int, state: int) -> Index:
-        """The rows in this state, ascending."""
         found = [
             np.flatnonzero((self._sheet(page).state[task, : page.count] == state) & page.present) + page.first
             for page in self._rows.pages.values()
@@ -290,7 +286,6 @@ class StreamProgress:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def tally(self, task: int) -> dict[str, int]:
-        """Number of existing rows in each state."""
         total = np.zeros(len(STATES), np.int64)
         for page in self._rows.pages.values():
             total += np.bincount(self._sheet(page).state[task, : page.count][page.present], minlength=len(STATES))
@@ -312,7 +307,6 @@ class StreamProgress:
             self._sheet(page).dropped[inside] = flags[chosen]
 
     def tidy(self) -> None:
-        """Forget pages that are gone."""
         if len(self._sheets) > len(self._rows.pages):
             for number in self._sheets.keys() - self._rows.pages.keys():
                 del self._sheets[number]

@@ -60,7 +60,6 @@ def look(leader: StreamLeader, asked: r.Look, now: float) -> r.CandidateRows:
 
 
 def find(leader: StreamLeader, asked: r.Find, now: float) -> r.FoundRows:
-    """The rows of keys. Never refused."""
     partition = leader.leased.partition
     rows = partition.keys.known_rows(asked.keys)
     if asked.digest and (not asked.keys or partition.keys.known(asked.keys[0], asked.digest) is None):
@@ -103,7 +102,6 @@ def holding(leader: StreamLeader, asked: r.ListHeldColumns, now: float) -> r.Hel
 
 
 def measure(leader: StreamLeader, asked: r.Measure, now: float) -> r.PartitionFigures:
-    """The statistics. Never refused."""
     return r.PartitionFigures(figures(leader.leased, now, leader.pending()))
 
 
@@ -116,7 +114,6 @@ class Snapshots:
 
     @property
     def clients(self) -> set[str]:
-        """The clients that have snapshots."""
         return {client for client, _ in self._taken}
 
     def outbox_limit(self, node: bytes, last: int) -> int:
@@ -151,7 +148,6 @@ class Snapshots:
         return r.SnapshotRows(block, snapshot.columns(asked.first, asked.count))
 
     def release(self, leader: StreamLeader, asked: r.ReleaseSnapshot, now: float) -> r.Succeeded:
-        """Release a snapshot. Never refused."""
         self._release(leader, (asked.client, asked.snapshot))
         return r.Succeeded()
 

@@ -112,7 +112,6 @@ class ReplicatedStream:
         return known
 
     def _applied_parts(self, command: r.Append) -> bytes:
-        """Apply merged appends, all or none."""
         try:
             known = self.known_parts(command.parts)
         except Rejected as error:

@@ -41,8 +41,6 @@ class Arrival:
 
 
 class _MetadataPage:
-    """The metadata of a page."""
-
     __slots__ = ("arrived", "group", "lengths", "room", "tags", "version")
 
     def __init__(self, room: int) -> None:
@@ -54,7 +52,6 @@ class _MetadataPage:
         self.lengths: dict[str, Index] = {}
 
     def grow(self, room: int) -> None:
-        """Enlarge to `room` rows."""
         self.room = room
         self.group, self.version = grown(self.group, room), grown(self.version, room)
         self.arrived = grown(self.arrived, room)
@@ -62,7 +59,6 @@ class _MetadataPage:
         self.lengths = {name: grown(values, room) for name, values in self.lengths.items()}
 
     def copy(self) -> _MetadataPage:
-        """A copy."""
         sheet = _MetadataPage.__new__(_MetadataPage)
         sheet.room = self.room
         sheet.group, sheet.version, sheet.arrived = self.group.copy(), self.version.copy(), self.arrived.copy()
@@ -145,7 +141,6 @@ class RowMetadata:
             raise LimitExceeded(f"at most {MAX_TAGS} {what}, by name", what=what, asked=len(names), limit=MAX_TAGS)
 
     def measure(self, places: Places, lengths: Mapping[str, Index]) -> None:
-        """Set the lengths of ragged columns."""
         for name, values in lengths.items():
             for page, inside, chosen in places:
                 sheet = self._sheet(page)
@@ -159,7 +154,6 @@ class RowMetadata:
         return found
 
     def versions(self, places: Places) -> Index:
-        """The policy versions of the rows."""
         found: Index = _gathered(places, (self._sheet(page).version for page, _, _ in places))
         return found
 
@@ -192,11 +186,9 @@ class RowMetadata:
 
     @property
     def tag_names(self) -> list[str]:
-        """The tags that any row ever had."""
         return list(self._names)
 
     def know_tags(self, names: Iterable[str]) -> None:
-        """Add tags that rows once had."""
         self._names.update(dict.fromkeys(names))
 
     def in_groups(self, groups: Sequence[int]) -> Index:
@@ -217,7 +209,6 @@ class RowMetadata:
         return min(arrived, default=None)
 
     def tidy(self) -> None:
-        """Forget pages that are gone."""
         if len(self._sheets) > len(self._rows.pages):
             for number in self._sheets.keys() - self._rows.pages.keys():
                 del self._sheets[number]

@@ -184,7 +184,6 @@ class StreamRows:
         return found
 
     def there(self, rows: Index) -> Flags:
-        """Flags of the rows that exist."""
         flags = np.zeros(len(rows), np.bool_)
         numbers = rows // PAGE
         if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():  # the usual case
@@ -224,7 +223,6 @@ class StreamRows:
         return made if made.columns == tuple(columns) else made.select(*columns)
 
     def all(self) -> Index:
-        """The numbers of all rows."""
         found = [page.first + np.flatnonzero(page.present) for page in self.pages.values()]
         return np.concatenate(found) if found else _NONE
 
@@ -242,7 +240,6 @@ class StreamRows:
     # a copy, and from one
 
     def copy(self) -> StreamRows:
-        """A copy, for reading."""
         copied = StreamRows()
         copied.pages = {number: page.copy() for number, page in self.pages.items()}
         copied.next, copied.count = self.next, self.count
@@ -438,7 +435,6 @@ class StreamSchema:
         return known
 
     def copy(self) -> StreamSchema:
-        """A copy."""
         copied = StreamSchema()
         copied.fields, copied.bits = dict(self.fields), dict(self.bits)
         return copied

@@ -54,7 +54,6 @@ class StreamSnapshot:
 
     @property
     def pages(self) -> list[int]:
-        """The pages that have rows."""
         return [number for number, page in self._partition.rows.pages.items() if page.left]
 
     @property
@@ -96,7 +95,6 @@ class StreamSnapshot:
 
 
 def head_of(leased: LeasedRows) -> Head:
-    """The head of a stream."""
     partition = leased.partition
     return Head(
         settings=leased.settings,

@@ -59,7 +59,6 @@ class UnfinishedRowsTable:
     # pieces
 
     def begin(self, row: int, begin: RowBeginning, version: int, now: float) -> None:
-        """Begin a new row in progress."""
         self.begun[row] = Begun(row, begin.token, begin.client, begin.lease_s, begin.tokens, version)
         self._until[row] = now + begin.lease_s
         self.hide(row)
@@ -224,11 +223,9 @@ class UnfinishedRowsTable:
 
     @property
     def clients(self) -> set[str]:
-        """The known producers."""
         return {begun.client for row, begun in self.begun.items() if begun.client and row not in self._left}
 
     def forget_leases(self) -> None:
-        """Forget the leases: another node leads."""
         self._until.clear()
         self._clients.clear()
         self._left.clear()
@@ -282,7 +279,6 @@ class UnfinishedRowsTable:
         return [self.begun[row] for row in rows.tolist() if row in self.begun] if self.begun else []
 
     def restore(self, begun: Sequence[Begun]) -> None:
-        """Restore rows in progress."""
         self.begun.update({each.row: each for each in begun})
 
 

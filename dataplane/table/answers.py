@@ -169,7 +169,6 @@ def _tag_bytes(table: TableRows, rows: list[str] | Index, tags: Sequence[Mapping
 
 
 def wrote(table: TableRows, asked: r.Upsert, numbers: Index) -> r.RowNumbers | r.Looked:
-    """The answer to a write."""
     return seen_all(table, numbers) if asked.look else numbered(numbers)
 
 

@@ -133,7 +133,6 @@ class Claims:
                 self.forget(task)
 
     def forget(self, task: str | None) -> None:
-        """Forget the task, or every task."""
         for name in self.tasks if task is None else [task] if task in self._ids else []:
             del self._ids[name]
             self._lines.drop(("claimed", name))

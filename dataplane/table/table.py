@@ -84,7 +84,6 @@ class TableRows:
         return np.fromiter((get(key, -1) for key in rows), np.int64, len(rows))
 
     def there(self, numbers: Index) -> Flags:
-        """Flags of the rows that exist."""
         return self._find(numbers) >= 0
 
     def _present(self) -> Index:
@@ -270,7 +269,6 @@ class TableRows:
         return over
 
     def drop(self) -> list[UnneededCells]:
-        """Remove all rows. Returns all cells."""
         return self.clear(self._lines[_NUMBER][self._present()])
 
     def _shrink(self) -> None:
@@ -285,7 +283,6 @@ class TableRows:
     # its state
 
     def state(self) -> TableState:
-        """The whole state, as values."""
         at = self._present()
         lines = at.tolist()
         return TableState(

@@ -156,13 +156,11 @@ class TableCells:
         return made if made.columns == tuple(columns) else made.select(*columns)
 
     def empty(self, columns: Iterable[str]) -> BatchRef:
-        """A reference without rows, to these columns."""
         return ref_to(bytes(8), 0, [(name, self.schema[name], 0, 0, 0) for name in columns])
 
     # its state
 
     def columns_state(self, at: Index) -> list[ColumnState]:
-        """The cells of these lines, by column."""
         return [
             ColumnState(name, field, pack(came[at]), pack(np.where(came[at] < 0, 0, row[at])))
             for name, field in self.schema.items()
@@ -223,7 +221,6 @@ class ColumnArrays:
         self._arrays[name] = np.full(self._room, fill, dtype), fill
 
     def drop(self, name: Hashable) -> None:
-        """Remove an array."""
         self._arrays.pop(name, None)
 
     def __contains__(self, name: Hashable) -> bool:
@@ -234,7 +231,6 @@ class ColumnArrays:
         return self._arrays[name][0][: self.count]
 
     def add(self, lines: int) -> None:
-        """Append `lines` lines."""
         need = self.count + lines
         if need > self._room:
             room = max(need, 2 * self._room)

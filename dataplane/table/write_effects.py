@@ -43,7 +43,6 @@ class WriteEffect:
         return tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
 
     def encode(self) -> bytes:
-        """The reference as bytes."""
         return self.encoded or self.ref.encode()
 
 
@@ -58,7 +57,6 @@ class UnneededCells(NamedTuple):
 
     @property
     def ref(self) -> BatchRef:
-        """A reference to these cells."""
         return self.written.ref.select(*self.columns)[self.rows]
 
 

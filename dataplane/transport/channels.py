@@ -96,7 +96,6 @@ class _Connection:
         self.stream.close()
 
     def fresh(self) -> bool:
-        """Whether it can be used again."""
         poller = select.poll()
         poller.register(self.stream, select.POLLIN | select.POLLRDHUP)
         return time.monotonic() - self.since < _KEPT_S / 2 and not poller.poll(0)
@@ -412,7 +411,6 @@ def _asks(stream: socket.socket, within_s: float) -> bool:
 
 
 def _ready(stream: socket.socket, within_s: float) -> bool:
-    """Whether the socket becomes readable in time."""
     poller = select.poll()
     poller.register(stream, select.POLLIN)
     return bool(poller.poll(within_s * 1000))

@@ -51,7 +51,6 @@ MAKERS: Mapping[str, Callable[[str, str], Transport]] = {"tcp": _tcp, "ucx": _uc
 
 
 def has_rdma(devices: Path = _DEVICES) -> bool:
-    """Whether this host has an RDMA device."""
     try:
         return any(devices.iterdir())
     except OSError:
@@ -140,5 +139,4 @@ class TransportChoice:
         return self._records.get((node, transport.name)) or _Record()
 
     def statistics(self) -> dict[str, int]:
-        """The bytes that each transport has read."""
         return dict(self._read_bytes)

@@ -58,7 +58,6 @@ class Listener:
 
     @property
     def open(self) -> bool:
-        """Whether it accepts connections."""
         return self._listener is not None
 
     @property
@@ -110,7 +109,6 @@ class Listener:
             self._come(connected, str(address[0]))
 
     def _come(self, connected: socket.socket, address: str) -> None:
-        """A new connection from this address."""
         connected.setblocking(False)
         naming = asyncio.get_running_loop().create_task(_request(connected))
         naming.add_done_callback(partial(self._enter, connected))
@@ -150,7 +148,6 @@ class Listener:
             connected.close()
 
     def close(self) -> None:
-        """Accept no more."""
         listener, self._listener = self._listener, None
         if listener is not None:
             asyncio.get_running_loop().remove_reader(listener.fileno())
@@ -159,7 +156,6 @@ class Listener:
                 self._drop(naming)
 
     async def cut(self) -> None:
-        """Disconnect all connections."""
         for connected in list(self._inside):
             with suppress(OSError):
                 connected.shutdown(socket.SHUT_RDWR)

@@ -176,7 +176,6 @@ def _errors() -> Iterator[None]:
 
 
 def _parts(ranges: Sequence[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-    """The contents of each transfer."""
     part: list[tuple[int, int]] = []
     left = _PIECE
     for start, stop in ranges:

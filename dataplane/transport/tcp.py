@@ -41,7 +41,6 @@ class Tcp(Transport):
         return _TcpChannel(stream)
 
     def offer_file(self, file: Memory) -> bytes:
-        """See `base.SendsFiles`."""
         return self._offer(OfferedMemory(file, on_disk=True))
 
 

@@ -187,7 +187,6 @@ class LocalChannel:
 
     @property
     def open(self) -> bool:
-        """Whether messages can still be sent."""
         return self._open
 
     @property
@@ -280,7 +279,6 @@ class LocalChannel:
             self._loop.call_soon(self._gathered)
 
     def _gathered(self) -> None:
-        """Send the collected messages."""
         self._gathering = False
         if self._unsent and self._open and not self._writing:
             self._flush()

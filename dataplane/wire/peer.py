@@ -145,7 +145,6 @@ class Peers:
             raise
 
     def next_id(self) -> int:
-        """A number for a request."""
         return next(self._ids)
 
     async def request(
@@ -221,7 +220,6 @@ class Peers:
             link.close()
 
     def statistics(self) -> PeersStatistics:
-        """Traffic since the start."""
         return PeersStatistics(self._asked_others, self._asked_here, self._dropped, self._posted)
 
     # answering

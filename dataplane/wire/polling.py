@@ -80,11 +80,9 @@ class PollingSelector(selectors.EpollSelector):
         return bool(ready == expected)
 
     def _until(self, now: float, look_s: float) -> float:
-        """When to stop polling."""
         return now + look_s if now >= self._crowded_until else now
 
     def _learn(self, ready: bool, waited: float) -> None:
-        """Adapt the time of the next poll."""
         if not ready or waited > _MOST_S:
             self._look_s /= 2 if self._look_s > _FIRST_S else 1e9
         else:

@@ -174,5 +174,4 @@ class ColumnHolders:
             del self._claimed[key]
 
     async def aclose(self) -> None:
-        """Send nothing more. Idempotent."""
         await self._background.aclose()

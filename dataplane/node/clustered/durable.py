@@ -192,7 +192,6 @@ class DurableColumns:
             after = found.next
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
         await self._background.aclose()
 
 
@@ -218,9 +217,7 @@ class PartitionStorage:
         return log, *log.load()
 
     def notes(self, kind: str) -> Notes:
-        """The notes of this kind."""
         return Notes(self._database, self._journal, kind)
 
     def partitions(self) -> list[str]:
-        """The partitions that have a log there."""
         return [name for name, _ in names(self._database)]

@@ -103,7 +103,6 @@ class RetainedShards:
 
     @property
     def holders(self) -> list[str]:
-        """The holders with a need."""
         return list(self._needs)
 
     def rows(self, holder: str) -> int:

@@ -105,7 +105,6 @@ class _Sequences:
         self._changed.set()
 
     async def settled(self) -> None:
-        """Wait until all sequences are settled."""
         while self._open:
             await self._wait()
 
@@ -114,7 +113,6 @@ class _Sequences:
         await self._changed.wait()
 
     def __bool__(self) -> bool:
-        """Whether any sequence is open."""
         return bool(self._open)
 
 
@@ -205,7 +203,6 @@ class PartitionSession:
             raise outcome
 
     async def _once(self, call: _Call) -> Outcome:
-        """Send a request that changes rows."""
         sequences = self._sequences(call.partition)
         number = 0
         try:

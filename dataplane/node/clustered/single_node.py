@@ -104,7 +104,6 @@ class SingleNode:
         return record is not None and record.key == partition
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
         parts = (self._columns, self.tables, self.streams, self.partitions, self._coordinator)
         await close_each(*[part.aclose for part in parts])
 

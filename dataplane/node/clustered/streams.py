@@ -244,7 +244,6 @@ class ClusteredStreams:
         return found
 
     def __len__(self) -> int:
-        """Number of streams that are open here."""
         return sum(not stream.dropped for stream in self.streams)
 
     # other nodes
@@ -274,7 +273,6 @@ class ClusteredStreams:
                 self.holders.gone(bytes.fromhex(node))
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
         await self.holders.aclose()
         await self._background.aclose()
 

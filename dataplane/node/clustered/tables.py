@@ -93,19 +93,16 @@ class ClusteredTables:
         return TableClient(self, PartitionSession(name, self.partitions, self._background, CALLS), staged)
 
     def start(self) -> None:
-        """Start."""
         self._background.spawn(self.directory.run())
         self._background.spawn(self._sweep())
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
         await self._background.aclose()
         await self.directory.aclose()
 
     # Statistics
 
     def __len__(self) -> int:
-        """Number of tables led here."""
         return len(self._led())
 
     def _led(self) -> dict[str, TableRows]:

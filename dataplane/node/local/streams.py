@@ -63,12 +63,10 @@ class LocalStream:
 
     @property
     def leased(self) -> LeasedRows:
-        """Its rows, leases and limits."""
         return self._alone.leased
 
     @property
     def partition(self) -> LocalStream:
-        """The partition to ask."""
         return self
 
     # columns
@@ -83,7 +81,6 @@ class LocalStream:
             self._needed.keep_too(ref)
 
     def unread(self, refs: Sequence[BatchRef]) -> None:
-        """End a `read` of these columns."""
         for ref in refs:
             self._needed.forget(ref)
 
@@ -109,11 +106,9 @@ class LocalStream:
         return waiting
 
     def has_waiting(self, queue: Callable[[], str]) -> bool:
-        """Whether any request waits in this queue."""
         return bool(self._alone.waiters) and self._alone.waiters.has(queue())
 
     def withdraw(self, waiting: WaitingRequest) -> None:
-        """Withdraw a waiting request."""
         self._alone.waiters.withdraw(waiting)
 
     def _check(self) -> None:
@@ -125,16 +120,13 @@ class LocalStream:
         return self._alone.fits(AppendSize("", rows, nbytes, version))
 
     def why_full(self, asked: r.Admit) -> str:
-        """The limit that the append would exceed."""
         return self.leased.admission.full(self._alone.machine.entry_of(asked))
 
     @property
     def waiting(self) -> WaitingFor:
-        """The waiting requests, for `figures`."""
         return self._alone.machine.pending()
 
     def figures(self) -> dict[str, Any]:
-        """See `stream.statistics`."""
         return figures(self.leased, self._clock(), self.waiting)
 
     # time
@@ -279,7 +271,6 @@ class _KeptColumns:
         """Keep the columns: the append succeeded."""
 
     def release(self) -> None:
-        """Free the columns: the append failed."""
         self._needed.forget(self._ref)
 
 
@@ -302,7 +293,6 @@ class LocalStreams:
         return len(self._by_name)
 
     def all(self) -> list[LocalStream]:
-        """All streams that have a name."""
         return list(self._by_name.values())
 
     def now(self) -> float:

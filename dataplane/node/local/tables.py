@@ -62,7 +62,6 @@ class LocalTables:
         return len(self._by_name)
 
     def find(self, name: str) -> TableRows | None:
-        """The table with this name, or None."""
         return self._by_name.get(name)
 
     def open(self, name: str) -> TableRows:
@@ -78,7 +77,6 @@ class LocalTables:
         return table
 
     def drop(self, name: str) -> None:
-        """Free a table, if it exists."""
         table = self._by_name.pop(name, None)
         if table is None:
             return
@@ -115,13 +113,11 @@ class LocalTables:
         return {name: figures_of(self._by_name[name]) for name in names}
 
     def close(self) -> None:
-        """Drop all tables, since the node stops."""
         for name in list(self._by_name):
             self.drop(name)
 
 
 def figures_of(table: TableRows) -> dict[str, Any]:
-    """Statistics of a table."""
     return {
         "rows": len(table),
         "bytes": table.cells.nbytes,

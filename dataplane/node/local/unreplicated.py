@@ -37,7 +37,6 @@ class UnreplicatedStream:
 
     @property
     def leased(self) -> LeasedRows:
-        """The rows, leases and limits."""
         return self.machine.leased
 
     def run(self, asked: r.StreamRequest, now: float) -> Any:
@@ -126,5 +125,4 @@ class UnreplicatedStream:
 
 
 def _nobody(_: WaitingRequest) -> bool:
-    """Serves no waiting request."""
     return False

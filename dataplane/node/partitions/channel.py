@@ -144,7 +144,6 @@ class PartitionChannel:
             raise LimitExceeded(what, what="answer", asked=len(result), limit=m.FRAME_BYTES)
 
     def answer(self, node: str, number: int, outcome: bytes | DataplaneError) -> None:
-        """Answer a request of another node."""
         if isinstance(outcome, bytes):
             self.say(node, m.Answered(number, outcome))
         else:

@@ -159,5 +159,4 @@ class ColumnReleases:
             self._channel.answer(node, told.number, b"")
 
     async def aclose(self) -> None:
-        """Send nothing more. Idempotent."""
         await self._background.aclose()

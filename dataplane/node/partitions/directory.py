@@ -348,7 +348,6 @@ class Directory:
         return 1 if record is None else record.followers
 
     async def aclose(self) -> None:
-        """Stop watching. Idempotent."""
         await self._background.aclose()
 
 

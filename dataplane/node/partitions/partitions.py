@@ -63,7 +63,6 @@ class Partitions:
         self._background = BackgroundTasks()
 
     def receive(self, frame: PartitionFrame) -> None:
-        """Handle a frame of another node."""
         self.channel.receive(frame)
 
     def start(self) -> None:
@@ -152,7 +151,6 @@ class ClientDepartures:
         return monotonic() - self._replaced.setdefault(process, monotonic()) >= _REPLACED_S
 
     async def run(self) -> None:
-        """Work until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_S)
             self.look()
@@ -187,5 +185,4 @@ class ClientDepartures:
             self._leaving.discard((hosted.partition, process))
 
     async def aclose(self) -> None:
-        """Stop. Idempotent."""
         await self._background.aclose()

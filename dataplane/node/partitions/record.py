@@ -116,7 +116,6 @@ def called(partition: str) -> str:
 
 
 def maker_of(partition: str) -> str:
-    """The node that created the partition."""
     return partition.rsplit("/", 1)[-1].removesuffix(DURABLE).partition("-")[2]
 
 

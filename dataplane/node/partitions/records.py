@@ -135,7 +135,6 @@ class Records:
         return record
 
     def watch(self, name: str) -> None:
-        """Watch the record until it is deleted."""
         if name not in self._watched:
             self._watched.add(name)
             self._background.spawn(self._watching(name))

@@ -177,7 +177,6 @@ class Router:
         return configuration
 
     def _last(self, partition: str) -> Configuration | None:
-        """The last known configuration."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.configuration.epoch:
             return hosted.configuration
@@ -187,6 +186,5 @@ class Router:
         return node in self._members.current
 
     def forget(self, partition: str) -> None:
-        """Forget a partition that no longer exists."""
         self._leaders.pop(partition, None)
         self.configurations.pop(partition, None)

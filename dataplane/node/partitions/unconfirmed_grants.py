@@ -84,6 +84,5 @@ class UnconfirmedGrants:
             timer.cancel()
 
     def close(self) -> None:
-        """Stop asking. Idempotent."""
         for node in [*self._timers]:
             self.gone(node)

@@ -54,23 +54,18 @@ class Waiters:
         self._numbers = itertools.count(1)
 
     def __len__(self) -> int:
-        """Number of waiting requests."""
         return self._count
 
     def __iter__(self) -> Iterator[WaitingRequest]:
-        """The waiting requests."""
         return (waiting for queue in self._queues.values() for waiting in queue)
 
     def requests(self) -> list[Any]:
-        """The waiting requests."""
         return [waiting.request for waiting in self]
 
     def heads(self) -> Iterator[WaitingRequest]:
-        """The first request of each queue."""
         return (queue[0] for queue in self._queues.values())
 
     def has(self, queue: str) -> bool:
-        """Whether any request waits in this queue."""
         return queue in self._queues
 
     def add(self, waiting: WaitingRequest, now: float, *, first: bool = False) -> None:

@@ -40,7 +40,6 @@ class Permits:
         return len(self._tickets)
 
     def revoke(self) -> None:
-        """Give back all permits."""
         for number in list(self._tickets):
             self.give_back(number)
 

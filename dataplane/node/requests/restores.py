@@ -68,7 +68,6 @@ class Restores:
         return m.Done(request.id)
 
     def drop(self, token: bytes) -> None:
-        """Give up the restoration."""
         restored = self._streams.pop(token, None)
         if restored is not None:
             self._session.run_soon(lambda: self._service.discard(restored))

@@ -101,7 +101,6 @@ class RowRequests:
         return self._streams.expected
 
     def revoke(self) -> None:
-        """Revoke its permits."""
         self._streams.revoke()
 
     def end_pending(self, request: int) -> None:

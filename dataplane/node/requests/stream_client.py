@@ -106,7 +106,6 @@ class StreamClient:
         return len(self.permits) > 0
 
     def revoke(self) -> None:
-        """Revoke the permits of a silent client."""
         self.permits.revoke()
 
     def leave(self) -> None:

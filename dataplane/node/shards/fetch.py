@@ -61,7 +61,6 @@ class Fetcher:
 
     @property
     def fetched_bytes(self) -> int:
-        """Bytes received from other nodes, ever."""
         return self._inline_bytes + self.reading.fetched_bytes
 
     @property
@@ -258,7 +257,6 @@ class Fetcher:
         return number if there else None
 
     async def aclose(self) -> None:
-        """Wait for running reads and patches."""
         await self._background.aclose()
         await self.patching.aclose()
         await self.reading.aclose()

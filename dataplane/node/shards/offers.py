@@ -194,7 +194,6 @@ class Offers:
             await offer.undo.aclose()
 
     async def aclose(self) -> None:
-        """Withdraw all offers."""
         for ticket in list(self._offers):
             await self._withdraw(ticket)
         await self._background.join()

@@ -114,7 +114,6 @@ class Patching:
         return True
 
     async def aclose(self) -> None:
-        """Wait for running patches."""
         await self._pool.aclose()
 
 

@@ -77,7 +77,6 @@ class WantedRanges:
 
     @property
     def timeout_s(self) -> float:
-        """The time limit of a read."""
         return _LEAST_S + total(self.ranges) / _LEAST_RATE
 
 
@@ -265,7 +264,6 @@ class ShardReads:
         self._peers.tell(member, withdraw, Done)
 
     async def aclose(self) -> None:
-        """Wait for running checks."""
         self._closed = True
         await self._checking.aclose()
 
