@@ -25,9 +25,7 @@ from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
 from dataplane.node.sessions.interface import NOT_ASKED, ColumnClaim, Outcome, R, at_once
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.stream import requests as r
-from dataplane.stream.admission import AppendSize
 from dataplane.stream.column_batch import ColumnBatch
-from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import Waiting as WaitingFor
 from dataplane.stream.statistics import figures
@@ -41,7 +39,7 @@ _MARK = 5  # the random bytes of a stream's mark, which is the prefix of its gen
 _LOOK_S = 0.5  # the interval at which samplers that judge rows by age run again
 
 
-class LocalStream:
+class LocalStream(UnreplicatedStream):
     """A stream with its name and clock. `token` identifies it to clients and in references; `generation` is the
     prefix of generated keys."""
 
@@ -56,14 +54,9 @@ class LocalStream:
         self.token = secrets.token_bytes(8)
         self.dropped = False
         self._needed = needed
-        self._clock = clock
-        self._alone = UnreplicatedStream(name, settings, generation, self, clock())
+        super().__init__(name, settings, generation, self, clock)
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = math.inf
-
-    @property
-    def leased(self) -> LeasedRows:
-        return self._alone.leased
 
     @property
     def partition(self) -> LocalStream:
@@ -91,7 +84,7 @@ class LocalStream:
         stream was dropped."""
         self._check()
         try:
-            return self._alone.run(asked, self._clock())
+            return super().run(asked)
         finally:
             self._schedule()
 
@@ -99,53 +92,42 @@ class LocalStream:
         """As `run`, for a request that may wait. `done` is called once: with the result, with the error, or with
         `NOTHING` at the timeout. Raises Closed, and Backpressure if too many requests wait."""
         self._check()
-        now = self._clock()
-        waiting = WaitingRequest(queue, asked, done, until_s=now + timeout_s)
-        self._alone.wait(waiting, now)
+        waiting = WaitingRequest(queue, asked, done, until_s=self.clock() + timeout_s)
+        self.add(waiting)
         self._schedule()
         return waiting
 
     def has_waiting(self, queue: Callable[[], str]) -> bool:
-        return bool(self._alone.waiters) and self._alone.waiters.has(queue())
-
-    def withdraw(self, waiting: WaitingRequest) -> None:
-        self._alone.waiters.withdraw(waiting)
+        return bool(self.waiters) and self.waiters.has(queue())
 
     def _check(self) -> None:
         if self.dropped:
             raise Closed(f"the stream {self.name!r} was dropped")
 
-    def fits(self, rows: int, nbytes: int, version: int) -> bool:
-        """Whether so many rows and bytes may be appended now."""
-        return self._alone.fits(AppendSize("", rows, nbytes, version))
-
-    def why_full(self, asked: r.Admit) -> str:
-        return self.leased.admission.full(self._alone.machine.entry_of(asked))
-
     @property
     def waiting(self) -> WaitingFor:
-        return self._alone.machine.pending()
+        return self.machine.pending()
 
     def figures(self) -> dict[str, Any]:
-        return figures(self.leased, self._clock(), self.waiting)
+        return figures(self.leased, self.clock(), self.waiting)
 
     # time
 
     def _schedule(self) -> None:
         """Set the timer to the time at which `settle` is due."""
-        due = self._alone.due_s
-        if self._alone.waiters and self._alone.watches_age:
-            due = min(due, self._clock() + _LOOK_S)
+        due = self.due_s
+        if self.waiters and self.watches_age:
+            due = min(due, self.clock() + _LOOK_S)
         if due < self._due_s:
             self._stop()
             self._due_s = due
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(max(0.0, due - self._clock()), self._tick)
+            self._timer = loop.call_later(max(0.0, due - self.clock()), self._tick)
 
     def _tick(self) -> None:
         self._timer, self._due_s = None, math.inf
         try:
-            self._alone.settle(self._clock())
+            self.settle()
         finally:
             self._schedule()
 
@@ -158,7 +140,7 @@ class LocalStream:
         """Drop the stream. Waiting requests are refused."""
         self.dropped = True
         self._stop()
-        self._alone.end(self._clock())
+        super().end()
 
 
 class LocalSession:
@@ -220,7 +202,8 @@ class LocalSession:
         wait = noted.turn("permits" if admits else "rows", stream.name)
         waiting = stream.wait(asked, waits(), wait.noting(done), deadline.remaining_s)
         if admits and not future.done():
-            wait.turn(stream.why_full(asked) or "permits", stream.name)
+            full = stream.leased.admission.full(stream.machine.entry_of(asked))
+            wait.turn(full or "permits", stream.name)
         try:
             result = await future
         except asyncio.CancelledError:
@@ -231,7 +214,7 @@ class LocalSession:
                 and isinstance(future.result(), r.StreamResult)
             ):
                 late(future.result())
-            stream.withdraw(waiting)
+            stream.waiters.withdraw(waiting)
             raise
         if admits:
             wait.turn("")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from dataplane.clock import Clock
 from dataplane.errors import Backpressure, Closed, NotReady
 from dataplane.node.partitions.waiters import Waiters, WaitingRequest
 from dataplane.stream import requests as r
@@ -25,10 +26,11 @@ _TICK = r.Tick()
 class UnreplicatedStream:
     """See the module. The owner of the stream calls `settle` at `due_s`."""
 
-    def __init__(self, name: str, settings: StreamSettings, mark: str, columns: ColumnStore, now: float) -> None:
-        """`mark`: the prefix of generated keys. `now`: the time of the clock that all methods use."""
+    def __init__(self, name: str, settings: StreamSettings, mark: str, columns: ColumnStore, clock: Clock) -> None:
+        """`mark`: the prefix of generated keys."""
+        self.clock = clock
         self.machine = StreamMachine(name, settings, mark)
-        self.machine.alone(now, columns)
+        self.machine.alone(clock(), columns)
         self.waiters = Waiters(self._serves)
         self.machine.waits = self.waiters.requests
         self.due_s = math.inf
@@ -39,10 +41,10 @@ class UnreplicatedStream:
     def leased(self) -> LeasedRows:
         return self.machine.leased
 
-    def run(self, asked: r.StreamRequest, now: float) -> Any:
+    def run(self, asked: r.StreamRequest) -> Any:
         """The result of a request that does not wait. Raises the error with which the stream refuses it; NotReady or
         Backpressure if it cannot be served now."""
-        leased = self.machine.leased
+        leased, now = self.machine.leased, self.clock()
         while True:
             changes = leased.changes
             try:
@@ -50,20 +52,24 @@ class UnreplicatedStream:
                     raise refusal(leased, self.machine.entry_of(asked))
                 return self.machine.run(asked, now)
             except NotReady:  # settle rows that its sampler has expired, and try again
-                self.settle(now)
+                self._settle(now)
                 if leased.changes == changes:
                     raise
             finally:
-                self.settle(now)
+                self._settle(now)
 
-    def wait(self, waiting: WaitingRequest, now: float) -> None:
+    def add(self, waiting: WaitingRequest) -> None:
         """As `run`, for a request that may wait. `waiting.done` is called with the result, the error, or `NOTHING`.
         Raises Backpressure if too many requests wait."""
+        now = self.clock()
         self.waiters.add(waiting, now)
-        self.settle(now)
+        self._settle(now)
 
-    def settle(self, now: float) -> None:
+    def settle(self) -> None:
         """Expire leases and rows that are due, and serve waiting requests."""
+        self._settle(self.clock())
+
+    def _settle(self, now: float) -> None:
         machine = self.machine
         while True:
             while (due := machine.deadline(now)) <= now:
@@ -113,11 +119,11 @@ class UnreplicatedStream:
         samplers = (getattr(each.request, "sampler", None) for each in self.waiters.heads())  # one a queue
         return any(getattr(sampler, "judges_age", False) for sampler in samplers)
 
-    def end(self, now: float) -> None:
+    def end(self) -> None:
         """Drop the stream. Waiting requests are refused."""
         for waiting in self.waiters.drain():
             waiting.done(Closed(f"the stream {self.machine.name!r} was dropped"))
-        self.machine.run(r.Clear(), now)
+        self.machine.run(r.Clear(), self.clock())
         self.machine.snapshots.leave(self.machine)
         self.leased.end()
         self.machine.columns, self.machine.waits = None, tuple

@@ -12,6 +12,7 @@ from dataplane.node.local.streams import LocalStreams
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import On, OpenedStream, StreamService, StreamSession
 from dataplane.stream import requests as r
+from dataplane.stream.admission import AppendSize
 from dataplane.wire import row_messages as rm
 
 T = TypeVar("T")
@@ -67,7 +68,7 @@ class Permits:
             return False
         stream, rows = self._local.find(request.stream), len(versions)
         _check_amount(rows, nbytes)
-        return not stream.settings.limited or stream.fits(rows, nbytes, int(versions.max()))
+        return not stream.settings.limited or stream.fits(AppendSize("", rows, nbytes, int(versions.max())))
 
     def admit_now(self, request: rm.AdmitRows, stream: OpenedStream) -> int | None:
         """A permit to append; 0 if the same append was made before, None if the request has to wait. Raises Closed,

@@ -58,7 +58,7 @@ class Stream:
         self.released: list[int] = []
         self.shards = 0
         self.now = now
-        self.alone = UnreplicatedStream("s", settings, mark, self, now)
+        self.alone = UnreplicatedStream("s", settings, mark, self, lambda: self.now)
 
     def free(self, batches: Sequence[ColumnBatch]) -> None:
         self.released += [batch.ref.shards()[0][1] for batch in batches]
@@ -76,12 +76,12 @@ class Stream:
         return figures(self.leased, self.now, self.alone.machine.pending())
 
     def run(self, request: Any) -> Any:
-        return self.alone.run(request, self.now)
+        return self.alone.run(request)
 
     def settle(self, now: float) -> None:
         """Go on to a time, and do what is due then."""
         self.now = now
-        self.alone.settle(now)
+        self.alone.settle()
 
     def _result(self, found: Any) -> Any:
         return found.ticket if isinstance(found, r.AdmitResult) else self.leased.leases.live(found.grant)
@@ -107,7 +107,7 @@ class Stream:
             if asked.got or asked.errors:
                 return asked
         asked.waiting = WaitingRequest(queue, request, over)
-        self.alone.wait(asked.waiting, self.now)
+        self.alone.add(asked.waiting)
         return asked
 
     def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:

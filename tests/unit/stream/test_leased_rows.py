@@ -259,7 +259,7 @@ class TestTheEnd:
         stream = Stream(max_rows=3)
         stream.append(2, keys=["a", "b"], groups=["g", "g"])
         held, waiting, entering = stream.consume(1), stream.consume(2, least=2), stream.ask(2)
-        stream.alone.end(0.0)
+        stream.alone.end()
         assert stream.released == [1]
         assert [type(error) for error in (*waiting.errors, *entering.errors)] == [Closed, Closed]
         with pytest.raises(LeaseExpired):

@@ -309,7 +309,7 @@ def test_an_invalid_snapshot_block_is_corrupt(other: dict[str, Any]) -> None:
         with pytest.raises(Corrupt):
             restore_block(again.leased, wrong, LATER)
     assert again.alone.machine.snapshot() == state, "nothing has changed"
-    again.alone.end(LATER)
+    again.alone.end()
 
 
 def test_repeated_or_out_of_order_snapshot_blocks_are_corrupt() -> None:
