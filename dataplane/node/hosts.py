@@ -8,7 +8,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +65,6 @@ _OBSERVED_S = 5.0  # timeout for the rings of another node
 _GRAPHS_S = 3.0  # timeout for the reports of another node's clients
 _FIGURES_S = 2.0  # timeout for the statistics of another node
 _STREAMS = 50  # the most streams with statistics in one message
-
-
-@dataclass(frozen=True, slots=True)
-class HostsStatistics:
-    """Bytes received from and sent to other nodes; the number of their shards known here; messages to them
-    (requests, and frames of partitions), and requests from them."""
-
-    fetched: int = 0
-    sent: int = 0
-    copies: int = 0
-    asked: int = 0
-    answered: int = 0
 
 
 class Hosts:
@@ -335,14 +323,17 @@ class Hosts:
             described.append((*what, payload))
         return pm.Described(request.id, described)
 
-    def statistics(self) -> HostsStatistics:
-        """Traffic, and the number of known shards."""
-        if self.fetcher is None:
-            return HostsStatistics()
-        sent = self._inline_bytes + self._offers.sent_bytes
-        peers = self._peers.statistics()
-        asked = peers.asked + peers.posted
-        return HostsStatistics(self.fetcher.fetched_bytes, sent, self.fetcher.copies, asked, peers.answered)
+    def statistics(self) -> dict[str, int]:
+        """Bytes received from and sent to other nodes; the number of their shards known here; messages to them
+        (requests, and frames of partitions), and requests from them."""
+        peers, fetcher = self._peers, self.fetcher
+        return {
+            "fetched_bytes": 0 if fetcher is None else fetcher.fetched_bytes,
+            "sent_bytes": self._inline_bytes + self._offers.sent_bytes,
+            "copies": 0 if fetcher is None else fetcher.copies,
+            "asked": peers.asked + peers.posted,
+            "answered": peers.answered,
+        }
 
     def figures(self) -> dict[str, Any]:
         if self.membership is None:

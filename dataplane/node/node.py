@@ -303,16 +303,9 @@ class NodeServer:
             "spilled_bytes": store.disk.written,
             "restored_bytes": store.disk.read,
             "spill_error": store.disk.error,
-            **self._crossed(),
+            **({} if self.hosts is None else {**self.hosts.statistics(), **self.hosts.roles()}),
             "holders": store.holders,
         }
-
-    def _crossed(self) -> dict[str, Any]:
-        if self.hosts is None:
-            return {}
-        hosts = self.hosts.statistics()
-        crossed = {"fetched_bytes": hosts.fetched, "sent_bytes": hosts.sent, "copies": hosts.copies}
-        return crossed | {"asked": hosts.asked, "answered": hosts.answered, **self.hosts.roles()}
 
     async def _close(self) -> None:
         """Stop: tell the clients, leave the cluster, and wait for the disk, a bounded time each."""

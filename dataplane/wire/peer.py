@@ -25,7 +25,6 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -68,17 +67,6 @@ _requests = msgspec.msgpack.Decoder(PeerRequest)
 _replies = msgspec.msgpack.Decoder(PeerReply)
 
 
-@dataclass(frozen=True, slots=True)
-class PeersStatistics:
-    """Counts of requests to other nodes, and of requests from them; each has one reply. `dropped`: received data that
-    was no valid message and had no readable number. `posted`: frames to other nodes."""
-
-    asked: int
-    answered: int
-    dropped: int = 0
-    posted: int = 0
-
-
 class Peer(Protocol):
     """A node, as others reach it."""
 
@@ -114,10 +102,10 @@ class Peers:
         self._background = BackgroundTasks()
         self._answering: Counter[bytes] = Counter()
         self._answering_bytes = 0
-        self._dropped = 0
-        self._asked_others = 0
-        self._asked_here = 0
-        self._posted = 0
+        self.asked = self.answered = self.posted = 0
+        """Counts of requests to other nodes, of requests from them, and of frames to them."""
+        self.dropped = 0
+        """Count of received messages that were invalid and had no readable number."""
         self.address = ""
         """The address on which it listens, once it has started."""
         self.closed: Callable[[str], None] = lambda address: None
@@ -165,7 +153,7 @@ class Peers:
             link.expect_late(request.id, lambda reply: late(reply) if isinstance(reply, kind) else None)
         try:
             link.socket.send([to.node.encode(), bytes(encoded(request, _BETWEEN))])
-            self._asked_others += 1
+            self.asked += 1
             reply = await future
             link.late.pop(request.id, None)
         except asyncio.CancelledError:
@@ -196,7 +184,7 @@ class Peers:
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=to.address)
         self._link(to.address).socket.send([to.node.encode(), frame])
-        self._posted += 1
+        self.posted += 1
 
     def connect(self, address: str) -> None:
         """Stay connected to that address until it is forgotten. Raises PeerUnavailable as `post`."""
@@ -219,9 +207,6 @@ class Peers:
         if link is not None:
             link.close()
 
-    def statistics(self) -> PeersStatistics:
-        return PeersStatistics(self._asked_others, self._asked_here, self._dropped, self._posted)
-
     # answering
 
     def _asked(self, parts: list[bytes]) -> None:
@@ -239,7 +224,7 @@ class Peers:
         if isinstance(request, PartitionFrame):
             self._answer(request)  # its errors are logged, as those of all messages
             return
-        self._asked_here += 1
+        self.answered += 1
         try:
             answer = self._answer(request)
         except Exception as error:
@@ -263,7 +248,7 @@ class Peers:
         sender = self._sender(who)
         _complaints.log(logging.WARNING, sender, "%s sent what is no message: %s", sender, log_line(error))
         if number is None:
-            self._dropped += 1
+            self.dropped += 1
         else:
             self._say(who, failure(number, said, self._sender(who)))
 

@@ -239,7 +239,7 @@ async def test_an_invalid_message_is_skipped_and_the_next_one_is_answered(
     assert [(answer.id, answer.name) for answer in answers[:-1]] == [(number, "ProtocolMismatch")] * (
         number is not None
     )
-    assert other.statistics().dropped == (number is None)
+    assert other.dropped == (number is None)
     assert caplog.text.count("no message") == len(caplog.records) == 1
     assert "peer " in caplog.text
     assert "Traceback" not in caplog.text
