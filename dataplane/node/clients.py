@@ -133,7 +133,7 @@ class Client:
 
     def revoke_silent(self) -> None:
         """Revoke the client's permits to append to streams if it has sent nothing for the lease."""
-        if self._rows.expected and self._store.reservations.silent(self):
+        if self._store.reservations.silent(self):
             self._rows.revoke()
 
     def _closed(self, error: DataplaneError | None) -> bool:
@@ -160,7 +160,7 @@ class Client:
 
     def _release_all(self) -> None:
         """Release everything that the client held, when its process has ended or closed the connection."""
-        self._rows.free_pending()
+        self._rows.pending.leave()
         self._store.leave(self)
         self._observing.leave(self)
         self._services.gone(self)
@@ -237,7 +237,7 @@ class Client:
                     return self._ask_elsewhere(request)
                 self._channel.send(self._observing.answer(request))
             case m.Cancel():
-                self._rows.end_pending(request.request)
+                self._rows.pending.end(request.request)
                 task = self._waiting.get(request.request)
                 if task is not None:
                     task.cancel()
@@ -247,7 +247,7 @@ class Client:
                 for task in self._waiting.values():
                     task.cancel()
                 self._rows.leave()
-                self._rows.free_pending()
+                self._rows.pending.leave()
             case m.Alive():
                 pass
             case m.Report():

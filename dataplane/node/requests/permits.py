@@ -37,9 +37,6 @@ class Permits:
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
 
-    def __len__(self) -> int:
-        return len(self._tickets)
-
     def revoke(self) -> None:
         for number in list(self._tickets):
             self.give_back(number)

@@ -42,7 +42,7 @@ class RowRequests:
         self._streams = StreamClient(service, staged, channel.room, owner=client)
         self._tables: LocalTableClient | TableClient
         self._tables = LocalTableClient(services.tables, staged) if shared is None else shared.client(staged)
-        self._pending = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
+        self.pending = PendingShards(lambda shards: services.needed.free_unhanded(shards, client.label))
         self._inline = InlineRequests(client, node, store, self._streams, self._tables, staged)
 
     def answer(self, request: RowRequest) -> Coroutine[Any, Any, None] | None:
@@ -72,9 +72,9 @@ class RowRequests:
     def _about_stream(self, request: StreamRequest, deadline: Deadline) -> m.Reply | Waiting | None:
         """The answer to a request about a stream whose message contains no columns."""
         if isinstance(request, rm.AdmitRows):
-            self._pending.begin(request.id, request.handing)
+            self.pending.begin(request.id, request.handing)
         elif isinstance(request, rm.AppendRows):
-            self._pending.end(request.admitted)
+            self.pending.end(request.admitted)
         return self._streams.answer(request, deadline)
 
     async def _answer_soon(self, answer: Waiting) -> None:
@@ -95,21 +95,8 @@ class RowRequests:
 
     # The end
 
-    @property
-    def expected(self) -> bool:
-        """Whether the client has unused permits to append."""
-        return self._streams.expected
-
     def revoke(self) -> None:
-        self._streams.revoke()
-
-    def end_pending(self, request: int) -> None:
-        """Forget the shards that this request wanted to append; see `PendingShards.end`."""
-        self._pending.end(request)
-
-    def free_pending(self) -> None:
-        """Free the shards that the client was about to append."""
-        self._pending.leave()
+        self._streams.permits.revoke()
 
     def leave(self) -> None:
         """Release the client's leases, permits and staged columns, since it has ended. Its leased rows are delivered

@@ -31,7 +31,6 @@ from dataplane.node.requests.permits import Permits, Ticket
 from dataplane.node.requests.restores import Restores
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import (
-    ColumnClaim,
     OpenedStream,
     Outcome,
     StreamService,
@@ -74,17 +73,10 @@ StreamRequest = (
 )
 
 
-async def no_wait() -> bool:
-    """The default of `room`: there is always room."""
-    return False
-
-
 class StreamClient:
     """The streams of one service as one client uses them."""
 
-    def __init__(
-        self, service: StreamService, staged: StagedColumns, room: Room = no_wait, *, owner: object = ""
-    ) -> None:
+    def __init__(self, service: StreamService, staged: StagedColumns, room: Room, *, owner: object) -> None:
         """`owner` names the client in messages. `room()` is awaited before a large reply that had to wait; see
         `wire.local.Channel.room`."""
         self._service = service
@@ -100,17 +92,9 @@ class StreamClient:
         """Whether this node is in no cluster. Its streams then answer at once each request that does not wait."""
         return self._local is not None
 
-    @property
-    def expected(self) -> bool:
-        """Whether the client has unused permits."""
-        return len(self.permits) > 0
-
-    def revoke(self) -> None:
-        self.permits.revoke()
-
     def leave(self) -> None:
         """Release everything that the client held, since it has ended."""
-        self.revoke()
+        self.permits.revoke()
         self._restores.leave()
         self._session.leave()
         self._service.forget(self._session.client)
@@ -189,7 +173,7 @@ class StreamClient:
             )
         else:
             deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
-            result = await self._ask(stream, asked, r.StreamResult, deadline)
+            result = await self._on(stream, lambda at: self._session.ask(at, asked, r.StreamResult, deadline))
         return rm.StreamAnswer(identifier, stream.token, result)
 
     def _release_snapshot(self, partition: Any, taken: r.SnapshotTaken) -> None:
@@ -235,11 +219,6 @@ class StreamClient:
     def _on(self, stream: OpenedStream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
         """Do `work` with the partition of the stream or, if that is lost, with its successor. Raises Closed."""
         return work(stream) if self._local is not None else self._service.on(stream, work)
-
-    async def _ask(
-        self, stream: OpenedStream, asked: r.StreamRequest, kind: type[T], deadline: Deadline | None = None
-    ) -> T:
-        return await self._on(stream, lambda at: self._session.ask(at, asked, kind, deadline))  # type: ignore[type-var]
 
     async def _restored(self, request: Any) -> m.Reply:
         """Answer a request about a stream that the client restores."""
@@ -307,7 +286,7 @@ class StreamClient:
         while True:
             number = ticket.number if ticket.partition == partition else 0
             try:
-                claim = await self._claim(partition, asked.ref, asked.nodes, until, rows=len(asked.ref))
+                claim = await self._service.claim(partition, asked.ref, asked.nodes, until, rows=len(asked.ref))
                 settled = partial(happened, (claim,))
                 request = msgspec.structs.replace(asked, ticket=number)
                 return await self._session.ask(partition, request, r.AppendResult, until, settled=settled)
@@ -322,17 +301,6 @@ class StreamClient:
                 if not isinstance(error, OutcomeUnknown):  # else the request, with the ticket, is repeated
                     self.permits.put_back(ticket)
                 raise
-
-    async def _claim(
-        self,
-        partition: Any,
-        ref: BatchRef,
-        nodes: tuple[bytes, ...],
-        until: Deadline | None = None,
-        *,
-        rows: int = 0,
-    ) -> ColumnClaim:
-        return await self._service.claim(partition, ref, nodes, until, rows=rows)
 
     async def _more(self, request: rm.ExtendRows, stream: OpenedStream) -> None:
         ref, again = BatchRef.decode(request.ref), False
@@ -361,7 +329,7 @@ class StreamClient:
         )
 
         async def extend(partition: Any) -> None:
-            claim = await self._claim(partition, ref, asked.nodes)
+            claim = await self._service.claim(partition, ref, asked.nodes)
             await self._session.ask(partition, asked, r.Succeeded, settled=partial(happened, (claim,)))
 
         await self._on(stream, extend)
@@ -376,7 +344,7 @@ class StreamClient:
         asked = r.ExtendRow(key=request.keys[0], piece=piece, ref=ref, lengths=lengths, nodes=nodes)
 
         async def grow(partition: Any) -> bool:
-            claim = await self._claim(partition, ref, nodes)
+            claim = await self._service.claim(partition, ref, nodes)
             settled = partial(happened, (claim,))
             return (await self._session.ask(partition, asked, r.AppendResult, settled=settled)).new
 

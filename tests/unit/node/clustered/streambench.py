@@ -41,6 +41,11 @@ _INT = Field("dense", "int64", ())
 _scopes = itertools.count(1)
 
 
+async def no_wait() -> bool:
+    """There is always room."""
+    return False
+
+
 class StoringBench(Bench):
     """One node, with a store whose bytes partitions keep."""
 
@@ -138,7 +143,7 @@ class Client(Putting):
     def __init__(self, node: StreamBench) -> None:
         super().__init__(node)
         self.node = node
-        self.streams = StreamClient(node.service, self.staged)
+        self.streams = StreamClient(node.service, self.staged, no_wait, owner="")
         self.stream: ClusteredStream
         self.session: PartitionSession = self.streams._session  # type: ignore[assignment]
 
