@@ -15,7 +15,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Misuse
 from dataplane.store.arena import Arena
 from dataplane.store.durable.directory import DataDirectory
-from dataplane.store.durable.shards import DurableShard, DurableShards, IndexEntry
+from dataplane.store.durable.shards import DurableShard, DurableShards, IndexEntry, heard
 from dataplane.store.residency import Residency
 from dataplane.store.shard import Shard
 from dataplane.store.shards import Shards
@@ -70,7 +70,7 @@ class Persistence:
             fresh = [number for number in wanted if number not in self._under_way]
             if fresh:
                 task = asyncio.create_task(self._persist(fresh, deadline, with_next))
-                task.add_done_callback(_heard)
+                task.add_done_callback(heard)
                 self._under_way |= dict.fromkeys(fresh, task)
             tasks = {number: self._under_way[number] for number in wanted}
             _, late = await asyncio.wait(set(tasks.values()), timeout=deadline.remaining_s)
@@ -187,12 +187,6 @@ class Persistence:
     def close(self) -> None:
         """Release the directory, whatever is in progress. Idempotent."""
         self.durable.close()
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Mark the error of a write as retrieved, since its caller may have gone."""
-    if not task.cancelled():
-        task.exception()
 
 
 def described(shard: Shard) -> IndexEntry:

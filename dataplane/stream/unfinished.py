@@ -170,9 +170,7 @@ class UnfinishedRowsTable:
 
     def take(self, row: int, token: int, client: str, lease_s: float, now: float) -> None:
         """Make the holder of this token the producer of the row."""
-        begun = self.begun.get(row)
-        if begun is None:
-            raise LeaseExpired("the row is in progress no more: it was finished, or dropped")
+        begun = self.begun[row]
         begun.token, begun.client, begun.lease_s = token, client, lease_s
         self._left.pop(row, None)
         self._until[row] = now + lease_s

@@ -17,12 +17,10 @@ import msgspec
 from dataplane.errors import Closed, Corrupt, LimitExceeded, Misuse
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.record import Record
+from dataplane.node.sessions.interface import MAX_STREAMS
 from dataplane.stream import requests as r
 from dataplane.stream.settings import StreamSettings
 from dataplane.wire.row_messages import LostRowsTaken
-
-MAX_STREAMS = 4096
-"""The most streams that are open on a node at a time."""
 
 TOKEN_BYTES = 8
 

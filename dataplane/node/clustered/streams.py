@@ -22,7 +22,6 @@ from dataplane.errors import DataplaneError, Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.column_holders import ColumnHolders, Keep, RetainedClaim
 from dataplane.node.clustered.open_streams import (
-    MAX_STREAMS,
     ClusteredStream,
     OpenStreams,
     encode_settings,
@@ -34,7 +33,7 @@ from dataplane.node.clustered.session import PartitionSession
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import EPOCHS, Record
-from dataplane.node.sessions.interface import ASK_S, Outcome
+from dataplane.node.sessions.interface import ASK_S, MAX_STREAMS, Outcome
 from dataplane.stream import requests as r
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine

@@ -22,7 +22,7 @@ from dataplane.clock import Clock, Deadline
 from dataplane.errors import Backpressure, Closed, DataplaneError, LimitExceeded, Misuse, NotReady, Rejected
 from dataplane.node.local.unreplicated import UnreplicatedStream
 from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
-from dataplane.node.sessions.interface import NOT_ASKED, ColumnClaim, Outcome, R, at_once
+from dataplane.node.sessions.interface import MAX_STREAMS, NOT_ASKED, ColumnClaim, Outcome, R, at_once
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
@@ -32,8 +32,6 @@ from dataplane.stream.statistics import figures
 from dataplane.wire import row_messages as rm
 
 T = TypeVar("T")
-
-MAX_STREAMS = 4096
 
 _MARK = 5  # the random bytes of a stream's mark, which is the prefix of its generated keys
 _LOOK_S = 0.5  # the interval at which samplers that judge rows by age run again
@@ -325,8 +323,8 @@ class LocalStreams:
     def named(self, token: bytes) -> LocalStream | None:
         return self._by_token.get(token)
 
-    async def on(self, stream: LocalStream, work: Callable[[LocalStream], Awaitable[T]]) -> T:
-        return await work(stream)
+    def on(self, stream: LocalStream, work: Callable[[LocalStream], Awaitable[T]]) -> Awaitable[T]:
+        return work(stream)
 
     async def drop(self, stream: LocalStream) -> None:
         self._drop(stream)

@@ -9,7 +9,6 @@ receive it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -83,6 +82,7 @@ class StreamClient:
         self._local = service if isinstance(service, LocalStreams) else None
         self._staged = staged
         self._session = service.session(owner)
+        self._on = service.on
         self._restores = Restores(self._session, service)
         self.permits = Permits(service, self._session, self._on)
         self._deliveries = Deliveries(service, self._session, self._on, room)
@@ -215,10 +215,6 @@ class StreamClient:
             case _:
                 raise Misuse(f"{type(request).__name__} is for a stream that this client restores")
         return m.Done(request.id)
-
-    def _on(self, stream: OpenedStream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
-        """Do `work` with the partition of the stream or, if that is lost, with its successor. Raises Closed."""
-        return work(stream) if self._local is not None else self._service.on(stream, work)
 
     async def _restored(self, request: Any) -> m.Reply:
         """Answer a request about a stream that the client restores."""

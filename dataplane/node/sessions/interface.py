@@ -23,6 +23,9 @@ Waiting = Callable[[], Coroutine[Any, Any, m.Reply]]
 
 Outcome = r.StreamResult | DataplaneError
 
+MAX_STREAMS = 4096
+"""The most streams that are open on a node at a time."""
+
 ASK_S = 10.0
 """The timeout of a request without a deadline of its own. Longer than a failover."""
 
@@ -136,8 +139,9 @@ class StreamService(Protocol):
     def named(self, token: bytes) -> OpenedStream | None:
         """The stream with this token, or None."""
 
-    async def on(self, stream: Any, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Do `work` with the partition of the stream. Raises Closed, and the errors of `work`."""
+    def on(self, stream: Any, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
+        """Do `work` with the partition of the stream or, if that is lost, with its successor. Raises Closed, and the
+        errors of `work`."""
 
     async def drop(self, stream: Any) -> None:
         """Drop the stream."""

@@ -19,7 +19,8 @@ import os
 import secrets
 import sqlite3
 import stat
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -177,18 +178,13 @@ def _read(sql: sqlite3.Connection) -> Identity | None:
     return found
 
 
-class _system:
+@contextmanager
+def _system(path: Path) -> Iterator[None]:
     """A context that turns errors of the system about `path` into those of this package."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __enter__(self) -> None:
-        return
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, OSError):
-            raise refused(self._path, error) from error
+    try:
+        yield
+    except OSError as error:
+        raise refused(path, error) from error
 
 
 _REASONS = {

@@ -170,7 +170,7 @@ class DurableShards:
         rows = [_row(described, place) for (described, _), place in zip(shards, places, strict=True)]
         indexed = self.journal.write(lambda sql: _insert(sql, rows), lazily=with_next)
         if with_next:
-            indexed.add_done_callback(_heard)
+            indexed.add_done_callback(heard)
         else:
             await indexed
         queued = indexed if with_next else None
@@ -268,28 +268,16 @@ class DurableShards:
 Row = tuple[int, int, int, int, int, int, int, bytes, str, bytes]
 
 
-def _heard(written: asyncio.Future[None]) -> None:
-    """Mark the error of a row that could not be written as retrieved: the write that it was committed with reports
-    it."""
+def heard(written: asyncio.Future[None]) -> None:
+    """Mark the error of a write as retrieved: its caller may have gone, or the next write reports it."""
     if not written.cancelled():
         written.exception()
 
 
 def _row(described: IndexEntry, place: FileRange) -> Row:
     file, start, stored, sums = place
-    number, size = described.number, described.size
-    return (
-        number,
-        file,
-        start,
-        stored,
-        size,
-        described.rows,
-        described.columns,
-        described.layout,
-        described.holder,
-        sums,
-    )
+    number, rows, columns, layout, holder, size = msgspec.structs.astuple(described)
+    return number, file, start, stored, size, rows, columns, layout, holder, sums
 
 
 def _insert(sql: sqlite3.Connection, rows: Iterable[Row]) -> None:
