@@ -16,7 +16,7 @@ import msgspec
 
 from dataplane.errors import Corrupt
 from dataplane.stream import requests as r
-from dataplane.stream.packing import hook, unhook
+from dataplane.stream.packing import decoder, hook
 from dataplane.stream.page import Index
 
 
@@ -82,13 +82,5 @@ AnyCommand = (
 
 
 encode: Callable[[AnyCommand], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-_decoder = msgspec.msgpack.Decoder(AnyCommand, dec_hook=unhook)
-
-
-def decode(command: bytes) -> AnyCommand:
-    """The decoded command. Raises Corrupt."""
-    try:
-        found: AnyCommand = _decoder.decode(command)
-        return found
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise Corrupt(f"this is no command of a stream: {error}") from error
+decode: Callable[[bytes], AnyCommand] = decoder(AnyCommand, "command of a stream", Corrupt)
+"""The decoded command. Raises Corrupt."""

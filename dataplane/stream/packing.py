@@ -6,7 +6,7 @@ number of bytes; in a message they are 64-bit integers (`hook`, `unhook`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.batch.ref import BatchRef
+from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch
 
 _WIDTHS = ("<u1", "<u2", "<u4")
 _FEW = 4  # rows for each distinct value, at least, for which distinct values are listed once
@@ -102,3 +103,17 @@ def union(names: Mapping[str, object], base: type[msgspec.Struct]) -> Any:
     """The union of the messages of a base class that have these names, to decode one."""
     kinds = [each for each in names.values() if isinstance(each, type) and issubclass(each, base)]
     return reduce(or_, [kind for kind in kinds if kind.__struct_config__.tag is not None])
+
+
+def decoder(kinds: Any, what: str, error: type[DataplaneError] = ProtocolMismatch) -> Callable[[bytes], Any]:
+    """A decoder of these messages, with the arrays and references in them. It raises the error for invalid bytes, which
+    are "no `what`"."""
+    decode = msgspec.msgpack.Decoder(kinds, dec_hook=unhook).decode
+
+    def decoded(data: bytes) -> Any:
+        try:
+            return decode(data)
+        except (msgspec.MsgspecError, ValueError, TypeError, Corrupt) as wrong:
+            raise error(f"this is no {what}: {wrong}") from wrong
+
+    return decoded

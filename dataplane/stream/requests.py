@@ -8,15 +8,13 @@ references are encoded as in `commands`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, ProtocolMismatch
 from dataplane.stream.lease import Who
-from dataplane.stream.packing import hook, unhook, union
+from dataplane.stream.packing import decoder, hook, union
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import RowPiece
 from dataplane.stream.sampler import BuiltIn, Fifo
@@ -385,13 +383,7 @@ FromClient = (
 """The requests that clients make themselves, inside an `AskStream`."""
 
 encode_request: Callable[[StreamRequest], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-_requests: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(union(globals(), StreamRequest), dec_hook=unhook)
-
-
-def decode_request(request: bytes) -> StreamRequest:
-    """The decoded request. Raises ProtocolMismatch."""
-    try:
-        found: StreamRequest = _requests.decode(request)
-        return found
-    except (msgspec.MsgspecError, ValueError, TypeError, Corrupt) as error:
-        raise ProtocolMismatch(f"this is no request to a stream's partition: {error}") from error
+decode_request: Callable[[bytes], StreamRequest] = decoder(
+    union(globals(), StreamRequest), "request to a stream's partition"
+)
+"""The decoded request. Raises ProtocolMismatch."""

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, DataplaneError, ProtocolMismatch, describe, revive
-from dataplane.stream.packing import hook, unhook, union
+from dataplane.errors import DataplaneError, describe, revive
+from dataplane.stream.packing import decoder, hook, union
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import Listed
 from dataplane.stream.snapshot_format import Head, Value
@@ -178,17 +178,12 @@ ToClient = (
 """The answers to `requests.FromClient`."""
 
 encode_result: Callable[[StreamResult], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-_results: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(union(globals(), StreamResult), dec_hook=unhook)
+decode_result: Callable[[bytes], StreamResult] = decoder(
+    union(globals(), StreamResult), "answer of a stream's partition"
+)
+"""The decoded answer. Raises ProtocolMismatch."""
+
 _given = msgspec.msgpack.Decoder(Given)
-
-
-def decode_result(result: bytes) -> StreamResult:
-    """The decoded answer. Raises ProtocolMismatch."""
-    try:
-        found: StreamResult = _results.decode(result)
-        return found
-    except (msgspec.MsgspecError, ValueError, TypeError, Corrupt) as error:
-        raise ProtocolMismatch(f"this is no answer of a stream's partition: {error}") from error
 
 
 def given(result: bytes) -> Given | None:

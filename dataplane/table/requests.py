@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from dataplane.errors import Corrupt, ProtocolMismatch
+from dataplane.errors import Corrupt
 from dataplane.replication.outbox import ALL
-from dataplane.stream.packing import PackedIntegers, hook, unhook
+from dataplane.stream.packing import PackedIntegers, decoder, hook
 from dataplane.stream.page import Index
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, StreamRequest, StreamResult, Succeeded
 
@@ -275,34 +275,11 @@ ToClient = Succeeded | RowNumbers | Referred | Looked | ClaimedRows | Flagged
 
 encode_request: Callable[[StreamRequest], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 encode_result: Callable[[StreamResult], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
-_requests = msgspec.msgpack.Decoder(AnyRequest, dec_hook=unhook)
-_results = msgspec.msgpack.Decoder(AnyResult, dec_hook=unhook)
+decode_request: Callable[[bytes], AnyRequest] = decoder(AnyRequest, "request to a table's partition")
+"""The decoded request. Raises ProtocolMismatch."""
 
+decode_command: Callable[[bytes], Command] = decoder(Command, "command of a table", Corrupt)
+"""The decoded command. Raises Corrupt."""
 
-def decode_request(request: bytes) -> AnyRequest:
-    """The decoded request. Raises ProtocolMismatch."""
-    try:
-        found: AnyRequest = _requests.decode(request)
-        return found
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise ProtocolMismatch(f"this is no request to a table's partition: {error}") from error
-
-
-def decode_command(command: bytes) -> Command:
-    """The decoded command. Raises Corrupt."""
-    try:
-        found = _requests.decode(command)
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise Corrupt(f"this is no command of a table: {error}") from error
-    if not isinstance(found, Command):
-        raise Corrupt(f"a {type(found).__name__} is no command of a table")
-    return found
-
-
-def decode_result(result: bytes) -> AnyResult:
-    """The decoded answer. Raises ProtocolMismatch."""
-    try:
-        found: AnyResult = _results.decode(result)
-        return found
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
-        raise ProtocolMismatch(f"this is no answer of a table's partition: {error}") from error
+decode_result: Callable[[bytes], AnyResult] = decoder(AnyResult, "answer of a table's partition")
+"""The decoded answer. Raises ProtocolMismatch."""
