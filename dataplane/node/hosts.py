@@ -126,7 +126,6 @@ class Hosts:
         return self.membership is not None and node in self.membership.members
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        """The local number of another node's shard that is here as a whole, or None."""
         return None if self.fetcher is None else self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:

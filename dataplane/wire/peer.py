@@ -172,11 +172,8 @@ class Peers:
     def _link(self, address: str) -> _Link:
         link = self._links.get(address)
         if link is None:
-            link = self._links[address] = _Link(self._context, address, self._key, self._ended_at)
+            link = self._links[address] = _Link(self._context, address, self._key, lambda address: self.closed(address))
         return link
-
-    def _ended_at(self, address: str) -> None:
-        self.closed(address)
 
     def post(self, to: Peer, frame: bytes) -> None:
         """Send an encoded `PartitionFrame` to that node; it may be lost. Raises PeerUnavailable if nothing can be sent
