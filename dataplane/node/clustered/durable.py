@@ -29,8 +29,8 @@ from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.log import Storage, StoredLog
+from dataplane.store.durable.database import Notes
 from dataplane.store.durable.log import JournaledLog, names
-from dataplane.store.durable.notes import Notes
 from dataplane.store.persistence import Persistence
 from dataplane.stream import requests as r
 

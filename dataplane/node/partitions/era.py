@@ -14,8 +14,7 @@ import logging
 import secrets
 
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
-from dataplane.store.durable.database import DirectoryUnusable
-from dataplane.store.durable.notes import Notes
+from dataplane.store.durable.database import DirectoryUnusable, Notes
 
 log = logging.getLogger(__name__)
 

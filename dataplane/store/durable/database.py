@@ -13,17 +13,23 @@ Used by any thread; calls wait for each other.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sqlite3
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
+
+import msgspec
+import xxhash
 
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, Rejected
+from dataplane.threads import Pool
 
+Args = ParamSpec("Args")
 T = TypeVar("T")
 
 Work = Callable[[sqlite3.Connection], None]
@@ -200,3 +206,150 @@ class DirectoryUnusable(Rejected):
     """
 
     FIELDS = {"path": "", "reason": ""}
+
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def checksum(*values: object) -> int:
+    """The checksum of the values of a row, in SQLite's form: signed."""
+    return xxhash.xxh3_64_intdigest(_encode(values)) - (1 << 63)
+
+
+CLOSE_S = 1.5
+RETRY_S = 0.5
+LAZY_S = 0.2
+
+
+class Journal:
+    """The commits of a data directory, in a thread of its own: writes that arrive during one go into the next. Used
+    from one event loop, that of the first write.
+
+    A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, for all
+    of its partitions and its index of shards. Writes are committed in the order in which they were given.
+
+    Invariants: an answered write is on disk, with all writes before it. While the disk is full, no write is answered,
+    the commit is repeated, and `refusal` has the reason. After any other failure all writes fail.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """Raises OSError if the system starts no thread."""
+        self._database = database
+        self._thread = Pool(1, "dataplane-commit", storage=True)
+        self._waiting: list[tuple[Work, asyncio.Future[None]]] = []
+        self._under_way: list[tuple[Work, asyncio.Future[None]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        self.refusal: Backpressure | None = None
+        """The reason why nothing is committed now, if the disk is full; else None."""
+        self.commits = 0
+
+    def write(self, work: Work, *, lazily: bool = False) -> asyncio.Future[None]:
+        """Run `work` in the next transaction, in another thread; the future is done once that is on disk. It may run
+        again if a transaction was rolled back. `lazily`: with the next other write.
+
+        Raises, by the future, DirectoryUnusable or Corrupt. Cancelling the future undoes nothing.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting.append((work, future))
+        if not lazily:
+            self._begin()
+        elif self._timer is None and not self._under_way:
+            self._timer = loop.call_later(LAZY_S, self._begin)
+        return future
+
+    def run(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
+        """Run `work`, which uses the database, in the thread of the commits: after the one in progress, and before
+        those that wait. The future has its result or error."""
+        return asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
+
+    def _begin(self) -> None:
+        if self._under_way or self._closed or not self._waiting:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._under_way, self._waiting = self._waiting, []
+        self.run(self._commit, [work for work, _ in self._under_way]).add_done_callback(self._ended)
+
+    def _commit(self, works: Sequence[Work]) -> None:
+        def all_of_them(sql: sqlite3.Connection) -> None:
+            for work in works:
+                work(sql)
+
+        self._database.commit(all_of_them)
+
+    def _ended(self, done: asyncio.Future[None]) -> None:
+        under_way, self._under_way = self._under_way, []
+        error = asyncio.CancelledError() if done.cancelled() else done.exception()
+        if isinstance(error, Backpressure) and not self._closed:
+            self.refusal = error
+            self._waiting[:0] = under_way
+            self._timer = asyncio.get_running_loop().call_later(RETRY_S, self._begin)
+            return
+        self.refusal = None
+        self.commits += error is None
+        for _, future in under_way:
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            elif isinstance(error, asyncio.CancelledError):
+                future.cancel()
+            else:
+                future.set_exception(error)
+        self._begin()
+
+    def close(self) -> None:
+        """Stop. Cancels writes that have not begun, and waits at most `CLOSE_S` for those in progress. Idempotent."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for _, future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+        self._thread.shutdown(cancel_futures=True, patience_s=CLOSE_S)
+
+
+class Notes:
+    """Small values by name in a data directory, for a node that is started again.
+
+    Invariants: they are committed in the order in which they were given, with everything else that the journal writes;
+    a value with a wrong byte is Corrupt.
+
+    The notes of one kind. Used from the journal's loop.
+    """
+
+    def __init__(self, database: Database, journal: Journal, kind: str) -> None:
+        self._database = database
+        self._journal = journal
+        self.kind = kind
+
+    def load(self) -> dict[str, bytes]:
+        """All notes. Raises Corrupt."""
+        return self._database.read(self._load)
+
+    def _load(self, sql: sqlite3.Connection) -> dict[str, bytes]:
+        found = {}
+        for name, value, summed in sql.execute("SELECT name, value, sum FROM notes WHERE kind = ?", (self.kind,)):
+            if checksum(self.kind, name, value) != summed:
+                path = str(self._database.path)
+                raise Corrupt(f"the {self.kind} {name!r} in {path} is not as it was written", path=path)
+            found[name] = value
+        return found
+
+    def write(self, changes: Mapping[str, bytes | None], *, lazily: bool = False) -> asyncio.Future[None]:
+        """Set or delete the values of these names. The future is that of `Journal.write`."""
+        kept = [
+            (self.kind, name, value, checksum(self.kind, name, value))
+            for name, value in changes.items()
+            if value is not None
+        ]
+        gone = [(self.kind, name) for name, value in changes.items() if value is None]
+
+        def work(sql: sqlite3.Connection) -> None:
+            sql.executemany("INSERT OR REPLACE INTO notes VALUES (?, ?, ?, ?)", kept)
+            sql.executemany("DELETE FROM notes WHERE kind = ? AND name = ?", gone)
+
+        return self._journal.write(work, lazily=lazily)

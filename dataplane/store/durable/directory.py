@@ -29,8 +29,7 @@ from msgspec.structs import replace
 
 from dataplane.batch.locations import MOST_SHARDS
 from dataplane.errors import Backpressure, Corrupt
-from dataplane.store.durable.database import Database, DirectoryUnusable
-from dataplane.store.durable.log import checksum
+from dataplane.store.durable.database import Database, DirectoryUnusable, checksum
 
 DATABASE, SHARDS = "node.sqlite", "shards"
 NUMBERS = 1 << 24

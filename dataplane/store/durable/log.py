@@ -13,23 +13,13 @@ import asyncio
 import sqlite3
 from collections.abc import Sequence
 
-import msgspec
-import xxhash
-
 from dataplane.errors import Backpressure, Corrupt
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.log import ExtendLog, Operation, Storage, StoredLog, TruncateLog
 from dataplane.replication.messages import LogEntry, StateSnapshot
-from dataplane.store.durable.database import Database, DirectoryUnusable
-from dataplane.store.durable.journal import Journal
+from dataplane.store.durable.database import Database, DirectoryUnusable, Journal, checksum
 
 _INDEX_BITS = 40
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def checksum(*values: object) -> int:
-    """The checksum of the values of a row, in SQLite's form: signed."""
-    return xxhash.xxh3_64_intdigest(_encode(values)) - (1 << 63)
 
 
 class SQLiteStorage(Storage):

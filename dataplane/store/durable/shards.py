@@ -31,10 +31,9 @@ import msgspec
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.errors import Corrupt, DataplaneError
 from dataplane.store.durable import files
+from dataplane.store.durable.database import CLOSE_S, Journal, checksum
 from dataplane.store.durable.directory import NUMBERS, SHARDS, DataDirectory, refused
 from dataplane.store.durable.files import FileRange, Pages
-from dataplane.store.durable.journal import CLOSE_S, Journal
-from dataplane.store.durable.log import checksum
 from dataplane.store.spill_file import whole_pages
 from dataplane.threads import Pool
 

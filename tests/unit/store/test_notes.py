@@ -12,10 +12,8 @@ from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt
 from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
-from dataplane.store.durable.database import Database, DirectoryUnusable
-from dataplane.store.durable.journal import Journal
+from dataplane.store.durable.database import Database, DirectoryUnusable, Journal, Notes
 from dataplane.store.durable.log import JournaledLog
-from dataplane.store.durable.notes import Notes
 
 
 @asynccontextmanager

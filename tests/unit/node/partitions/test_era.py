@@ -11,9 +11,7 @@ import pytest
 
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.partitions.era import KEY, Era
-from dataplane.store.durable.database import Database, DirectoryUnusable
-from dataplane.store.durable.journal import Journal
-from dataplane.store.durable.notes import Notes
+from dataplane.store.durable.database import Database, DirectoryUnusable, Journal, Notes
 from tests.unit.node.partitions.bench import until
 
 
