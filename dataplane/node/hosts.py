@@ -349,12 +349,7 @@ class Hosts:
         }
         read = self._choice.statistics()
         coordination = asdict(self.membership.coordination)
-        return {
-            "epoch": self.membership.epoch,
-            "members": members,
-            "read_bytes": read,
-            "coordination": coordination,
-        }
+        return {"epoch": self.membership.epoch, "members": members, "read_bytes": read, "coordination": coordination}
 
     def roles(self) -> dict[str, dict[str, int]]:
         """The partitions that this node `leads` and `follows`, each with the epoch of its configuration."""

@@ -337,11 +337,7 @@ def _look(
         before = None  # rows were added or removed
     oldest = before[3] if before is not None else partition.metadata.oldest() if rows else None
     if before is not None and before[1] == progress.counts and not waits and not before[0].waits:
-        tasks, counts, lefts = (
-            before[0].tasks,
-            before[1],
-            before[2],
-        )  # unchanged since the last look
+        tasks, counts, lefts = before[0].tasks, before[1], before[2]  # unchanged since the last look
     else:
         lefts = [sum(left.values()) for left in progress.left]
         tasks, counts = _tasks(leased, lefts, waiting), [list(each) for each in progress.counts]

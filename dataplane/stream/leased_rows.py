@@ -45,10 +45,7 @@ class LeasedRows:
     """The rows of one stream. Not thread-safe: used from one event loop."""
 
     def __init__(
-        self,
-        settings: StreamSettings,
-        released: Callable[[list[ColumnBatch]], None] = lambda _: None,
-        mark: str = "",
+        self, settings: StreamSettings, released: Callable[[list[ColumnBatch]], None] = lambda _: None, mark: str = ""
     ) -> None:
         """`released(batches)` is called with column batches that no row needs any more. `mark`: the prefix of generated
         keys."""

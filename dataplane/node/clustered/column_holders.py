@@ -79,13 +79,7 @@ class ColumnHolders:
     # of this node
 
     async def claim(
-        self,
-        holder: str,
-        ref: BatchRef,
-        copies: Iterable[bytes] = (),
-        until: Deadline | None = None,
-        *,
-        rows: int = 0,
+        self, holder: str, ref: BatchRef, copies: Iterable[bytes] = (), until: Deadline | None = None, *, rows: int = 0
     ) -> RetainedClaim:
         """Retain the columns of a reference for a holder, on all nodes that store them and on the nodes with `copies`.
         `rows`: number of new rows that have the columns. `until`: if the holder has not reported its needs to this node

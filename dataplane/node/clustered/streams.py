@@ -21,12 +21,7 @@ from dataplane.coordinator.base import Unavailable
 from dataplane.errors import DataplaneError, Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.column_holders import ColumnHolders, Keep, RetainedClaim
-from dataplane.node.clustered.open_streams import (
-    ClusteredStream,
-    OpenStreams,
-    encode_settings,
-    token_of,
-)
+from dataplane.node.clustered.open_streams import ClusteredStream, OpenStreams, encode_settings, token_of
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.retries import patiently
 from dataplane.node.clustered.session import PartitionSession

@@ -93,13 +93,7 @@ class PartitionChannel:
             size += len(item) + 8
         self._peers.post(member, m.pack(self._me, self._life, items[first:]))
 
-    async def ask(
-        self,
-        node: str,
-        make: Callable[[int], m.Item],
-        timeout_s: float,
-        late: Late | None = None,
-    ) -> Any:
+    async def ask(self, node: str, make: Callable[[int], m.Item], timeout_s: float, late: Late | None = None) -> Any:
         """Send a request, `make(number)`, to another node. Returns its answer: a result, or the incarnation of a
         replica. Raises the error with which the node answers, or PeerUnavailable, after which the request may have been
         executed. `late` is called with a result that arrives after a timeout or a cancellation."""

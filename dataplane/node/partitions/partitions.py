@@ -48,13 +48,7 @@ class Partitions:
         self.members = members
         self.channel = PartitionChannel(peers, members, members.current[members.me].life)
         self.replicas = Replicas(
-            members,
-            self.channel,
-            coordinator,
-            machines,
-            settings=settings,
-            logs=logs,
-            alone=alone,
+            members, self.channel, coordinator, machines, settings=settings, logs=logs, alone=alone
         )
         self.router = Router(self.replicas, members, self.channel, coordinator, needing)
         self.directory = Directory(coordinator, members, self.replicas, self.router, opening)

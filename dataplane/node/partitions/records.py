@@ -30,11 +30,7 @@ class Records:
     """See the module. `forget_key(partition)` is called with partitions that no longer exist."""
 
     def __init__(
-        self,
-        coordinator: Coordinator,
-        background: BackgroundTasks,
-        forget_key: Callable[[str], None],
-        prefix: str,
+        self, coordinator: Coordinator, background: BackgroundTasks, forget_key: Callable[[str], None], prefix: str
     ) -> None:
         self._coordinator = coordinator
         self._background = background

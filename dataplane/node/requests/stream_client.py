@@ -17,13 +17,7 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import (
-    Backpressure,
-    DataplaneError,
-    Misuse,
-    OutcomeUnknown,
-    ProtocolMismatch,
-)
+from dataplane.errors import Backpressure, DataplaneError, Misuse, OutcomeUnknown, ProtocolMismatch
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.requests.deliveries import Deliveries, Room
 from dataplane.node.requests.permits import Permits, Ticket

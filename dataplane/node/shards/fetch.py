@@ -152,14 +152,7 @@ class Fetcher:
             size, rows, columns, layout, live, payload = described
             backing = Remote(self.reading, source, there, layout, size, whole=bool(payload))
             number = self._store.adopt(
-                size,
-                rows,
-                columns,
-                layout,
-                live,
-                payload,
-                backing,
-                holder=f"copy of {owner.hex()}",
+                size, rows, columns, layout, live, payload, backing, holder=f"copy of {owner.hex()}"
             )
             self._copies[key], self._remotes[number] = number, backing
             self._inline_bytes += len(payload)
