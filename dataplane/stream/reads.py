@@ -11,6 +11,7 @@ from dataplane.errors import LeaseExpired, LimitExceeded, Misuse, NotReady
 from dataplane.stream import requests as r
 from dataplane.stream.page import PAGE, Index
 from dataplane.stream.progress import DEAD
+from dataplane.stream.results import held_rows
 from dataplane.stream.row_choice import SamplerInputs, candidates, needed
 from dataplane.stream.snapshot import StreamSnapshot
 from dataplane.stream.statistics import figures
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 MAX_SNAPSHOTS = 4
 """Snapshots of one client at a time. Each is a copy of the metadata of all rows."""
-
-MAX_HELD = 256 << 10
-"""Approximate bytes of references in one answer."""
 
 MAX_BLOCK = 2 << 20
 """Bytes of the rows in one answer, so that they fit a command of another stream. A single row may have more."""
@@ -90,15 +88,9 @@ def unfinished(leader: StreamLeader, asked: r.ListUnfinished, now: float) -> r.U
 
 def holding(leader: StreamLeader, asked: r.ListHeldColumns, now: float) -> r.HeldRows:
     """References to columns that rows need of a node, in parts. Never refused."""
-    refs, nbytes, following = [], 0, -1
-    for number, batch in leader.leased.partition.rows.batches.stored(asked.after):
-        if asked.node in batch.nodes or asked.node in batch.spares:
-            refs.append(batch.encode())
-            nbytes += len(refs[-1])
-        if nbytes > MAX_HELD:
-            following = number
-            break
-    return r.HeldRows(refs, following, leader.outboxes.last(asked.node))
+    stored = leader.leased.partition.rows.batches.stored(asked.after)
+    needed = (each for each in stored if asked.node in each[1].nodes or asked.node in each[1].spares)
+    return held_rows(needed, leader.outboxes.last(asked.node))
 
 
 def measure(leader: StreamLeader, asked: r.Measure, now: float) -> r.PartitionFigures:

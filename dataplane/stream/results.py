@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -129,6 +129,23 @@ class HeldRows(StreamResult, frozen=True, tag=18):
     refs: list[bytes]
     next: int
     last: int
+
+
+MAX_HELD = 256 << 10
+"""Approximate bytes of references in one `HeldRows`."""
+
+
+def held_rows(needed: Iterable[tuple[int, Any]], last: int) -> HeldRows:
+    """The answer with the references of these column batches, with ascending numbers; all pieces of a batch, which have
+    one number, are in one answer."""
+    refs: list[bytes] = []
+    nbytes, before = 0, -1
+    for number, batch in needed:
+        if nbytes > MAX_HELD and number != before:
+            return HeldRows(refs, before, last)
+        refs.append(batch.encode())
+        nbytes, before = nbytes + len(refs[-1]), number
+    return HeldRows(refs, -1, last)
 
 
 class UnfinishedRows(StreamResult, frozen=True, tag=19):

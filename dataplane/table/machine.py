@@ -25,6 +25,7 @@ from dataplane.replication.outbox import LostNodes, Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, Succeeded
+from dataplane.stream.results import held_rows
 from dataplane.table import answers, write_effects
 from dataplane.table import replica_state as state
 from dataplane.table import requests as r
@@ -32,7 +33,6 @@ from dataplane.table.table import TableRows
 
 NOTHING = b""
 _UNREADY = 1024  # the most requests that are remembered as not ready, so that they are not decided again
-_HELD = 256 << 10  # the most bytes, approximately, of references in one answer
 _OF_CLIENTS = (r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)
 
 
@@ -92,17 +92,10 @@ class TableMachine(StateMachine):
 
     def _held(self, asked: ListHeldColumns) -> HeldRows:
         """References to the columns that are stored on the node and that rows of the table still need. The reference
-        of a write is among them as a whole if any of its cells is needed. One answer has about `_HELD` bytes; the next
-        request continues after it."""
-        refs, nbytes, following = [], 0, -1
-        for number, written in self.table.cells.writes.items():
-            if number > asked.after and asked.node in written.nodes:
-                refs.append(written.encode())
-                nbytes += len(refs[-1])
-            if nbytes > _HELD:
-                following = number
-                break
-        return HeldRows(refs, following, self.outboxes.last(asked.node))
+        of a write is among them as a whole if any of its cells is needed."""
+        writes = self.table.cells.writes.items()
+        needed = (each for each in writes if each[0] > asked.after and asked.node in each[1].nodes)
+        return held_rows(needed, self.outboxes.last(asked.node))
 
     def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
         """The answer to a command that was executed before. For a write with `look`, it has the current state of the

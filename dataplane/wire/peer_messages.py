@@ -231,7 +231,6 @@ PeerReply = (
     | Done
     | Failure
     | FoundReplicas
-    | Figures
     | ClockRead
     | RingList
     | RingEvents

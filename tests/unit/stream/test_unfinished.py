@@ -16,6 +16,7 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LeaseExpired, NotReady, ProtocolMismatch
 from dataplane.stream import requests as r
+from dataplane.stream import results
 from dataplane.stream.pieces import RowPiece, stale_version
 from dataplane.stream.settings import StreamSettings
 from tests.cases import each_case
@@ -270,3 +271,16 @@ def test_a_reference_with_invalid_bounds_is_refused() -> None:
             BatchRef.decode(msgspec.msgpack.encode(told))
     told[6][0][2] = [0, 4, b"B\x00\x03"]
     assert BatchRef.decode(msgspec.msgpack.encode(told)) == ref
+
+
+def test_a_restarted_node_is_told_all_pieces_of_rows_in_several_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "MAX_HELD", 1)
+    rows = Rows()
+    for row in range(2):
+        rows.begin()
+        for _ in range(3):
+            rows.grow(row, NODES[0], 3, 1, again=False)
+    answers = [rows.part.ask(r.ListHeldColumns(node=NODES[0]))]
+    while answers[-1].next >= 0:
+        answers.append(rows.part.ask(r.ListHeldColumns(node=NODES[0], after=answers[-1].next)))
+    assert [len(answer.refs) for answer in answers] == [4, 4]
