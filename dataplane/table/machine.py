@@ -37,8 +37,6 @@ _OF_CLIENTS = (r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)
 
 
 class TableMachine(StateMachine):
-    """See the module."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self._begin()

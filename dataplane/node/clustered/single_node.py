@@ -35,8 +35,6 @@ _LEAD_S = 10.0  # timeout for this node to become the leader of a partition
 
 
 class SingleNode:
-    """See the module."""
-
     def __init__(self, persistence: Persistence, needed: NeededShards) -> None:
         """Raises Corrupt if the data directory was changed."""
         node, life = persistence.durable.directory.identity.node, persistence.durable.directory.identity.starts

@@ -34,8 +34,6 @@ class _Delivery(NamedTuple):
 
 
 class UnconfirmedGrants:
-    """See the module."""
-
     def __init__(self, channel: PartitionChannel, members: Membership) -> None:
         self._channel = channel
         self._members = members

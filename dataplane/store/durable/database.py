@@ -56,8 +56,6 @@ CREATE TABLE shards (
 
 
 class Database:
-    """See the module."""
-
     def __init__(self, path: Path) -> None:
         """Open the file, or create it. Raises DirectoryUnusable if it is another file or of another version, or the
         system refuses; Corrupt if bytes of it have changed."""
