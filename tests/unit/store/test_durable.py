@@ -14,7 +14,7 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.config import PAGE
 from dataplane.errors import Backpressure, Corrupt
-from dataplane.store.durable import files, journal
+from dataplane.store.durable import database, files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.small_extents import MOST
 from dataplane.store.store import Store
@@ -136,7 +136,7 @@ async def test_a_shard_being_spilled_while_made_durable_leaves_no_durable_row(
 async def test_a_deferred_commit_is_performed_for_the_next_waiting_call(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(journal, "LAZY_S", 3600.0)
+    monkeypatch.setattr(database, "LAZY_S", 3600.0)
     async with running(tmp_path) as store:
         durable = store.persistence.durable
         for joins in (False, True):
