@@ -310,7 +310,9 @@ def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
     }
     acks = ", ".join(f"{task!r} ({rows} rows left)" for task, rows in left.items() if rows)
     return (
-        f"{why}; the append waits for acks of {acks}: give it a longer timeout, or the stream a higher limit" if acks else why
+        f"{why}; the append waits for acks of {acks}: give it a longer timeout, or the stream a higher limit"
+        if acks
+        else why
     )
 
 
