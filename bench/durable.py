@@ -62,6 +62,11 @@ async def put(store: Store, data: bytes, described: bytes) -> int:
     return reserved.shard
 
 
+async def _no_wait() -> bool:
+    """There is always room for a reply."""
+    return False
+
+
 class Appender:
     """A node with a durable stream and what a client of it asks, in this process."""
 
@@ -71,7 +76,7 @@ class Appender:
         self._node = self.store.persistence.durable.directory.identity.node
         needed = NeededShards(self._node, self.store)
         self.durable = SingleNode(self.store.persistence, needed)
-        self._client = StreamClient(self.durable.streams, StagedColumns(needed))
+        self._client = StreamClient(self.durable.streams, StagedColumns(needed), _no_wait, owner="")
         self._numbers = itertools.count(1)
         self._token = b""
 
@@ -178,7 +183,7 @@ async def first_row(scratch: Path, began: float) -> str:
     ref = (await node.take(1)).ref
     await node.store.pin("c", [shard for _, shard in ref.shards()], Deadline.after(_WAIT_S))
     first = time.perf_counter() - began
-    (figures,) = node.durable.service.figures(None, 1).values()
+    (figures,) = node.durable.streams.figures(None, 1).values()
     mover.cancel()
     shards = node.store.statistics().shards
     await node.aclose()

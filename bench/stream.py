@@ -40,7 +40,7 @@ class _Books:
     """A stream that is driven as a node drives it, without sockets: what the bookkeeping itself costs."""
 
     def __init__(self) -> None:
-        self._stream = UnreplicatedStream("s", StreamSettings(("reward", "actor")), "", self, 0.0)
+        self._stream = UnreplicatedStream("s", StreamSettings(("reward", "actor")), "", self, lambda: 0.0)
         self.shards = 0
 
     def free(self, batches: Any) -> None:
@@ -56,10 +56,10 @@ class _Books:
     def append(self) -> None:
         groups = np.repeat(np.arange(self.shards * BLOCK, self.shards * BLOCK + BLOCK // 8), 8).tolist()
         ref = BatchRef.decode(self._ref(("prompt", "response")).encode())
-        self._stream.run(r.Append(client="p", ref=ref, versions=np.zeros(BLOCK, np.int64), groups=groups), 0.0)
+        self._stream.run(r.Append(client="p", ref=ref, versions=np.zeros(BLOCK, np.int64), groups=groups))
 
     def grant(self, task: str, columns: tuple[str, ...]) -> r.Delivered:
-        given: r.Delivered = self._stream.run(r.Consume(client="c", task=task, columns=columns, rows=BLOCK), 0.0)
+        given: r.Delivered = self._stream.run(r.Consume(client="c", task=task, columns=columns, rows=BLOCK))
         given.ref.with_origin(b"s" * 8, given.rows, given.holds).encode()
         return given
 
@@ -68,10 +68,10 @@ class _Books:
         self.append()
         first = self.grant("reward", ("response",))
         reward, holds = BatchRef.decode(self._ref(("reward",)).encode()), np.full(BLOCK, first.holds)
-        self._stream.run(r.Extend(rows=first.rows, ref=reward, holds=holds), 0.0)
-        self._stream.run(r.Ack(client="c", grant=first.grant), 0.0)
+        self._stream.run(r.Extend(rows=first.rows, ref=reward, holds=holds))
+        self._stream.run(r.Ack(client="c", grant=first.grant))
         second = self.grant("actor", ("prompt", "response", "reward"))
-        self._stream.run(r.Ack(client="c", grant=second.grant), 0.0)
+        self._stream.run(r.Ack(client="c", grant=second.grant))
 
 
 def bookkeeping(scratch: Path) -> list[Row]:

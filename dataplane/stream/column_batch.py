@@ -114,10 +114,10 @@ class ColumnBatches(dict[int, ColumnBatch]):
                     done.append(self.pop(number))
         return done
 
-    def stored(self, after: int = -1) -> Iterator[tuple[int, ColumnBatch]]:
-        """The column batches after this number, ascending, with their numbers. One in pieces is given piece by
+    def stored(self, first: int = 0) -> Iterator[tuple[int, ColumnBatch]]:
+        """The column batches from this number on, ascending, with their numbers. One in pieces is given piece by
         piece."""
-        return ((number, each) for number in sorted(self) if number > after for each in self[number].each)
+        return ((number, each) for number in sorted(self) if number >= first for each in self[number].each)
 
 
 @dataclass(slots=True, eq=False)

@@ -90,7 +90,7 @@ def holding(leader: StreamLeader, asked: r.ListHeldColumns, now: float) -> r.Hel
     """References to columns that rows need of a node, in parts. Never refused."""
     stored = leader.leased.partition.rows.batches.stored(asked.after)
     needed = (each for each in stored if asked.node in each[1].nodes or asked.node in each[1].spares)
-    return held_rows(needed, leader.outboxes.last(asked.node))
+    return held_rows(needed, asked.after, asked.pieces, leader.outboxes.last(asked.node))
 
 
 def measure(leader: StreamLeader, asked: r.Measure, now: float) -> r.PartitionFigures:

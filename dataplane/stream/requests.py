@@ -2,7 +2,8 @@
 
 A request that changes rows names its client and a sequence number (from 1) and is executed once: if it is sent
 again, it gets the first answer. Requests without a sequence are the driver's own and may be repeated. Arrays and
-references are encoded as in `commands`.
+references are encoded as in `commands`. The leader sets `time_s`, when the request was decided, by the clock of the
+partition.
 """
 
 from __future__ import annotations
@@ -258,11 +259,12 @@ class ListDeadLetters(StreamRequest, frozen=True, tag=29, kw_only=True):
 
 
 class ListHeldColumns(StreamRequest, frozen=True, tag=41, kw_only=True):
-    """Ask for the columns on a restarted node that rows need: the column batches after this number. Answered by
-    `HeldRows`."""
+    """Ask for the columns on a restarted node that rows need, from the column batch with the number `after` on without
+    its first `pieces`. Answered by `HeldRows`."""
 
     node: bytes
     after: int = -1
+    pieces: int = 0
 
 
 class Measure(StreamRequest, frozen=True, tag=30, kw_only=True):

@@ -123,28 +123,34 @@ class FoundRows(StreamResult, frozen=True, tag=12):
 
 
 class HeldRows(StreamResult, frozen=True, tag=18):
-    """References to the columns on the node that rows need. `next`: the number of the column batch after which to go
-    on, -1 at the end. `last`: the number of the last entry of the outbox of the node."""
+    """References to the columns on the node that rows need. `next`, `pieces`: the last column batch, by number, and how
+    many of its references were given, to go on after these; `next` is -1 at the end. `last`: the number of the last
+    entry of the outbox of the node."""
 
     refs: list[bytes]
     next: int
     last: int
+    pieces: int = 0
 
 
 MAX_HELD = 256 << 10
 """Approximate bytes of references in one `HeldRows`."""
 
 
-def held_rows(needed: Iterable[tuple[int, Any]], last: int) -> HeldRows:
-    """The answer with the references of these column batches, with ascending numbers; all pieces of a batch, which have
-    one number, are in one answer."""
+def held_rows(needed: Iterable[tuple[int, Any]], after: int, pieces: int, last: int) -> HeldRows:
+    """The answer with the references of these column batches, which have ascending numbers from `after` on: those after
+    the first `pieces` of that batch."""
     refs: list[bytes] = []
-    nbytes, before = 0, -1
+    nbytes, at, given, skipped = 0, after, pieces, 0
     for number, batch in needed:
-        if nbytes > MAX_HELD and number != before:
-            return HeldRows(refs, before, last)
+        if number == after and skipped < pieces:
+            skipped += 1
+            continue
+        if nbytes > MAX_HELD:
+            return HeldRows(refs, at, last, given)
         refs.append(batch.encode())
-        nbytes, before = nbytes + len(refs[-1]), number
+        given = given + 1 if number == at else 1
+        nbytes, at = nbytes + len(refs[-1]), number
     return HeldRows(refs, -1, last)
 
 

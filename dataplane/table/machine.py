@@ -92,8 +92,8 @@ class TableMachine(StateMachine):
         """References to the columns that are stored on the node and that rows of the table still need. The reference
         of a write is among them as a whole if any of its cells is needed."""
         writes = self.table.cells.writes.items()
-        needed = (each for each in writes if each[0] > asked.after and asked.node in each[1].nodes)
-        return held_rows(needed, self.outboxes.last(asked.node))
+        needed = (each for each in writes if each[0] >= asked.after and asked.node in each[1].nodes)
+        return held_rows(needed, asked.after, asked.pieces, self.outboxes.last(asked.node))
 
     def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
         """The answer to a command that was executed before. For a write with `look`, it has the current state of the

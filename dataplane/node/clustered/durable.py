@@ -180,16 +180,16 @@ class DurableColumns:
         this node's outbox as of the first answer. The partition may have released some of the references meanwhile:
         later entries of the outbox name those."""
         refs: list[bytes] = []
-        last, after = None, -1
+        last, after, pieces = None, -1, 0
         while True:
-            asked = r.encode_request(r.ListHeldColumns(node=self._me, after=after))
+            asked = r.encode_request(r.ListHeldColumns(node=self._me, after=after, pieces=pieces))
             found = r.decode_result(await self.partitions.router.ask(partition, asked, Deadline.after(_ASK_S)))
             assert isinstance(found, r.HeldRows), f"{type(found)} is no answer to this"
             refs += found.refs
             last = found.last if last is None else last
             if found.next < 0:
                 return refs, last
-            after = found.next
+            after, pieces = found.next, found.pieces
 
     async def aclose(self) -> None:
         await self._background.aclose()

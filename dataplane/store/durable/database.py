@@ -8,7 +8,7 @@ Invariants:
   until the file is opened again.
 
 The directory's lock keeps other processes away, so SQLite needs none of its own and no memory shared with them.
-Used by any thread; calls wait for each other.
+`Database` is used by any thread; its calls wait for each other.
 """
 
 from __future__ import annotations
