@@ -449,13 +449,17 @@ async def test_a_slow_restore_is_reported_as_slow_and_not_as_lack_of_room(
         size = 200 * PAGE
         data = [content(seed, size) for seed in range(2)]
         first, _ = [await store.put("p", d, layout(size), soon(), scope="", holder="p") for d in data]
-        go_on, read_file = asyncio.Event(), store.disk.read
+        go_on, reading, read_file = asyncio.Event(), asyncio.Event(), store.disk.read
 
         async def slow(*args: Any) -> None:
+            reading.set()
             await go_on.wait()
             await read_file(*args)
 
         monkeypatch.setattr(store.disk, "read", slow)
+        begun = asyncio.create_task(store.pin("p", [first], soon()))
+        await reading.wait()  # room was made, which takes time on a busy machine
+        begun.cancel()
         for _ in range(2):
             with pytest.raises(Backpressure, match="still being read from disk") as caught:
                 await store.pin("r", [first], Deadline.after(0.1))
