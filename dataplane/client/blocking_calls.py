@@ -23,8 +23,8 @@ PlaneCalls = blocking(
 )
 StreamCalls = blocking(
     AsyncStream,
-    "__repr__ append appender extend consume deliveries take drop_rows dead_letters lost begin unfinished resume stats"
-    " checkpoint record close drop",
+    "__repr__ append appender extend consume deliveries take drop_rows dead_letters retry lost begin unfinished resume"
+    " stats checkpoint record close drop",
 )
 DeliveryCalls = blocking(Delivery, "__len__ __repr__ get ack nack renew split rows_of")
 DraftCalls = blocking(Draft, "__getitem__ __iter__ torch seal")

@@ -382,7 +382,17 @@ class StreamCalls(Blocking):
 
     def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
         """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
-        or their lease expired. They stay in the stream until they are dropped."""
+        or their lease expired. They stay in the stream until they are dropped, or done after a `retry`."""
+
+    def retry(self, task: str, rows: BatchRef | Sequence[str] | None = None) -> int:
+        """Make dead letters of this task pending again, as if they had never been delivered to it. Returns how many
+        there were.
+
+        rows: their keys or a reference to them, such as `keys` or `ref` of `dead_letters`. None: all dead letters of
+            the task, at most 65,536 in one call. Rows that are not dead letters of the task are left as they are.
+
+        Raises Misuse for a task or row that does not exist.
+        """
 
     def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first

@@ -34,7 +34,7 @@ _TOKEN = secrets.token_hex(8)
 
 _CHANGES = (
     {sm.Free, rm.OpenStream, rm.AppendRows, rm.ExtendRows, rm.DropStream, rm.TakeLostRows, rm.PublishRestored}
-    | {r.ResumeRow, r.AbandonRow, r.RenewRow, r.Ack, r.Nack, r.Renew, r.Drop, r.Close}
+    | {r.ResumeRow, r.AbandonRow, r.RenewRow, r.Ack, r.Nack, r.Renew, r.Drop, r.Retry, r.Close}
     | {t.Upsert, t.ClearRows, t.Claim, t.Release, t.DropTable}
 )
 """The requests with a lasting effect. A late answer to any other leaves nothing behind: the grant of a put, a pin, an

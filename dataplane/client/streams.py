@@ -353,9 +353,24 @@ class AsyncStream:
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
         """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
-        or their lease expired. They stay in the stream until they are dropped."""
+        or their lease expired. They stay in the stream until they are dropped, or done after a `retry`."""
         asked = r.ListDeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
         return DeadLetters(self._token, await self.ask(asked, r.Letters))
+
+    async def retry(self, task: str, rows: BatchRef | Sequence[str] | None = None) -> int:
+        """Make dead letters of this task pending again, as if they had never been delivered to it. Returns how many
+        there were.
+
+        rows: their keys or a reference to them, such as `keys` or `ref` of `dead_letters`. None: all dead letters of
+            the task, at most 65,536 in one call. Rows that are not dead letters of the task are left as they are.
+
+        Raises Misuse for a task or row that does not exist.
+        """
+        numbers, _, keys = self.writes.named(() if rows is None else rows)
+        if rows is not None and not numbers and not keys:
+            return 0
+        asked = r.Retry(task=arguments.text("a task", task), rows=np.frombuffer(numbers, np.int64), keys=keys)
+        return len((await self.ask(asked, r.FoundRows)).rows)
 
     async def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first

@@ -63,6 +63,7 @@ AnyCommand = (
     | r.Append
     | r.Extend
     | r.Drop
+    | r.Retry
     | r.ExtendRow
     | r.ResumeRow
     | r.AbandonRow

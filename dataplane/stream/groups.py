@@ -105,14 +105,15 @@ class GroupCounts:
         self._pass(task, numbers)
 
     def _pass(self, task: int, numbers: Index) -> None:
-        """For each group without a row left for the task, exclude the rows dropped so far from the task's count."""
-        left = self._members[numbers] - self._done[task, numbers] - self._dead[task, numbers]
-        over = numbers[left == 0]
+        """For each group without a row left for the task, exclude the rows dropped so far from the task's count. A dead
+        letter is left: it may be retried."""
+        over = numbers[self._members[numbers] == self._done[task, numbers]]
         self._past[task, over] = self._dropped[over]
 
-    def dead(self, task: int, numbers: Index) -> None:
-        """Count a row of each group as a dead letter of the task. The rows are not dropped."""
-        np.add.at(self._dead[task], numbers[numbers >= 0], 1)
+    def dead(self, task: int, numbers: Index, more: int = 1) -> None:
+        """Count a row of each group as a dead letter of the task, or with -1 as none any more. The rows are not
+        dropped."""
+        np.add.at(self._dead[task], numbers[numbers >= 0], more)
 
     def drop(self, numbers: Index, done: Flags, dead: Flags) -> None:
         """Count a row of each group as dropped. `done`, `dead`: flags [tasks, rows] of the tasks that were done with

@@ -28,7 +28,7 @@ from dataplane.stream.lease import RowLease
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.page import Index
 from dataplane.stream.pieces import SPANS
-from dataplane.stream.progress import LEASED, PENDING
+from dataplane.stream.progress import DEAD, LEASED, PENDING
 from dataplane.stream.reads import Snapshots
 from dataplane.stream.replicated import ReplicatedStream
 from dataplane.stream.row_choice import Demand
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 _NAMED = 3  # the most rows that a log message names
 _NAMED_GROUPS = 3  # the most groups that an error names
 _HOLDERS = 64  # the most clients that an error names
+_MOST_RETRIED = 1 << 16  # the most rows of one command
 _TERM = 1 << 32  # grants of one term
 _NONE: Index = np.empty(0, np.int64)
 
@@ -278,6 +279,14 @@ class StreamLeader(ReplicatedStream):
         partition.require(rows)
         return replace(asked, rows=rows, keys=[], groups=[])
 
+    def _retry(self, asked: r.Retry, now: float) -> r.Retry:
+        partition, task = self.leased.partition, self.leased.settings.task(asked.task)
+        rows = np.unique(np.concatenate((asked.rows, partition.keys.numbers(asked.keys) if asked.keys else _NONE)))
+        partition.require(rows)
+        if not len(rows):
+            rows = partition.progress.in_state(task, DEAD)[:_MOST_RETRIED]
+        return replace(asked, rows=rows, keys=[])
+
     def _leave(self, asked: r.EndClient, now: float) -> c.Command | None:
         self.snapshots.leave(self, asked.client)
         self.leased.leave(asked.client)
@@ -371,6 +380,7 @@ _DECIDE: dict[type, Callable[[StreamLeader, Any, float], Any]] = {
     ),
     r.Renew: lambda leader, asked, now: leader.leased.leases.renew(asked.grant, asked.client, asked.replica, now),
     r.Drop: StreamLeader._drop,
+    r.Retry: StreamLeader._retry,
     r.Close: lambda leader, asked, now: None if leader.leased.closed else asked,
     r.Clear: _itself,
     r.TakeLost: _itself,

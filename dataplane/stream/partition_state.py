@@ -172,6 +172,18 @@ class StreamState:
         self.let_go(rows[dropped])
         return rows[dead]
 
+    def retry(self, task: int, rows: Index) -> Index:
+        """Make those of these rows that are dead letters of the task pending. Returns them."""
+        places = self.rows.places(rows)
+        dead = self.progress.states(places, len(rows))[task] == DEAD
+        rows = rows[dead & ~self.progress.dropped(places, len(rows))]
+        places = self.rows.places(rows)
+        self.progress.retry(task, places, self.metadata.versions(places))
+        self.groups.dead(task, self.metadata.groups(places), -1)
+        for row in rows.tolist():
+            self.reasons[task].pop(row, None)
+        return rows
+
     def settle(self, task: int, rows: Index, state: int) -> None:
         """Mark rows as ACKED or EXPIRED for a task. Rows with which all tasks are done are removed."""
         if not len(rows):

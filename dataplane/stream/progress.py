@@ -80,8 +80,7 @@ class StreamProgress:
         """Add new rows of these versions, pending for each task."""
         arrived = {versions.item(): 1} if len(versions) == 1 else _by_value(versions)
         for left in self.left:
-            for version, count in arrived.items():
-                left[version] = left.get(version, 0) + count
+            _more(left, arrived)
 
     # delivering
 
@@ -199,6 +198,14 @@ class StreamProgress:
         self._done(task, versions[dead], DEAD)
         return dead, dropped
 
+    def retry(self, task: int, places: Places, versions: Index) -> None:
+        """Make dead rows of these versions pending, as if they had never been leased."""
+        for page, inside, _ in places:
+            sheet = self._sheet(page)
+            sheet.state[task, inside], sheet.tries[task, inside] = PENDING, 0
+            page.changes += 1
+        _more(self.left[task], _by_value(versions))
+
     def settle(self, task: int, places: Places, versions: Index, state: int) -> tuple[Flags, Flags]:
         """Mark rows as done by the task. Returns flags of the rows that all tasks have done, and of the dropped."""
         finished, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
@@ -298,8 +305,7 @@ class StreamProgress:
             sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
             sheet.dead = sheet.dead or bool((states[:, chosen] == DEAD).any())
         for left, of in zip(self.left, states, strict=True):
-            for version, count in _by_value(versions[of == PENDING]).items():
-                left[version] = left.get(version, 0) + count
+            _more(left, _by_value(versions[of == PENDING]))
 
     def mark_dropped(self, places: Places, flags: Flags) -> None:
         """Mark the rows whose flag is set as dropped."""
@@ -328,6 +334,11 @@ def _by_value(values: Index) -> dict[int, int]:
     if len(values) and (values == values[0]).all():  # the usual case for the versions of one append
         return {int(values[0]): len(values)}
     return dict(zip(*(found.tolist() for found in np.unique(values, return_counts=True)), strict=True))
+
+
+def _more(left: dict[int, int], arrived: dict[int, int]) -> None:
+    for version, count in arrived.items():
+        left[version] = left.get(version, 0) + count
 
 
 def _less(left: dict[int, int], versions: Index) -> None:

@@ -169,6 +169,15 @@ class Drop(StreamRequest, frozen=True, tag=10, kw_only=True):
     groups: list[str | int] = []
 
 
+class Retry(StreamRequest, frozen=True, tag=48, kw_only=True):
+    """Make dead letters of a task pending again, by offset and by key, or all. Rows that are no dead letters of the
+    task are left as they are. Answered by `FoundRows` with those that were."""
+
+    task: str
+    rows: Index = _NONE
+    keys: list[str] = []
+
+
 class Close(StreamRequest, frozen=True, tag=11, kw_only=True):
     """Close the stream: further appends are refused."""
 
@@ -371,6 +380,7 @@ FromClient = (
     | Nack
     | Renew
     | Drop
+    | Retry
     | Close
     | ListDeadLetters
     | Measure

@@ -196,7 +196,15 @@ class Letters(StreamResult, frozen=True, tag=16):
 
 
 ToClient = (
-    Succeeded | Delivered | CandidateRows | Letters | PartitionFigures | UnfinishedRows | SnapshotTaken | SnapshotRows
+    Succeeded
+    | Delivered
+    | CandidateRows
+    | FoundRows
+    | Letters
+    | PartitionFigures
+    | UnfinishedRows
+    | SnapshotTaken
+    | SnapshotRows
 )
 """The answers to `requests.FromClient`."""
 

@@ -208,16 +208,33 @@ def test_an_append_beyond_the_declared_group_size_is_refused(plane: dp.Plane) ->
     assert [stream.consume("actor", **how).groups[0] for _ in range(2)] == ["q", "p"]
 
 
-def test_a_dead_letter_dropped_and_appended_again_is_not_reported_at_the_end(plane: dp.Plane) -> None:
-    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=1)
-    stream.append({"x": [0, 1]}, keys=["a", "b"])
-    stream.consume("actor", rows=1, columns=["x"]).nack("out of memory")
-    dead = stream.dead_letters("actor")
-    stream.drop_rows(dead.keys)
-    stream.append({"x": [5]}, keys=dead.keys)
+def test_a_dead_letter_that_is_retried_is_delivered_again_and_not_reported_at_the_end(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor", "other"], max_deliveries=2)
+    stream.append({"x": [0, 1, 2]}, keys=["a", "b", "c"])
+    for _ in range(2):
+        stream.consume("actor", rows=2, columns=["x"]).nack("out of memory")
     stream.close()
+    assert stream.retry("actor", ["b", "c"]) == 1, "c is no dead letter"
+    assert stream.retry("actor", []) == stream.retry("other") == 0
+    with pytest.raises(dp.Misuse, match="there is no row 'd'"):
+        stream.retry("actor", ["d"])
+    left = stream.dead_letters("actor")
+    assert (left.keys, left.reasons) == (["a"], ["out of memory"])
+    assert stream.retry("actor", left.ref) == 1
+    stream.consume("actor", rows=1, columns=["x"]).nack("once more: it has two tries again")
     done = stream.deliveries("actor", rows=1, columns=["x"], at_end="raise")
-    assert [delivery.get()["x"].to_list() for delivery in done] == [[1], [5]]
+    assert [delivery.get()["x"].to_list() for delivery in done] == [[0], [1], [2]]
+
+
+def test_dead_letters_of_a_group_are_retried_as_a_group_without_the_dropped_ones(plane: dp.Plane) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=1, group_size=3)
+    stream.append({"x": [0, 1, 2]}, keys=["a", "b", "c"], group="g")
+    how: dict[str, Any] = {"rows": 3, "columns": ["x"], "sampler": dp.CompleteGroups(3), "timeout": 0}
+    stream.consume("actor", **how).nack("out of memory")
+    stream.drop_rows(["b"])
+    assert stream.retry("actor") == 2
+    with stream.consume("actor", **how) as delivery:
+        assert delivery.keys == ["a", "c"]
 
 
 class Oldest:

@@ -67,7 +67,7 @@ class PartitionProtocol:
 
 
 STREAMS = PartitionProtocol(
-    frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
+    frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Retry, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
     frozenset((r.Look, r.Find, r.ListDeadLetters, r.Measure, r.ReadSnapshot, r.ListUnfinished)),
     r.decode_result,
     lambda client, ended: r.EndClient(client=client, ended=ended),

@@ -262,7 +262,7 @@ class Consumer(Client):
 
 
 class Janitor(Client):
-    """Asks for lost rows, and drops dead letters and now and then something else."""
+    """Asks for lost rows, retries or drops dead letters, and drops now and then something else."""
 
     def __init__(self, world: World, name: str, nodes: int, ask: Callable[[int, Call], None], checker: Checker) -> None:
         super().__init__(world, name, nodes, ask)
@@ -276,6 +276,10 @@ class Janitor(Client):
         if self.ending and self.closes:
             self.closes = False
             self.call(r.Close(client=self.name, sequence=self.next_sequence()), self._done)
+        elif rows and not self.ending and rows[0] % 2:
+            task = next(name for task, name in enumerate(TASKS) if checker.model.dead(rows[0], task))
+            offsets = np.array(rows, np.int64)
+            self.call(r.Retry(client=self.name, sequence=self.next_sequence(), task=task, rows=offsets), self._done)
         elif rows or rng.random() < 0.15:
             rows = rows or checker.some(rng)
             offsets = np.array(rows, np.int64)

@@ -95,6 +95,8 @@ class Model:
                 if offset in self.rows:
                     self.rows[offset].dropped = True
                     self.dropped.add(offset)
+        elif isinstance(command, r.Retry):
+            self._retry(command, result)
         elif isinstance(command, c.RemoveCommand):
             for offset in command.rows.tolist():
                 if offset in self.rows:
@@ -146,6 +148,15 @@ class Model:
                 self.expired.add(offset)
             if len(row.done) == len(TASKS) and not row.dropped:
                 self._remove(offset)
+
+    def _retry(self, command: r.Retry, result: r.StreamResult) -> None:
+        task = TASKS.index(command.task)
+        there = [o for o in command.rows.tolist() if o in self.rows and not self.rows[o].dropped]
+        dead = [offset for offset in there if self.dead(offset, task)]
+        assert isinstance(result, r.FoundRows)
+        assert result.rows.tolist() == dead
+        for offset in dead:
+            self.rows[offset].nacks[task] = 0
 
     def _lose(self, node: bytes) -> list[int]:
         """Rows that lack a column now go."""
