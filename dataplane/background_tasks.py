@@ -27,7 +27,7 @@ class BackgroundTasks:
         return task
 
     async def join(self, timeout_s: float | None = None) -> None:
-        """Wait until the tasks that run now have ended, at most so long. Cancels none."""
+        """Wait until the currently running tasks have ended, for a limited time. Cancels none."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 

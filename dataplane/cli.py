@@ -1,7 +1,7 @@
 """The `dataplane` command: `dataplane node` runs a node, `dataplane status` shows its figures once, `dataplane top`
 shows them live in the terminal, and `dataplane web` in a browser. `dataplane diagnose` explains the duration of a step,
 and `dataplane plan` plans a pipeline. `dataplane record` writes a stream's rows to a directory, and `dataplane replay`
-makes a stream of them.
+appends them to a new stream.
 
 Exit codes: 0; 1 if the node does not answer or refuses; 2 for a wrong command line.
 """

@@ -1,4 +1,4 @@
-"""Closing several things one after the other."""
+"""Closes several objects in order."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 
 async def close_each(*closes: Callable[[], object], within_s: float | None = None) -> None:
-    """Call each of these, in order, and await what it returns. A call that raises, hangs or is cancelled skips no
-    other.
+    """Make each of these calls, in order, and await its result. If one raises, hangs or is cancelled, the others are
+    still made.
 
-    within_s: seconds for all together; what still waits then is cancelled, and so is each later call once it waits.
+    within_s: seconds for all calls together; then the waiting call is cancelled, and so is each later call once it
+        waits.
 
     Raises the first error at the end, with the others as its notes: TimeoutError for a call that was cancelled because
     of `within_s`. If the caller is cancelled, CancelledError comes before other errors.

@@ -34,8 +34,8 @@ TRANSPORTS = ("tcp", "ucx", "nixl")
 
 
 def parse_size(size: int | str, name: str = "a size") -> int:
-    """Bytes from an integer or from text: `"64MiB"`, `"1.5 GB"`. Raises ValueError for anything else, which says what
-    the `name` of the size is."""
+    """Bytes from an integer or from text: `"64MiB"`, `"1.5 GB"`. Raises ValueError for anything else, with the `name`
+    of the setting."""
     if isinstance(size, bool) or not isinstance(size, int | str):
         raise ValueError(f"{name} is bytes as an integer or text like '2GiB', not {size!r}")
     if isinstance(size, int):
@@ -73,7 +73,7 @@ class NodeConfig:
     reservation_lease_s: seconds of silence after which a client's unsealed bytes are taken back.
     compression: "auto" compresses spill files with LZ4 when the disk is slower than LZ4; "never"; "always".
     data_dir: the directory of the node's identity and durable data, for this node only, on a persistent disk. A node
-        started again on it is the same member. None: nothing is durable, and each start is a new node.
+        that is restarted with it is the same member. None: nothing is durable, and each start is a new node.
     metrics: HOST:PORT where the node serves `/metrics` to Prometheus; port 0 is any. None: nowhere.
     """
 

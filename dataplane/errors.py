@@ -92,8 +92,8 @@ class LeaseExpired(DataplaneError):
 class OutcomeUnknown(DataplaneError):
     """A request that changes something was sent and not answered: it may have been executed, or may yet be. The same
     request again settles it: an append with the same keys, a claim with the same id and an ack are executed once, an
-    extend is repeated with `replace`, and a request that cannot be repeated, as a nack, is refused if it was
-    executed. `epoch`: of the partition whose leader did not answer, if it was one."""
+    extend is repeated with `replace`, and a request that cannot be repeated, such as a nack, is refused if it was
+    executed. `epoch`: that of the partition, if its leader did not answer."""
 
     FIELDS = {"epoch": 0}
 
@@ -134,7 +134,7 @@ class Unauthenticated(Rejected):
 
 
 class ProtocolMismatch(Rejected):
-    """The two sides speak different major versions, or a message was not one."""
+    """The two sides speak different major versions, or a message is invalid."""
 
     FIELDS = {"ours": "", "theirs": ""}
 
@@ -157,7 +157,7 @@ class Closed(Misuse):
 
 
 class Forked(Misuse):
-    """A plane was used in a child of the process that connected it. The child connects by itself."""
+    """A plane was used in a child of the process that connected it. The child must connect by itself."""
 
     FIELDS = {"connected_in": 0}
 
@@ -183,8 +183,8 @@ _BY_NAME = _tree(DataplaneError)
 
 
 def describe(error: DataplaneError) -> tuple[str, str, dict[str, Any]]:
-    """The error as plain values: its class's name, its message, its fields. A class outside of this module is named by
-    its nearest base class in it, which the other side raises."""
+    """The error as plain values: its class's name, its message, its fields. For a class of another module, the name is
+    that of its nearest base class in this one, which the other side raises."""
     kind = next(each for each in type(error).__mro__ if each.__name__ in _BY_NAME)
     return kind.__name__, str(error), error.fields
 

@@ -2,7 +2,7 @@
 
 While a node executes a request, `asked` names it: the number of the client, and that of the request. A wait is ended by
 another request (the append that makes a row ready, the ack that frees room), which `asked` names at that moment; (0, 0)
-is the node itself, which has written a shard to disk, or read one.
+stands for the node itself, after it has written a shard to disk or read one.
 
 The low `BITS` of a request's number are the number of the calling place in the client's source
 (`dataplane.diagnosis.recorder`). So messages need no other field for this. Here they only serve as keys.

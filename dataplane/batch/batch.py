@@ -178,7 +178,7 @@ class Column:
 
     @property
     def device(self) -> str:
-        """The device of the tensors of this column: "cpu", or the one it was brought to by `to`."""
+        """The device of the tensors of this column: "cpu", or the one that `to` moved it to."""
         return "cpu" if self._device is None else str(self._device)
 
     def torch(self, *, device: Any = None) -> Any:
@@ -194,17 +194,17 @@ class Column:
         return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
     def tensors(self) -> list[Any]:
-        """A writable tensor for each row, which shares no memory with another row's. If `torch()` gives something else
-        for a row, such as a dict, that is the element. Large rows of a ragged column are not copied, even if they are
+        """A writable tensor for each row, which shares no memory with another row's. A row for which `torch()` gives
+        something else, such as a dict, is given as that. Large rows of a ragged column are not copied, even if they are
         scattered or repeated; others as by `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch."""
         if self.field.kind in ("text", "bytes", "object"):
             return list(self._tensor)  # which raises
         return views.torch_rows(self.name, self.field, self.reading, self._device)
 
     def packed(self) -> tuple[Any, Any]:
-        """A ragged column as variable-length kernels take it: all items, [total, *item], and where each row begins
-        among them, int64 [rows + 1]. Writable tensors, not copied if the rows are contiguous; the first call is faster
-        than that of `torch()`, for which torch imports much.
+        """A ragged column for variable-length kernels: all items, [total, *item], and the offset of each row among
+        them, int64 [rows + 1]. Writable tensors, not copied if the rows are contiguous; the first call is faster than
+        that of `torch()`, which makes torch import much.
 
         Raises SchemaMismatch if more than the first dimension varies, or the column is not ragged. Imports torch.
         """
@@ -213,7 +213,7 @@ class Column:
     def padded(self, value: Any = 0) -> Any:
         """A ragged column as one writable tensor, [rows, longest, *item], with `value` where a row is shorter; if more
         dimensions vary, each as long as its longest. A dense column as `torch()` gives it. On the column's device. A
-        copy; `lengths()` says which elements are the rows' own.
+        copy; `lengths()` has the rows' own lengths.
 
         Raises SchemaMismatch for text, bytes, struct and object, and Misuse if the dtype has no such value. Imports
         torch.

@@ -1,4 +1,4 @@
-"""References one below the other: the rows of each after those of the one before.
+"""Concatenates references: the rows of each follow those of the previous one.
 
 References derived from one have their columns in the same frames, and keep them together. Others may not: columns stay
 in one frame if they share one in every reference. If all references have an origin, so has the result. The work is
@@ -21,7 +21,7 @@ from dataplane.errors import Misuse, SchemaMismatch
 
 
 def concat(refs: Iterable[BatchRef]) -> BatchRef:
-    """The rows of each reference after those of the one before; columns in the order of the first.
+    """The rows of all references, one reference after the other; columns in the order of the first.
 
     All have the same columns. Dense ones agree in dtype and shape; a ragged column of the result may vary in more
     dimensions than any of them, and structs have the keys of all. Raises SchemaMismatch naming the column,

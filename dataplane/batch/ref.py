@@ -5,14 +5,12 @@ The rows of a reference never change, since shards do not. A reference keeps not
 (`Freed`) by the time they are read.
 
 Rows are counted as in a Python sequence. A position beyond the end raises IndexError, as sequences do and iteration
-needs; every other impossible operation raises a `Misuse`, or, if a column is to blame, a `SchemaMismatch` that names
-it.
+needs; every other invalid operation raises `Misuse`, or, for an unsuitable column, `SchemaMismatch`, which names it.
 
 A reference without rows still has its columns' fields, and names no shard.
 
 A reference that a stream delivered also knows which rows of that stream its rows are: its origin. Every operation on
-rows keeps it, so that what was computed from rows that were picked, sorted and sent anywhere can be assigned to
-them.
+rows keeps it, so that results computed from selected, sorted or sent rows can be assigned to the rows of the stream.
 """
 
 from __future__ import annotations
@@ -308,7 +306,7 @@ class BatchRef:
         return tuple(dict.fromkeys([cell.shard[:2] for cell in cells]))
 
     def is_sliced(self, name: str | None = None) -> bool:
-        """Whether the reference is to parts of the rows of a column, or of any."""
+        """Whether the reference names only parts of rows: of this column, or of any column."""
         frames = self._frames if name is None else [self._frames[place_of(self._columns, name).frame]]
         return any(frame.cut for frame in frames)
 
@@ -336,7 +334,7 @@ class BatchRef:
         return BatchRef(self._rows, self._columns, self._frames, origin_of(stream, rows, hold), self.traces)
 
     def origin(self) -> tuple[bytes, Index] | None:
-        """The stream (8 bytes) and the numbers in it of the rows, in order; None if no stream delivered them.
+        """The id of the stream (8 bytes) and the rows' numbers in it, in order; None if no stream delivered them.
 
         Raises Misuse if they are of several streams.
         """
@@ -346,8 +344,8 @@ class BatchRef:
         return (found[0][0], found[0][2]) if found else None
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
-        """As `origin`, for rows of several streams or partitions: of each its name (8 bytes), the positions of its
-        rows in this reference, ascending, and their numbers in it."""
+        """As `origin`, for rows of several streams or partitions: for each its id (8 bytes), the positions of its rows
+        in this reference, ascending, and their numbers in it."""
         return [] if self._origin is None or not self._rows else rows_by_stream(self._origin)
 
     def holds(self) -> Index:

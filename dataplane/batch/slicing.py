@@ -133,9 +133,9 @@ def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int
     """The part of each row in one rank's run of packed tokens: a start and a stop for each row, int64 [rows], for
     `BatchRef.slice_rows`.
 
-    Rows of these lengths, each padded to a `multiple`, are packed one behind another, and the pack is padded so that
-    all ranks have equal numbers of tokens, as in Megatron-LM's sequence parallelism and in Ulysses. The result contains
-    no padding. `lengths`: those of whole rows, or of the shares that `share_rows` leaves. Raises Misuse.
+    Rows of these lengths, each padded to a `multiple`, are concatenated, and the result is padded so that all ranks
+    have equal numbers of tokens, as in Megatron-LM's sequence parallelism and in Ulysses. The result contains no
+    padding. `lengths`: those of whole rows, or of the shares that `share_rows` leaves. Raises Misuse.
     """
     try:
         own, count, unit = operator.index(rank), operator.index(ranks), operator.index(multiple)

@@ -196,8 +196,8 @@ class Taken(Sequence[BatchRef]):
 
 class DeadLetters:
     """Dead letters of a task, in the order of `keys`. `ref` has the columns common to all of them; None without dead
-    letters. `reasons`: for each, why its last delivery was given back: the argument of `nack`, the exception that left
-    the `with` block or the loop, or that the lease ran out or its process ended; "" if nothing was said."""
+    letters. `reasons`: for each, the reason why its last delivery ended: the argument of `nack`, the exception that
+    left the `with` block or the loop, the end of the lease or of the process; "" if none is known."""
 
     def __init__(self, stream: bytes, letters: r.Letters) -> None:
         self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)

@@ -72,30 +72,30 @@ def loader(
     timeout: float | None = None,
     at_end: AtEnd = "warn",
 ) -> Loader:
-    """Batches of a task's rows, to be iterated over until the stream is closed and the task has done all of it.
+    """An iterable of batches of a task's rows, until the stream is closed and the task has done all rows.
 
     rows, columns, min_rows, sampler, member, replica, replicas: as for `Stream.consume`. A batch has `min_rows` to
         `rows` rows.
-    collate: what a batch is. "jagged": a dict of tensors, ragged columns as nested tensors of the jagged layout (those
-        with more than one varying dimension as lists of tensors). "padded": ragged columns as [rows, longest, ...],
-        with `<name>_mask`, true where there is a value. In both, text, bytes, struct and object columns are lists. A
-        function: its result for the `Batch`, computed in a thread of the loader.
+    collate: the form of a batch. "jagged": a dict of tensors, ragged columns as nested tensors of the jagged layout
+        (those with more than one varying dimension as lists of tensors). "padded": ragged columns as [rows, longest,
+        ...], with `<name>_mask`, true where there is a value. In both, text, bytes, struct and object columns are
+        lists. A function: its result for the `Batch`, computed in a thread of the loader.
     padding_value: the value of padding; for all columns, or a dict by column, 0 for the others.
     lease: seconds that a step may take, at least nine tenths of it counted from when the batch is returned.
-    prefetch: how many batches are fetched while the step runs; 0: each when it is asked for.
-    pin_memory: have the tensors in page-locked memory. Without CUDA it warns, and does nothing.
-    device: where the tensors are to be, such as "cuda"; also those within dicts, lists and tuples from a function. They
-        are copied by the loader's thread on its own stream while the step before runs, and later work of the iterating
-        thread's current stream waits for them. With it, `pin_memory` has no use.
-    timeout: seconds to wait for rows, counted from when a batch is asked for; 600 if None. Reading them and `collate`
+    prefetch: the number of batches that are fetched during a step; 0: each is fetched when it is requested.
+    pin_memory: whether tensors are in page-locked memory. Without CUDA it warns, and does nothing.
+    device: the device of the tensors, such as "cuda"; also of those within dicts, lists and tuples from a function. The
+        loader's thread copies them on its own stream during the previous step, and later work of the iterating thread's
+        current stream waits for them. `pin_memory` then has no use.
+    timeout: seconds to wait for rows, counted from the request of a batch; 600 if None. Reading them and `collate`
         do not count.
-    at_end: what to do at the end if rows of the task are dead letters, were dropped, or have expired. "warn" gives a
+    at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired. "warn" gives a
         `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
     Iterating raises NotReady at the deadline; LeaseExpired if a step took longer than the lease, and its rows go to
-    others; Closed if the plane was closed or the stream dropped; Misuse, Lost, and whatever `collate` raises. It can be
-    begun again after each. To be used in the process that connected, so not as the dataset of a `DataLoader` with
-    workers.
+    others; Closed if the plane was closed or the stream dropped; Misuse, Lost, and the errors of `collate`. After an
+    error, a new iteration can begin. Use it only in the process that connected: it cannot be the dataset of a
+    `DataLoader` with workers.
     """
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
     how |= {"member": member, "replica": replica, "replicas": replicas}
@@ -178,20 +178,20 @@ class Loader:
             self.version = max([*delivery.versions, *([] if self.version is None else [self.version])])
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save with the model: the stream, the task, how many steps and rows were acked, the newest policy
-        version among them, and the sampler's state: its settings, or the result of its own `state_dict` if it has one.
+        """The state to save with the model: the stream, the task, the numbers of acked steps and rows, their newest
+        policy version, and the sampler's state: its settings, or the result of its own `state_dict` if it has one.
 
-        Which rows were acked is stored by the stream, not here; a durable stream has it even after every process was
+        The stream stores which rows were acked, not this state; a durable stream still knows it after every process was
         killed. A new loader, with this state or without, in this process or another, continues with the rows that were
         not acked: those returned or prefetched are delivered again once their holder has released them (it ended its
         iteration, its process ended, or its lease did). So:
 
-        - no row is lost, and one that was acked does not come again;
-        - the batch that was returned and not yet acked when the state was taken does come again, although the model may
-          have learned from it; call `ack` before saving, and it does not;
-        - a model that returns to an older state does not take the stream back with it: rows that were acked since then
-          are gone. To take the stream back, or if the node was killed and the stream is not durable, save
-          `stream.checkpoint(path)` with both, restore the stream by `plane.restore(path)`, and make the loader on that.
+        - no row is lost, and an acked row does not come again;
+        - a batch that was returned and not yet acked when the state was taken does come again, although the model may
+          have learned from it: to avoid that, call `ack` before saving;
+        - loading an older state of the model does not reset the stream: rows that were acked since then are gone. To
+          reset it, or if the node was killed and the stream is not durable, save `stream.checkpoint(path)` with both,
+          restore the stream by `plane.restore(path)`, and make a new loader of that stream.
         """
         return {
             "form": _STATE,
@@ -204,8 +204,8 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue counting from a saved state, and choose rows as its sampler did. Raises Misuse if the state is
-        invalid, or if its stream, task or kind of sampler is another."""
+        """Continue counting from a saved state, and restore the sampler's state. Raises Misuse if the state is invalid,
+        or is of another stream, task or kind of sampler."""
         if state.get("form") != _STATE or not {"steps", "rows"} <= state.keys():
             raise Misuse(f"the state of a loader is what state_dict() returned, not {dict(state)!r}"[:400])
         saved, mine = (state.get("stream"), state.get("task")), (self._stream.name, self._task)

@@ -104,7 +104,7 @@ class AsyncPlane:
         objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
-        replicas: the number of hosts that store it; with two, it survives the loss of one.
+        replicas: the number of hosts that store the columns; with 2, they survive the loss of one host.
         timeout: seconds to wait for room.
         device: "keep": tensors stay on their device, in memory of this process that other processes of this host map,
             up to the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory, and all of them
@@ -229,8 +229,8 @@ class AsyncPlane:
         """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
         freed, in any order. Copies nothing.
 
-        A reference frees only what it owns, however often it is freed. A scope frees only what its putter owned. A row
-        with several owners can be read by any reference to it while one owns it.
+        Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
+        that put the rows. A row can be read by any reference to it until its last owner has freed it.
 
         Raises Freed if a row is gone, OwnerDied if its node is, LimitExceeded (more rows than a message can name, or
         too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
@@ -244,7 +244,7 @@ class AsyncPlane:
         return await ownership.retain(self.connection, [_reference(ref) for ref in refs])
 
     async def stats(self, node: str | None = None) -> Stats:
-        """The current statistics of this host's node, or of the member of its cluster that `members` names so.
+        """The current statistics of this host's node, or of the member `node` of its cluster (see `members`).
 
         Raises PeerUnavailable if there is no such member, or it does not answer.
         """
@@ -271,8 +271,9 @@ class AsyncPlane:
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
         max_lag: how many policy versions an appended row may be newer than the oldest row that some task has not done.
-        max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 5 if None.
-        replicas: on how many hosts the columns of its rows are stored; 1 if None. On two, rows survive the loss of one.
+        max_deliveries: the number of deliveries to a task without an ack after which a row is a dead letter; 5 if None.
+        replicas: the number of hosts that store the columns of its rows; 1 if None. With 2, rows survive the loss of
+            one host.
         group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
             any size.
         durable: whether answered requests survive the end of every process, on the disks of nodes with a data directory
@@ -311,7 +312,8 @@ class AsyncPlane:
     async def restore(
         self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S
     ) -> AsyncStream:
-        """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
+        """The stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own name or
+        another.
 
         No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
         seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
@@ -409,7 +411,7 @@ class AsyncPlane:
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
 
-        role: the one whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if no
+        role: the role whose deliveries are steps; by default the one at the end of the pipeline. Raises Misuse if no
         process consumes, or none has the role; PeerUnavailable.
         """
         from dataplane.diagnosis.diagnosis import diagnosed, watched  # seldom needed

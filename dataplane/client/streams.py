@@ -111,8 +111,8 @@ class AsyncStream:
     ) -> list[str]:
         """Append rows. Returns their keys.
 
-        columns: as for `plane.put`, or a reference to rows that were put. The stream owns a reference from then on: it
-            is freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
+        columns: as for `plane.put`, or a reference to rows that were put. From then on the stream owns the rows of a
+            reference: they stay until no task needs them, even if they are freed elsewhere, and are then freed.
         keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
         group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
             stream. A row with None is in a group of its own.
@@ -224,8 +224,8 @@ class AsyncStream:
         sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
             one that is not built in runs in this process.
         member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
-            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets again what it had not
-            acked.
+            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets the deliveries again
+            that it had not acked.
         lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
         timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
@@ -294,7 +294,8 @@ class AsyncStream:
         back unless it was acked.
 
         lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
-        prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
+        prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
+            body.
         timeout: seconds to wait for each delivery, from when it is asked for.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
             a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
@@ -375,8 +376,8 @@ class AsyncStream:
     async def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
         caller, and can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
-        hosts that kept the order of the rows died, their keys are unknown: `unnamed` counts them by the node of their
-        producers, as far as those live.
+        hosts with the metadata of the rows died, their keys are unknown: `unnamed` has their number for each live node
+        whose clients appended them.
 
         task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
         """

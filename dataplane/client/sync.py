@@ -108,7 +108,7 @@ class Sent:
         return self._inner.done
 
     def result(self) -> list[str]:
-        """Their keys, once they are in the stream. Raises the error with which they are not."""
+        """Their keys, once they are in the stream. Raises the error if they were not appended."""
         return self._inner.keys() if self._inner.done else self._wait(self._inner.wait())
 
 
@@ -175,7 +175,7 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def opened(address: str, kind: str, name: str) -> Any:
-    """An unpickled stream or table, on the plane of this process for those of that node, which it keeps open."""
+    """An unpickled stream or table. All of this process from one node share a plane, which they keep open."""
     plane = _plane_at(address)
     found = getattr(plane, kind)(name)
     found._plane = plane
@@ -190,12 +190,13 @@ class Stream(StreamCalls):
     name: str = of_inner("name", "The name of the stream.")
     settings: StreamSettings = of_inner("settings", "The tasks and limits of the stream.")
     follower: HistoryFollower | None = of_inner(
-        "follower", "What records its rows in a history that `plane.stream` was given."
+        "follower", "The recorder of its rows in the history that `plane.stream` was given."
     )
     replay: Replay | None = of_inner("replay", "The replay that fills the stream, if `plane.replay` created it.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled, it is the stream of this name on the same node. What a process unpickles shares a plane."""
+        """Unpickled, it is the stream of this name on the same node. All unpickled streams and tables of a process
+        share a plane."""
         return opened, (self._inner._connection.address, "stream", self.name)
 
     def appender(
@@ -227,7 +228,7 @@ class Draft(DraftCalls):
 class Plane(PlaneCalls):
     """This process's handle to the system, from `dataplane.connect`; any thread may use it.
 
-    Each method waits for that of `AsyncPlane`.
+    Each method runs the method of `AsyncPlane` and waits for its result.
     """
 
     _inner: AsyncPlane

@@ -76,14 +76,14 @@ class AsyncWeights:
             most 256 MiB are held at a time. Each is a `torch.Tensor` with any device, strides and dtype except sparse
             and quantized ones, an array, a `DTensor`, of which each rank publishes its local shard, or a
             `dataplane.weights.Slice` of a tensor. Tensors of the same memory (tied ones) are stored once.
-        rank, ranks: of this publisher, and of all of this version. A rank whose tensors are all empty, or all published
-            by other ranks, publishes an empty part.
+        rank, ranks: the number of this publisher, and how many publish this version. A rank whose tensors are all
+            empty, or all published by other ranks, publishes an empty part.
         timeout: seconds to wait for room.
 
         When it returns, the tensors may be changed. Raises Misuse (no tensor, a name given twice, a version that is not
         new), SchemaMismatch (a value that is no tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown:
         publish it again, and if that raises Misuse because the version is complete, it was published. A publication
-        that failed otherwise or was cancelled shows nothing; its data is removed at once, or with the next complete
+        that failed otherwise or was cancelled is invisible; its data is removed at once, or with the next complete
         version.
         """
         number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
@@ -329,8 +329,8 @@ class AsyncWeights:
         """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
         newest.
 
-        after: the version that is known already.
-        timeout: seconds to wait for each version; None: for ever. Raises NotReady after it.
+        after: only versions newer than this one.
+        timeout: seconds to wait for each version; None: no limit. Raises NotReady at the deadline.
         """
         while True:
             try:

@@ -27,8 +27,8 @@ Invariants:
 - A received batch is in memory of its rank. It pins nothing in the store, and stays valid when the rows are freed. Its
   arrays and its tensors share memory.
 
-On a host without devices, `plane.get(ref)` in each rank maps the same memory and copies nothing: use a group if the
-rows are on another host, or go to devices.
+On a host without devices, prefer `plane.get(ref)` in each rank, which maps the same memory and copies nothing. Use a
+group if the rows are on another host, or are read into devices.
 
 Rejected: `torch.distributed.broadcast_object_list`, which pickles. The collectives of the caller's group: an aborted
 one leaves the group unusable, and its timeout is the group's. The tree of `torch.distributed.broadcast`: it sends a
@@ -71,7 +71,7 @@ def broadcast(
 def scatter(
     refs: Sequence[BatchRef] | None, group: Any, *, plane: RowReader, device: Any = None, timeout: float = TIMEOUT_S
 ) -> Batch:
-    """One of the references of one rank for each rank: its rows.
+    """On each rank, the rows of its own reference in one rank's list.
 
     refs: at the source, one reference a rank, in the order of ranks; None on all other ranks. Their numbers of rows,
     their lengths and their columns may differ. Otherwise as `broadcast`; Misuse also if their number differs from

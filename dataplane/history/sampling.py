@@ -2,9 +2,9 @@
 
 Prompts are appended with a tag for the predicted number of tokens of their responses (`history.lengths`), and the
 step as their version. A worker takes those of the oldest step first, the longest first: an idle worker takes the
-longest that is left, so that workers end together even if predictions are wrong (Graham 1969). In every other step
-the shortest come first, while the step before finishes: its bubbles are filled with short responses, and long ones
-begin when all of a worker is free.
+longest that is left, so that workers end together even if predictions are wrong (Graham 1969). In every second step the
+shortest come first, while the step before finishes: its bubbles are filled with short responses, and long ones begin
+when a whole worker is free.
 """
 
 from __future__ import annotations

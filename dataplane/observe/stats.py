@@ -11,17 +11,17 @@ from typing import Any
 class Stats:
     """A node's statistics. Sizes in bytes, times in seconds; totals count from the node's start.
 
-    memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident is the
-    pages of the node's shared memory, including warm free ones; it does not exceed the budget either. fetched_bytes
-    came from other nodes and sent_bytes went to them, as confirmed by the readers; copies are shards of theirs that are
-    known here, and count as shards too. asked are requests to other nodes, and answered those of theirs; bulk data is
-    not among them. leads and follows are the partitions of streams and tables that this node leads, and whose log it
+    memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident counts
+    the pages of the node's shared memory, including warm free ones; it does not exceed the budget either. fetched_bytes
+    came from other nodes and sent_bytes went to them, as confirmed by the readers. copies are other nodes' shards that
+    are known here; they count as shards too. asked counts requests to other nodes, and answered those from them,
+    without bulk data. leads and follows are the partitions of streams and tables that this node leads, and whose log it
     follows, each with the epoch of its replica set.
 
-    waiting requests wait for memory now; waits is how many ever did, for waited_s in all. holders says who holds
-    memory, the largest first, and then the disk: dicts of `holder`, a process; `bytes`; `how` ("pinned", "reserved",
-    "stored", "spilled"); `owner` ("stream NAME", "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the
-    oldest shard of these.
+    waiting is the number of requests that wait for memory now; waits is the total number, and waited_s their total
+    time. holders lists the holders of memory, the largest first, and then those of the disk: dicts of `holder`, a
+    process; `bytes`; `how` ("pinned", "reserved", "stored", "spilled"); `owner` ("stream NAME", "table NAME", "scope
+    NAME", or empty); and `oldest_s`, the age of the oldest shard of these.
 
     streams has the statistics of each stream by its name, of the first 50 if there are more; streams_in_all is their
     number, and `plane.streams()` has all of them; tables and tables_in_all are the same for the tables led by this

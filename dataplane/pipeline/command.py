@@ -1,4 +1,5 @@
-"""`dataplane plan`: a plan of a model's layers, or of a pipeline's stages, as a picture next to the usual ones."""
+"""`dataplane plan`: a plan of a model's layers, or of a pipeline's stages, as a picture next to that of the usual
+plan."""
 
 from __future__ import annotations
 

@@ -163,9 +163,10 @@ class Executor:
     def use(self, plan: Plan) -> None:
         """Use another plan, with as many workers, for steps that begin from now on.
 
-        For a model with other cuts, chunks are created again, and the state of the old ones is dropped: `build` has
-        to supply the initial state. A chunk, or a stage with state, moves with the result of `state()` after the last
-        step. Raises ValueError for another number of workers, or if one would move whose state is unknown.
+        If the new plan splits a model differently, chunks are created again, and the state of the old ones is dropped:
+        `build` has to supply the initial state. Otherwise a chunk, or a stage with state, moves with the result of
+        `state()` after the last step. Raises ValueError for another number of workers, or if a stage or chunk would
+        move whose state is unknown.
         """
         if plan.cluster.workers != self._plan.cluster.workers:
             raise ValueError(f"the plan has {plan.cluster.workers} workers, not {self._plan.cluster.workers}")
@@ -193,8 +194,8 @@ class Executor:
         return self._of.stages[stage].name if isinstance(self._of, Pipeline) and stage >= 0 else f"chunk {stage}"
 
     def step(self, rows: BatchRef | None = None) -> Result:
-        """Execute one step. rows: its rows, with the columns that stages read and none produces; None for a model
-        whose chunks read none. Raises StageFailed, PeerUnavailable (workers that die repeatedly), ValueError for
+        """Execute one step. rows: its rows, with the columns that stages read and no stage produces; None for a model
+        whose chunks read no columns. Raises StageFailed, PeerUnavailable (workers that die repeatedly), ValueError for
         another number of rows than the plan's, and as the plane."""
         (result,) = self.run([rows])
         return result

@@ -76,8 +76,8 @@ def failing(
 
     `owner` is an object (a plane, a transport, a coordinator) or a class (`dp.Stream`: the call fails on every stream).
     The first `after` calls are carried out, the next `times` raise, all later ones are carried out. With `done`, a call
-    that raises is carried out first: so a test sees what its code makes of `OutcomeUnknown`. Calls may be functions or
-    coroutine functions. Raises AttributeError if there is no such call, TypeError if it is not a method.
+    that raises is carried out first: so a test can check how its code handles `OutcomeUnknown`. Calls may be functions
+    or coroutine functions. Raises AttributeError if there is no such call, TypeError if it is not a method.
 
         with testing.failing(dp.Stream, "append", dp.Backpressure("no room"), times=2) as appends:
             my_producer(plane)

@@ -102,7 +102,7 @@ class LocalNode:
             await asyncio.sleep(0)
 
     def stop(self) -> None:
-        """End the node as a stopped one does, which its clients notice. Idempotent; does nothing in a forked child."""
+        """End the node in order; its clients are notified. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._starter:
             return
         with suppress(RuntimeError):  # it has ended
@@ -121,7 +121,7 @@ class LocalNode:
 
 @contextmanager
 def node(**settings: Any) -> Iterator[LocalNode]:
-    """A context with a node in this process. `DATAPLANE_ADDRESS` names it meanwhile: code under test that calls
+    """A context with a node in this process. Within it, `DATAPLANE_ADDRESS` names the node: code under test that calls
     `dp.connect()`, in this process or in a child, attaches to it."""
     before = environment().address
     with LocalNode(**settings) as local:

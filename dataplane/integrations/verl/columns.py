@@ -1,7 +1,7 @@
 """`ProtoColumns`: the content of a DataProto without its meta_info, as a reference with the kind of each column.
 
 Immutable and small. All operations of verl on the rows and columns of a DataProto are applied to the reference, in
-the same order and with the same result; no bytes are moved and no node is asked. A tensor column and another column
+the same order and with the same result; no bytes are moved and no request is sent. A tensor column and another column
 must have different names, as in a TensorDict with both. `store` puts them, and `load` returns each with its type:
 
 | a column of | is stored as | is returned as |
@@ -107,7 +107,7 @@ class ProtoColumns:
 
 
 def concatenated(several: Sequence[ProtoColumns]) -> ProtoColumns:
-    """The rows of each after those of the one before, in the columns of the first. All have the same columns.
+    """The rows of all, one after the other, in the columns of the first. All have the same columns.
 
     Raises SchemaMismatch if they do not, or if a column has different kinds.
     """

@@ -15,9 +15,8 @@ passes the handle on, by which the value reaches the trainer; a handle that it r
 value when its last handle of the value is gone. So values that the trainer has dropped are freed, no matter where they
 were put, and no process counts the handles of others.
 
-Rejected: Ray's references as the owners of handles, because Ray does not tell a process outside its own object store
-when the last one is gone; a link of the plane for each process (`Plane.retain`), which costs a message for each
-process that passes a batch on.
+Rejected: Ray's references as the owners of handles, because Ray reports the end of the last one only within its own
+object store; an owner for each process (`Plane.retain`), which costs a message for each process that passes a batch on.
 """
 
 from __future__ import annotations

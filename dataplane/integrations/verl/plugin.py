@@ -1,15 +1,15 @@
-"""Lets TransferQueue store in the plane, if its configuration says so, and so verl. The line of the configuration is
+"""Lets TransferQueue, and so verl, store its data in the plane, if the configuration has this line:
 
     transfer_queue.backend.storage_backend=Dataplane
 
 verl imports this module in every process that imports verl (entry points `verl.plugins`), and calls nothing, so the
-import does it. Without verl, or with a verl before 0.9:
+import registers the backend. Without verl, or with a verl before 0.9:
 
     import dataplane.integrations.verl.plugin      # in the process that calls transfer_queue.init() first, before that
 
 The module also registers `trainer.data_plane=dataplane` with verl's `neo` branch (`neo_plane`).
 
-Invariants: the reason why it is not possible is logged visibly, because verl logs errors of plugins at DEBUG only.
+Invariant: if the registration fails, the reason is logged visibly, because verl logs errors of plugins at DEBUG only.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class RemoteProto(StoredProto):
 
     @staticmethod
     def concat(data: Sequence[DataProto]) -> RemoteProto:
-        """The rows of each after those of the one before. A DataProto among them is put, under the scope of the first
+        """The rows of all, one proto after the other. A DataProto among them is put, under the scope of the first
         RemoteProto. `meta_info` is merged as by verl, metrics by key."""
         if not data:
             raise Misuse("there is nothing to concatenate: no proto was given")
