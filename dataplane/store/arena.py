@@ -131,14 +131,15 @@ class Arena:
         segment.close()
 
     def _retire(self, segment: ArenaSegment) -> None:
-        """Stop allocating in the segment, return its free pages to the host, and close it with its last extent."""
+        """Stop allocating in the segment, return its free pages to the host, and close it once its last extent is
+        freed."""
         segment.retired = True
         self._punch_unused(segment)
         if not segment.extents:
             self._close(segment)
 
     def depart(self, owner: Hashable) -> None:
-        """Retire the segments of an owner that has gone, though its process may live and still write. Its shards
+        """Retire the segments of an owner that has disconnected; its process may still be alive and write. Its shards
         stay."""
         for segment in self._owned.pop(owner, ()):
             self._retire(segment)
@@ -172,8 +173,8 @@ class Arena:
         `following`: bytes that the owner is about to allocate next, preferably in the same segment.
 
         Raises MemoryError if that would exceed the capacity, which the budget prevents. Raises OSError if the system
-        refuses a new segment, most likely for want of descriptors, or free pages cannot be given back. Then nothing
-        is allocated.
+        refuses a new segment, most likely because no descriptors are left, or free pages cannot be given back. Then
+        nothing is allocated.
         """
         size = pages(nbytes)
         if self.used + size > self.capacity:
@@ -312,5 +313,5 @@ class Arena:
 
 
 def _power(nbytes: int) -> int:
-    """The least power of two that is at least `nbytes`."""
+    """The smallest power of two that is at least `nbytes`."""
     return 1 << (nbytes - 1).bit_length()

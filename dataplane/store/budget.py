@@ -6,7 +6,7 @@ that fits may pass an older one that does not, until the older one has waited `p
 are kept for it. Every wait ends: with the bytes, at its deadline, or by cancellation.
 
 The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
-`explain` is asked who holds the bytes when a wait ends in vain. Used from one event loop.
+`explain` returns the holders of the bytes when a wait fails. Used from one event loop.
 
 Rejected: a semaphore of bytes (no order between large and small requests, no error that names the holders).
 """
@@ -85,9 +85,9 @@ class Budget:
         self._waited_s = 0.0
 
     def try_reserve(self, nbytes: int, *, restore: bool = False) -> bool:
-        """Take the bytes now, if they are free and no waiting request would be passed unfairly.
+        """Take the bytes now, if they are free and no waiting request would be overtaken unfairly.
 
-        Raises LimitExceeded if there will never be so many.
+        Raises LimitExceeded for more bytes than the capacity.
         """
         if nbytes > self.capacity:
             raise LimitExceeded(
@@ -144,7 +144,7 @@ class Budget:
             self._waited_s += self._clock() - waiter.since
 
     def backpressure(self, nbytes: int, deadline: Deadline) -> Backpressure:
-        """The error of a wait for `nbytes` that ended in vain."""
+        """The error of a failed wait for `nbytes`."""
         why = self._explain()
         named = [holder for holder in why.holders if holder["how"] != "spilled"][:4]
         if why.spill_error:

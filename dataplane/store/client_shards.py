@@ -4,8 +4,8 @@ The node has their layout and a handle, by which other processes of the host map
 number of the handle, like a shard. For a process that cannot map it, and for readers on another host or in a stream,
 the client copies the bytes to the arena (`land`): then the shard is an ordinary one.
 
-Invariants: the client is told once to drop the memory: when the shard has landed or has no owner any more, and nobody
-maps it. A shard that has not landed when its client goes is lost (OwnerDied).
+Invariants: the client is told once to drop the memory: when the shard has landed or has no owner any more, and no
+process maps it. A shard that has not landed when its client goes is lost (OwnerDied).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClientShard:
         raise self.lost()
 
     async def land(self) -> None:
-        """Have the client copy the bytes, and wait for that. Raises OwnerDied, and the error of the client."""
+        """Let the client copy the bytes, and wait until it has. Raises OwnerDied, and the error of the client."""
         if self._landing is None:
             self._landing = asyncio.get_running_loop().create_future()
             self._ask(True)

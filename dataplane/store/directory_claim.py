@@ -11,8 +11,8 @@ ends. Invariants:
   gone, and creates another;
 - parent directories that had to be created are removed with it, if nothing else is in them.
 
-There are no lock files, so nothing is left behind. Rejected: a lock on the parent during the creation, which every
-user of the host could hold for ever.
+There are no lock files, so nothing is left behind. Rejected: a lock on the parent during the creation, which any user
+of the host could hold forever.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _empty(directory: int) -> None:
 
 
 def _owner(parent: Path) -> str:
-    """The owner of the directory, if that is likely to be the reason why it cannot be written."""
+    """The owner of the directory, if the ownership is probably the reason why it cannot be written."""
     try:
         owner = os.stat(parent).st_uid
     except OSError:

@@ -1,8 +1,8 @@
 """The free space and the warm pages of one segment, as ranges of addresses.
 
-`FreeList` hands out ranges last-in first-out, since the range freed last is likeliest to be in a cache and in the page
-tables of its last user. Neighbouring free ranges are always merged. Ranges are binned by the power of two below their
-size (as in TLSF, Masmano et al. 2004), so a fit is found without walking all of them.
+`FreeList` returns ranges last-in first-out, since the range freed last is most likely in a cache and in the page tables
+of its last user. Neighbouring free ranges are always merged. Ranges are binned by the power of two below their size (as
+in TLSF, Masmano et al. 2004), so a fit is found without walking all of them.
 
 `RangeSet` is a set of addresses: which bytes of a segment have pages.
 """

@@ -48,7 +48,7 @@ class MemoryHolders:
         """The holders of memory, the largest first, then those of the disk: `holder` (a process), `bytes`, `how`
         ("pinned", "reserved", "stored", "spilled"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and
         `oldest_s`, the age of the oldest shard of these; 0 for reservations. With more than `_MANY` shards the result
-        may be a second old, because each failed request for memory asks, and a scan visits all shards."""
+        may be a second old, because each failed request for memory needs it, and a scan visits all shards."""
         now = self._clock()
         if len(self._shards) > _MANY and now < self._holders_until:
             return self._last_holders

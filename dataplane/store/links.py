@@ -3,7 +3,7 @@
 Each owner has cells under a link of its own (`batch.locations`): the first has all cells of the shard, each other those
 that it retained. A cell is dead once its last owner has freed it.
 
-Invariants: freeing cells that an owner does not have does nothing, so a repeated free does no harm; each dead cell is
+Invariants: freeing cells that an owner does not have does nothing, so a free may be repeated; each dead cell is
 reported once.
 
 A link costs a bit for each row in the blocks of `live_cells.BLOCK` rows that it has cells in; a cell with several

@@ -55,10 +55,10 @@ class Persistence:
         return "writes of durable shards"
 
     async def persist(self, numbers: Iterable[int], deadline: Deadline, *, with_next: bool = False) -> None:
-        """Return once these shards are durable: the next node on the directory has them under the same numbers, unless
-        they were freed. The number of a link stands for its shard. Concurrent calls share a sync. `with_next`: return
-        once the bytes are on disk; the index entries are committed with, or before, the next write of the directory's
-        journal. So a command that names the shards needs no second sync.
+        """Return once these shards are durable: the next process on the directory finds them under the same numbers,
+        unless they were freed. The number of a link stands for its shard. Concurrent calls share a sync. `with_next`:
+        return once the bytes are on disk; the index entries are committed with, or before, the next write of the
+        directory's journal. So a command that names the shards needs no second sync.
 
         Raises Freed or Corrupt as `Store.pin`, Backpressure at the deadline if the disk is full or slow,
         DirectoryUnusable if the directory cannot be written, Misuse for copies of other hosts' shards. After a
@@ -87,7 +87,7 @@ class Persistence:
             await self._commit(asked, deadline)
 
     async def _commit(self, numbers: Iterable[int], deadline: Deadline) -> None:
-        """Wait until the index entries of these shards are on disk: another call may have left them to the next
+        """Wait until the index entries of these shards are on disk: another call may have deferred them to the next
         commit."""
         files = [shard.file for shard in map(self._shards.get, numbers) if shard is not None]
         rows = {file.indexed for file in files if isinstance(file, DurableShard) and file.indexed is not None}

@@ -1,7 +1,7 @@
 """Memory that clients may write: reserved, and then sealed as shards, given back, or taken back.
 
-Invariant: a reservation belongs to one client. It is given back when it is aborted, when its client goes, or when
-its client is silent for the lease. If a stopped client may still write, its addresses are not reused until it goes.
+Invariant: a reservation belongs to one client. It is given back when it is aborted, when its client ends, or when its
+client is silent for the lease. If a stopped client may still write, its addresses are not reused until it ends.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Reservation:
 
 
 class Reservations:
-    """The reservations of one store. `numbers`: the numbers of the next shards. `lease_s`: a client that is silent for
-    so long loses its reservations."""
+    """The reservations of one store. `numbers`: the numbers of the next shards. `lease_s`: the seconds of silence after
+    which a client loses its reservations."""
 
     def __init__(self, budget: Budget, arena: Arena, numbers: Iterator[int], lease_s: float, clock: Clock) -> None:
         self._budget = budget
@@ -117,7 +117,7 @@ class Reservations:
         self._budget.release(extent.size)
 
     def touch(self, client: Hashable) -> None:
-        """Note that the client has sent something."""
+        """Record that the client has sent a message."""
         self._seen[client] = self._clock()
 
     def silent(self, client: Hashable) -> bool:
@@ -133,7 +133,8 @@ class Reservations:
         return silent
 
     def revoke(self, client: Hashable) -> None:
-        """Revoke the reservations of the client. It may still write there, so their addresses wait until it goes."""
+        """Revoke the reservations of the client. It may still write there, so their addresses are not reused until it
+        ends."""
         for number, extent in self._reserved.pop(client, {}).items():
             self._arena.punch(extent, 0, extent.size, extent.size)
             self._revoked[client][number] = extent
@@ -197,7 +198,7 @@ class InlinePuts:
 
 
 def laid_out(encoded: bytes, size: int) -> CheckedLayout:
-    """The layout of a shard of so many bytes. Raises Corrupt, LimitExceeded."""
+    """The layout of a shard of this size in bytes. Raises Corrupt, LimitExceeded."""
     try:
         layout = check_layout(encoded, size)
     except ProtocolMismatch as error:  # the message is well formed, so it fails alone
@@ -212,7 +213,7 @@ def rounded(nbytes: int) -> int:
 
 
 def _described(payload: bytes, encoded: bytes, scope: str, holder: str) -> Shard:
-    """A shard of these bytes, which match the layout, without a number and a place."""
+    """A shard of these bytes, which match the layout; it has no number and no location yet."""
     size = rounded(len(payload))
     layout = laid_out(encoded, size)
     layout.check_contents(np.frombuffer(payload.ljust(size, b"\0"), np.uint8))

@@ -188,7 +188,8 @@ class Residency:
     async def _read(self, shard: Shard) -> None:
         """Read the shard into memory that the budget has granted.
 
-        Marks it damaged if its file is; if the system refuses, it stays as it was, and the disk says why.
+        Marks it damaged if its file is damaged. If the system refuses, the shard is unchanged, and the disk has the
+        error.
         """
         try:
             extent = self._arena.allocate(OWN, shard.room)
@@ -218,7 +219,7 @@ class Residency:
             self._settle(shard)
 
     def fill(self, shard: Shard, payload: bytes) -> None:
-        """Fill a shard that has a file or backing with bytes that came for it. The budget has granted the room."""
+        """Fill a shard that has a file or backing with received bytes. The budget has granted the room."""
         try:
             extent = self._arena.allocate(OWN, shard.room)
         except OSError:  # it is read later, when it is pinned
@@ -364,9 +365,9 @@ class Residency:
         return self._disk.fits(sizes)
 
     def _kept(self) -> list[int]:
-        """The part of the disk's quota that only reads may use, as sizes. If memory and disk are both full, a shard on
-        disk changes places with some in memory by way of it. It has room for the largest shard; if sizes differ, one
-        more, and many small files, may be needed."""
+        """The part of the disk's quota that only reads may use, as sizes. If memory and disk are both full, it is used
+        to exchange a shard on disk with some in memory. It has room for the largest shard; if sizes differ, one more,
+        and many small files, may be needed."""
         if self._disk.fits([2 * self._budget.capacity]):
             return []  # far from full
         sizes = self._shards.rooms

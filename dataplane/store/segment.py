@@ -30,7 +30,7 @@ class ArenaSegment:
     """A sparse memfd of `size` bytes, mapped here for writing. `fd` may write, `readonly_fd` may not."""
 
     def __init__(self, number: int, size: int) -> None:
-        """Raises OSError if the system refuses; then nothing is left."""
+        """Raises OSError if the system refuses; then nothing is left behind."""
         self.number = number
         self.size = size
         with ExitStack() as undo:

@@ -32,7 +32,7 @@ class Shards(dict[int, Shard]):
         self._scopes: dict[str, set[int]] = {}
 
     def add(self, shard: Shard) -> None:
-        """Add a shard that comes here now, to its scope too if it names one."""
+        """Add a new shard, also to its scope if it has one."""
         shard.since_s = self._clock()
         self[shard.number] = shard
         self.rooms[shard.room] += 1

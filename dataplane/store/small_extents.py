@@ -1,4 +1,4 @@
-"""Pages shared by many small shards, one behind another, in the node's own segments.
+"""Pages shared by many small, consecutive shards, in the node's own segments.
 
 A page belongs to the shards that have bytes in it. It is returned to the arena, warm, with the last of them; until then
 the bytes of freed shards in it are not reused. So a long-lived row keeps only its own pages, 4 KiB each, whatever its
@@ -45,7 +45,7 @@ class SmallExtents:
         return self._segment in self._arena and not self._arena[self._segment].retired
 
     def take(self, size: int) -> Extent:
-        """An extent for a shard of this size, a multiple of 64. It takes at most `pages` of that from the arena. Raises
+        """An extent for a shard of this size, a multiple of 64. It takes at most `pages` bytes from the arena. Raises
         as `Arena.allocate`; then nothing is taken."""
         if not (self._open and (self._at + size <= self._end or self._grow(size))):
             extent = self._arena.allocate(self._owner, size)

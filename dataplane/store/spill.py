@@ -7,8 +7,8 @@ Invariants:
 
 - `used` is the sizes of the files that exist, never above `quota`. A file counts until the system has deleted it;
   deletions are retried, and nothing waits for them;
-- a write that fails leaves no file and no bytes counted, or one that is deleted as soon as that is possible; a read
-  that raises has served nothing;
+- a failed write leaves no file and no counted bytes, or a file that is deleted as soon as possible; a read that raises
+  has served no bytes;
 - a file has a name of its own among those that exist: a shard may be written again while its last file waits to be
   deleted;
 - the event loop makes no call that may wait for the disk: threads make them. A call that hangs costs a thread until it
@@ -87,7 +87,7 @@ _WORTH = 0.7  # compress only shards that shrink below this part of their size
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """In bytes, except the count `files`. `error`: why the last write failed; empty if it did not."""
+    """In bytes, except the count `files`. `error`: the error of the last write; empty if it succeeded."""
 
     quota: int
     used: int
@@ -140,7 +140,7 @@ class Disk:
 
     @property
     def error(self) -> str:
-        """Why the last operation failed, or that calls hang; empty if all is well."""
+        """The error of the last operation, or a message that calls hang; empty otherwise."""
         late = sum(since < time.monotonic() - _LATE_S for since in list(self._calls.values()))
         if late:
             return f"using the disk failed: {late} requests to it have not been answered ({self.directory})"
@@ -229,7 +229,7 @@ class Disk:
         return pool.submit(self._call, work, *args, **kwargs)
 
     def _call(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> T:
-        """In a thread: use the disk."""
+        """Run a call that uses the disk in a thread."""
         thread = threading.get_ident()
         within = thread in self._calls
         self._calls[thread] = time.monotonic()

@@ -7,7 +7,7 @@ An uncompressed chunk lies in the file at the same offset as in the extent.
 Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver: an
 `OpenSpillFile` has the sums of its chunks. Files are named relative to the directory's descriptor, and
 opened without following a link and without blocking; only the regular file that was written there is read. A pipe, a
-device or a socket in its place could block the reader for ever.
+device or a socket in its place could block the reader forever.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ The store owns the budget, the arena, the pins and the disk. Its parts, most of 
 shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`.
 Invariants:
 
-- a reservation belongs to one client, is invisible to all others, and goes back when it is aborted, when its client
-  goes, or when its client sends no heartbeat for the lease;
+- a reservation belongs to one client, is invisible to all others, and is given back when it is aborted, when its client
+  ends, or when its client sends no heartbeat for the lease;
 - a sealed shard's bytes stay where a pin found them until the last pin is dropped, even if it is freed meanwhile;
 - the budget counts every extent: reserved, sealed, pinned, being read or written;
 - a row with several owners stays until the last has freed it (`store.links`); only an owner frees its share;
@@ -185,8 +185,8 @@ class Store:
         *,
         holder: str,
     ) -> int:
-        """A shard whose bytes are elsewhere, and are read when it is pinned. Returns its number here. `payload`: its
-        bytes, if they have come already; they are kept if there is room. Its memory is taken before that of any
+        """Add a shard whose bytes are elsewhere, and are read when it is pinned. Returns its number here. `payload`:
+        its bytes, if they have come already; they are kept if there is room. Its memory is taken before that of any
         other. Raises ProtocolMismatch, Corrupt or LimitExceeded for an invalid layout or payload."""
         described = check_described(size, rows, columns, layout)
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
@@ -224,8 +224,8 @@ class Store:
         return number
 
     def land(self, client: Hashable, number: int, reserved: int) -> None:
-        """The client has written the bytes of a kept shard into this reservation, which is now their location. A
-        shard that was freed meanwhile is ignored. Raises as `seal`; then the shard is unchanged."""
+        """Note that the client has written the bytes of a kept shard into this reservation, which is now their
+        location. A shard that was freed meanwhile is ignored. Raises as `seal`; then the shard is unchanged."""
         found = self.client_shards.of(client, number)
         if found is None:
             self.reservations.abort(client, [reserved])
@@ -399,7 +399,7 @@ class Store:
         return segment.number, nbytes
 
     def leave(self, client: Hashable) -> None:
-        """The client has gone: its pins and reservations go too, and its segments with the last shard in them."""
+        """Release the pins and reservations of a client that has gone, and its segments, each with its last shard."""
         self.reservations.leave(client)
         self.client_shards.lose(client)
         self._unheld(self.pins.drop_client(client))

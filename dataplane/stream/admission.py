@@ -56,7 +56,7 @@ class Admission:
         self._nbytes = 0
 
     def admit(self, entry: AppendSize) -> int | None:
-        """A permit; None if a limit is exceeded now. Raises LimitExceeded if it always will be."""
+        """A permit; None if a limit would be exceeded now. Raises LimitExceeded if waiting cannot help."""
         for what, asked, limit in (
             ("rows of a stream", entry.rows, self._settings.max_rows),
             ("bytes of a stream", entry.nbytes, self._settings.max_bytes),
@@ -103,7 +103,7 @@ class Admission:
         return {entry.client for entry in self._tickets.values()}
 
     def coming(self) -> dict[str, int]:
-        """For each client the bytes of its unused permits."""
+        """The bytes of the unused permits of each client."""
         found: dict[str, int] = {}
         for entry in self._tickets.values():
             found[entry.client] = found.get(entry.client, 0) + entry.nbytes

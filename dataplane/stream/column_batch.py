@@ -25,9 +25,9 @@ There: TypeAlias = Callable[[bytes, int], bool]
 
 @dataclass(slots=True, eq=False)
 class ColumnBatch:
-    """The columns of one append or extend. `left`: how many rows of the stream, and readers of replaced columns,
-    need it. `hold`: the delivery number under which the producer held the rows, one for all or one for each; -1 for
-    none."""
+    """The columns of one append or extend. `left`: the number of rows of the stream, and of readers of replaced
+    columns, that need it. `hold`: the delivery number under which the producer held the rows, one for all or one for
+    each; -1 for none."""
 
     ref: BatchRef
     left: int
@@ -103,8 +103,8 @@ class ColumnBatches(dict[int, ColumnBatch]):
         return number
 
     def release(self, numbers: Index) -> list[ColumnBatch]:
-        """Note for each of these column batches (-1: none) that one row less needs it. Returns those that none
-        needs."""
+        """Decrement the number of rows that need each of these column batches (-1: none). Returns those that no row
+        needs any more."""
         done = []
         found, counts = np.unique(numbers, return_counts=True)
         for number, count in zip(found.tolist(), counts.tolist(), strict=True):

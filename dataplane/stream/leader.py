@@ -115,7 +115,7 @@ class StreamLeader(ReplicatedStream):
 
     @property
     def changes(self) -> int:
-        """A number that grows whenever rows may have become ready, also when the leader changes."""
+        """A number that increases whenever rows may have become ready, also when the leader changes."""
         return self._term * _TERM + self.leased.changes
 
     # Deciding
@@ -301,7 +301,7 @@ class StreamLeader(ReplicatedStream):
 
 
 def refusal(leased: LeasedRows, entry: AppendSize) -> Backpressure:
-    """The error of an append that a full stream refuses: the limit, and the tasks and clients that take the room."""
+    """The error of an append to a full stream: the limit, and the tasks and clients that use the room."""
     why, holders = _why_full(leased, entry), tuple(_holders(leased))
     return Backpressure(f"the stream is full ({why})", needed=entry.nbytes, holders=holders)
 
@@ -336,8 +336,8 @@ def _holders(leased: LeasedRows) -> Iterator[dict[str, Any]]:
 
 
 def _never_free(leased: LeasedRows) -> str:
-    """The reason why the stream stays full for ever, if it does: a task's remaining rows are all of incomplete groups,
-    and the limits leave no room for the missing rows. Empty if it does not."""
+    """The reason if the stream can never have room again: a task's remaining rows are all of incomplete groups, and the
+    limits leave no room for the missing rows. Empty otherwise."""
     partition, progress = leased.partition, leased.partition.progress
     for task, size in leased.group_sizes.items():
         rows = progress.in_state(task, PENDING)

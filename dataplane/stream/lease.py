@@ -1,13 +1,13 @@
 """Leases: the client that holds each leased row of a task, and the end of its lease.
 
 A grant is the rows of one delivery, held by a client. Ranks that must see the same rows name the same member and
-different replicas. Each replica is given the grants of the member in order, each once. A replica that comes back as
-another client was restarted, and is given the grants again that it has not acked.
+different replicas. Each replica is given the grants of the member in order, each once. A replica that returns as
+another client was restarted, and gets the grants again that it has not acked.
 
-A grant ends when it is acked, nacked or not renewed in time, or when its holder goes. A grant of replicas is acked
-once all have acked: the announced number of replicas or, if that is unknown, at least two, among them all that the
-member ever had. If its lease expires after all its holders have acked, it is acked too. It does not end when a holder
-goes, because that may be restarting.
+A grant ends when it is acked, nacked or not renewed in time, or when its holder ends. A grant of replicas is acked once
+the announced number of replicas has acked or, if that is unknown, at least two, among them all that the member ever
+had. If its lease expires after all its holders have acked, it is acked too. It does not end when a holder ends, because
+the holder may be restarting.
 
 Invariants: a row is in one grant of its task at a time; a grant ends once, and later requests about it raise
 `LeaseExpired`, except for a repeated ack whose answer was lost. The latest `_MEMBERS` members that hold nothing are
@@ -133,7 +133,7 @@ class Leases:
         return grant
 
     def hand(self, grant: RowLease, who: Who, now: float) -> None:
-        """Note that this client and replica hold the grant."""
+        """Record that this client and replica hold the grant."""
         grant.held_by[who.replica] = who.client
         if who.replica is not None:
             key = (grant.task, who.member)
@@ -182,7 +182,7 @@ class Leases:
         grant.expires = now + grant.lease_s
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> RowLease | None:
-        """Note the ack of one holder. Returns the grant if the ack has ended it, else None. Raises LeaseExpired."""
+        """Record the ack of one holder. Returns the grant if the ack has ended it, else None. Raises LeaseExpired."""
         if (number, client, replica) in self._acks:
             return None
         grant = self.find(number, client, replica)

@@ -88,13 +88,14 @@ class LeasedRows:
         self.changes += 1
 
     def expire(self, task: int, rows: Index) -> None:
-        """Expire ready rows for a task, as its sampler decided."""
+        """Expire ready rows for a task, by the decision of its sampler."""
         if len(rows):
             self.partition.progress.reserve(task, self.partition.rows.places(rows))
             self.commands += [SettleCommand(task=task, rows=some, state=EXPIRED) for some in _parted(rows)]
 
     def expire_blocked(self, task: int, columns: tuple[str, ...]) -> None:
-        """In a closed stream, expire the rows that will never have these columns, since another task gave them up."""
+        """In a closed stream, expire the rows that will never have these columns, because they are dead letters of
+        another task."""
         if self.closed:
             self.expire(task, self.partition.progress.blocked(task, columns))
 

@@ -34,7 +34,7 @@ class StreamMachine(StreamLeader, StateMachine):
         self.leased.forget_leases(1, leading=False)
 
     def deadline(self, now: float) -> float:
-        """The time of the leader's clock at which it needs a `Tick`: `now` if at once."""
+        """The time of the leader's clock at which it needs a `Tick`; `now` if it needs one at once."""
         leased = self.leased
         if self._term < 0:
             return now
@@ -49,8 +49,8 @@ class StreamMachine(StreamLeader, StateMachine):
         return self.serves_decoded(r.decode_request(request), self._in_vain.get(request, -1))
 
     def serves_decoded(self, asked: r.StreamRequest, in_vain: int) -> bool:
-        """As `serves`, for a decoded request. `in_vain`: the value of `changes` when the request could last not be
-        served."""
+        """As `serves`, for a decoded request. `in_vain`: the value of `changes` at the last attempt to serve the
+        request."""
         leased = self.leased
         if isinstance(asked, r.Append | r.Admit):
             return leased.closed or not leased.admission.full(self.entry_of(asked))

@@ -215,7 +215,7 @@ class StreamState:
             page.changes += 1
 
     def let_go(self, rows: Index) -> None:
-        """Pass those of these dropped rows that may be removed now to `loose`."""
+        """Pass the dropped rows among these that may be removed now to `loose`."""
         if len(rows):
             self.loose(rows)
 
@@ -225,7 +225,7 @@ class StreamState:
         return dropped
 
     def free(self, rows: Index) -> Index:
-        """Those of these rows that can be removed: dropped, not leased, and still stored."""
+        """The rows among these that can be removed: dropped, not leased, and still stored."""
         rows = rows[self.rows.there(rows)]
         places = self.rows.places(rows)
         held = (self.progress.states(places, len(rows)) == LEASED).any(axis=0)
@@ -288,7 +288,7 @@ class StreamState:
 
     def behind(self, idle: Container[int] = ()) -> list[str]:
         """Among the tasks with rows left of the oldest policy version, those with the most rows left. `idle`: the
-        numbers of tasks that are left out unless all are."""
+        numbers of tasks that are left out, unless all tasks are idle."""
         tasks = [task for task, left in enumerate(self.progress.left) if left]
         tasks = [task for task in tasks if task not in idle] or tasks
         marks = {task: (min(left), -sum(left.values())) for task in tasks if (left := self.progress.left[task])}

@@ -111,7 +111,7 @@ class StreamProgress:
 
     def blocked(self, task: int, columns: tuple[str, ...]) -> Index:
         """The rows that are pending for the task and will never get all of these columns: each is a dead letter of
-        another task, and is pending or leased for no task but this one, so nobody is left to add the columns."""
+        another task, and is pending or leased only for this task, so no task is left to add the columns."""
         need = self._rows.schema.mask(columns)
         found: list[Index] = []
         for number, page in self._rows.pages.items():
@@ -279,7 +279,7 @@ class StreamProgress:
         return found
 
     def tries(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
-        """Number of leases of each row to each task, [tasks, rows]."""
+        """The number of leases of each row to each task, [tasks, rows]."""
         found = np.zeros((self._tasks, count), np.uint8)
         for page, inside, chosen in places:
             found[:, chosen] = self._sheet(page).tries[:, inside]

@@ -89,7 +89,7 @@ class ReplicatedStream:
             self.outboxes.release(batch.encode(), (*batch.nodes, *batch.spares))
 
     def _holds(self, ref: BatchRef, nodes: Sequence[bytes]) -> None:
-        """Count the nodes that have the columns of this reference, which rows need."""
+        """For each node, count the needed columns of this reference that it stores."""
         if self.columns is None:
             self.outboxes.hold((*(node for node, _ in ref.shards()), *nodes))
 
@@ -206,7 +206,8 @@ class ReplicatedStream:
             self.leased.partition.drop_rows(np.array([command.row]))
 
     def _do_settle(self, command: c.SettleCommand) -> None:
-        """Settle the rows that are open for the task. If a client asked and some rows are lost, settle none."""
+        """Settle the rows that are open for the task. If a client requested it and some of its rows are lost, settle
+        none."""
         partition, rows = self.leased.partition, command.rows
         if not len(rows):
             return
@@ -260,7 +261,7 @@ class ReplicatedStream:
             self.leased.partition.unkept(command.batches)
 
     def _do_lose(self, command: r.Lose) -> None:
-        """Lose rows that have lost a column. The holder of a dropped row may go on."""
+        """Remove rows that have lost a column, and report them as lost. The holder of a dropped row may go on."""
         self.lost_nodes.lose(command.node)
         partition = self.leased.partition
         for _, batch in partition.rows.batches.stored():

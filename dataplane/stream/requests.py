@@ -223,7 +223,7 @@ class EndClients(StreamRequest, frozen=True, tag=21, kw_only=True):
 
 
 class OutboxReceived(StreamRequest, frozen=True, tag=22, kw_only=True):
-    """Remove the entries up to this number from the outbox of a node, which has received them."""
+    """Remove the entries up to this number from the outbox of a node that has received them."""
 
     node: bytes
     last: int
@@ -281,7 +281,7 @@ class Measure(StreamRequest, frozen=True, tag=30, kw_only=True):
 
 
 class TakeSnapshot(StreamRequest, frozen=True, tag=31, kw_only=True):
-    """Take a snapshot of the rows. It exists until this client releases it or goes, or another node leads. Until then
+    """Take a snapshot of the rows. It exists until this client releases it or ends, or another node leads. Until then
     no node frees columns that the snapshot needs. Answered by `SnapshotTaken`."""
 
 

@@ -1,4 +1,4 @@
-"""Chooses the rows of a demand: shows its sampler the candidates, and takes its choice."""
+"""Chooses the rows of a demand: passes the candidates to its sampler, and uses its choice."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def least(partition: StreamState, demand: Demand, *, closed: bool) -> int:
 def candidates(
     partition: StreamState, task: int, rows: Index, sampler: Any, now: float, *, closed: bool, whole: bool
 ) -> Candidates:
-    """The candidates that a sampler of the task is shown of these rows. Raises Misuse for a column without lengths."""
+    """These rows as candidates for a sampler of the task. Raises Misuse for a column without lengths."""
     needs = getattr(sampler, "needs", ())
     for name in needs:
         field = partition.rows.schema.fields.get(name)

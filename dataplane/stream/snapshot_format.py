@@ -97,7 +97,7 @@ class ColumnsState(msgspec.Struct, array_like=True):
 
 
 class SavedStreamState(msgspec.Struct, array_like=True):
-    """The replicated state of a partition: all that commands depend on, without leases."""
+    """The replicated state of a partition: everything that commands depend on, which excludes leases."""
 
     name: str
     head: Head
@@ -145,7 +145,8 @@ def with_checksum(magic: bytes, body: bytes) -> bytes:
 
 
 def checked_body(magic: bytes, data: bytes, what: str) -> bytes:
-    """The body of `with_checksum`. Raises Corrupt, also for another version. `what`: what it is a snapshot of."""
+    """The body of `with_checksum`. Raises Corrupt, also for another version. `what`: the name of its content in the
+    error."""
     start = len(magic) + _SUM
     if not data.startswith(magic[:-1]):
         raise Corrupt(f"this is no snapshot of {what}")

@@ -43,7 +43,7 @@ def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
 
 
 def _idle(leased: LeasedRows, waiting: Waiting) -> set[int]:
-    """The tasks that hold no rows and have consumers that wait for some: they are not what takes long."""
+    """The tasks that hold no rows and whose consumers wait for some: they are not the slow ones."""
     asking = {task for task, _ in waiting if task is not None}
     return {task for task in asking if not leased.partition.progress.tally(task)["leased"]}
 

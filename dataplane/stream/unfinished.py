@@ -6,8 +6,8 @@ and are in a layer without names (`page`), in a column batch of pieces (`column_
 their bits and the row its policy version; until then it has none (`row_metadata.UNFINISHED`), so that `max_lag` does
 not wait for it.
 
-The producer of a row holds a token, a random number. A process that takes the row over draws another; the first is
-refused from then on. Tokens, pieces and versions are replicated. Only the leader knows the leases. A lease runs from
+The producer of a row holds a token, a random number. A process that takes the row over draws a new token; the old one
+is refused from then on. Tokens, pieces and versions are replicated. Only the leader knows the leases. A lease runs from
 the producer's last request or, at a new leader, from the first time that the leader checks it; it ends at once if the
 producer's process ends.
 

@@ -92,7 +92,7 @@ class Database:
 
     def commit(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` in a transaction. Returns its result once the transaction is on disk. Raises Backpressure if there
-        is no room, DirectoryUnusable or Corrupt if it cannot be done; then nothing of it exists."""
+        is no room, DirectoryUnusable or Corrupt if it fails; then nothing of it is stored."""
         with self._lock:
             if self._failure is not None:
                 raise type(self._failure)(str(self._failure), **self._failure.fields)
@@ -127,7 +127,7 @@ _MAGIC = b"SQLite format 3\0"
 
 
 def check_header(path: Path) -> None:
-    """Raises DirectoryUnusable for a file that must not be opened: closing it would already write to it."""
+    """Raises DirectoryUnusable for a file that must not be opened, because even closing it would write to it."""
     try:
         with path.open("rb") as file:
             head = file.read(_HEADER.size)

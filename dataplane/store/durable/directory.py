@@ -40,8 +40,8 @@ _ODD = ("lost+found",)  # made by the file system in its root
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """The identity of a node. `incarnation`: that of its logs; a new directory has another. `starts`: how often it was
-    opened. `numbers`: no shard has had this number or a higher one."""
+    """The identity of a node. `incarnation`: that of its logs; a new directory has another. `starts`: the number of
+    times it was opened. `numbers`: a number above those of all shards so far."""
 
     node: bytes
     incarnation: int

@@ -148,7 +148,7 @@ class JournaledLog(SQLiteStorage):
 
     @property
     def refusal(self) -> Backpressure | None:
-        """Why nothing is written now, if the disk is full."""
+        """The reason why nothing can be written now, if the disk is full."""
         return self._journal.refusal
 
     def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:

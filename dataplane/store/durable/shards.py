@@ -57,8 +57,8 @@ class IndexEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class DurableShard:
-    """The location of a durable shard. `free` it when the shard is no longer needed. `indexed`: is done when its row
-    is on disk; None if it was when this was made."""
+    """The location of a durable shard. `free` it when the shard is no longer needed. `indexed`: done once its row is on
+    disk; None if the row was on disk from the beginning."""
 
     __slots__ = ("_shards", "indexed", "number", "place")
 
