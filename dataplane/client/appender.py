@@ -201,7 +201,7 @@ class Sent:
         return self.keys()
 
     def withdraw(self) -> None:
-        """Do not append them, unless they are already."""
+        """Do not append them, unless that was done already."""
         self._call.withdrawn = True
         self._unseen.pop(self._call, None)
         if self._call.asked is not None:
@@ -277,7 +277,7 @@ class AsyncAppender:
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """As `stream.append`, in a block with the rows that others append meanwhile."""
+        """As `stream.append`, in a block with the rows of other calls that run at the same time."""
         sent = await self.send(columns, keys=keys, group=group, version=version, tags=tags)
         return await sent
 
@@ -480,12 +480,12 @@ def _checked(columns: Any) -> list[tuple[str, Values]]:
 
 @lru_cache(maxsize=256)
 def _versions(version: int, rows: int) -> list[int]:
-    """The version of so many rows, not to be changed. Raises Misuse."""
+    """The versions of this number of rows; read-only. Raises Misuse."""
     return arguments.plain("version", version, rows, (int,))
 
 
 def _called(start: int, rows: int, keys: Any, group: Any, version: Any, tags: Any) -> Call:
-    """A call of so many rows, with its metadata. Raises Misuse."""
+    """A call with this number of rows, and its metadata. Raises Misuse."""
     if keys is None and group is None and not tags and type(version) is int:
         return Call(start, rows, _NONE, _NONE, _versions(version, rows), _UNTAGGED)
     return Call(

@@ -1,5 +1,5 @@
-"""Checks arguments and converts them to the form of messages: a mistake raises `Misuse` with its name, where the node
-would refuse the message and close the connection."""
+"""Checks arguments and converts them to the form of messages. An invalid argument raises `Misuse` with its name; the
+node would refuse the message and close the connection."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Background(ABC):
         self.wait()
 
     def stop(self) -> None:
-        """Have the work end; do not wait for that."""
+        """Let the work end, without waiting for its end."""
         self._begun.wait()
         if self._loop is not None and self._stop is not None and self._thread.is_alive():
             with suppress(RuntimeError):  # the loop has ended in between

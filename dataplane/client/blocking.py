@@ -56,8 +56,8 @@ class Blocking:
         return found if kind is None else kind(found, self._wait, self._turns)
 
     def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        """The items of an asynchronous generator, which is closed at the end. Where the plane was closed before, the
-        node has gone, or this is a forked child, nothing is left to close."""
+        """The items of an asynchronous generator, which is closed at the end. If the plane was closed before, the node
+        has gone, or this is a forked child, nothing is left to close."""
 
         async def following() -> Any:
             return await anext(items, _END)

@@ -11,7 +11,7 @@ the format. A frame of kind `TABLE` is an Arrow IPC stream, which other programs
 a frame of kind `BLOCK` is a `snapshot_format.RowsState`. Nothing is ever unpickled.
 
 Invariants: a frame is valid only at its place in its file, after its predecessor, else it is `Corrupt`: frames that are
-moved, missing, repeated or of another file (an older checkpoint, say) are detected. The file gets its name only once
+moved, missing, repeated or of another file (such as an older checkpoint) are detected. The file gets its name only once
 all of it is on the disk; an earlier file of that name stays until then; a writer that dies leaves nothing, if the file
 system has files without names (O_TMPFILE; NFS lacks it).
 """
@@ -65,7 +65,7 @@ class CheckpointWriter:
     """Writes one file. As a context manager, it leaves no file if `commit` was not called. For one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises Misuse where no file can be written there."""
+        """Raises Misuse if no file can be written there."""
         self.path = Path(path)
         self._name: Path | None = None  # of a file that was created with a temporary name
         with file_errors(self.path):
@@ -91,7 +91,7 @@ class CheckpointWriter:
         return self.path.with_name(f".{secrets.token_hex(8)}.checkpoint")
 
     def frame(self, kind: int, payload: Any) -> None:
-        """Add a frame; `payload` is a bytes-like object. Raises LimitExceeded where the disk is full."""
+        """Add a frame; `payload` is a bytes-like object. Raises LimitExceeded if the disk is full."""
         view = memoryview(payload).cast("B")
         checksum = self._chain.checksum(kind, view)
         with file_errors(self.path):

@@ -131,7 +131,7 @@ class ColumnAssembly:
         self._wanted: dict[int, _Several] = {}  # by frame
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
-        """A column of the reference. Raises Corrupt, and Misuse where a shard has no such column."""
+        """A column of the reference. Raises Corrupt, and Misuse if a shard has no such column."""
         frame, slot = locations.frame_of(ref, name)
         if frame.cut and frame.bounds is None:
             pieces, order = _once(*locations.sources(ref, name))
@@ -198,7 +198,7 @@ class ColumnAssembly:
         return laid.outline.kinds[piece.ordinal], piece.ordinal
 
     def _are_worth_a_pass(self, sources: Sequence[locations.ColumnRows], kinds: Index) -> bool:
-        """Whether enough pieces of one kind are small enough that it pays to read them in one pass."""
+        """Whether enough pieces of one kind are small, so that reading them in one pass is faster."""
         for kind in np.flatnonzero(np.bincount(kinds) >= _LEAST).tolist():
             pieces = [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
             keys, ordinal = tuple([(piece.node, piece.shard) for piece in pieces]), pieces[0].ordinal
@@ -370,8 +370,8 @@ class HeldShards:
         return HeldShard(self._segments[place.segment], place.offset, place.size, self._pins[run], view)
 
     def _spans(self, places: Table, keeps: object) -> dict[int, tuple[Bytes, int]]:
-        """For each segment: the bytes from the first of these shards in it to the last, and their offset. To make an
-        array for each shard would take longer than to read it."""
+        """For each segment: the bytes from the first of these shards in it to the last, and their offset. Making an
+        array for each shard would take longer than reading it."""
         found = {}
         for segment in np.unique(places[:, 1]).tolist():
             inside = places[places[:, 1] == segment]

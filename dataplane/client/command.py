@@ -1,5 +1,5 @@
-"""`dataplane record` and `dataplane replay`: a stream to a directory, and back. `dataplane trace`: the last seconds of
-all processes of a cluster, as a file that Perfetto opens."""
+"""`dataplane record` and `dataplane replay`: write a stream to a directory, and append it to a new stream.
+`dataplane trace`: the last seconds of all processes of a cluster, as a file that Perfetto opens."""
 
 from __future__ import annotations
 

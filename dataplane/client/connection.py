@@ -372,7 +372,7 @@ class Connection:
 
     @property
     def owed(self) -> bool:
-        """Whether a reply is pending whose caller has stopped waiting, so that its grant must be released."""
+        """Whether a reply is pending whose caller has stopped waiting: its grant must be released."""
         return None in self._pending.values() and self._channel.open
 
     def report(self, graph: bytes) -> None:
@@ -419,7 +419,7 @@ class Connection:
 
     async def settle(self) -> None:
         """Before `close`: end the requests that wait with Closed, and wait until the node has answered them and has
-        received everything, so that their grants are released. If it is silent for `_ANSWER_S`, wait no more."""
+        received everything, so that their grants are released. If the node is silent for `_ANSWER_S`, stop waiting."""
         self.refuse()
         for future in self._pending.values():
             if future is not None and not future.done():

@@ -120,7 +120,7 @@ def _jobs(column: Column, target: Any) -> list[Job]:
 
 
 def _memory(column: Column, target: Any) -> Bytes:
-    """The bytes of an array or host tensor, to be written."""
+    """The writable bytes of an array or host tensor."""
     if tensors.is_tensor(target):
         _check(column, str(target.dtype)[6:], tuple(target.shape))
         if target.requires_grad:

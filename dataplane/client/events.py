@@ -46,7 +46,7 @@ _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 
 
 def code(request: Any) -> int:
-    """The event as which a request is recorded."""
+    """The event code of a request."""
     if isinstance(request, rm.AppendRows) and request.columns is None:
         return CODE["request"]  # the append is recorded as a whole, with its admission
     return _CODES.get(type(asked_in(request)), CODE["request"])

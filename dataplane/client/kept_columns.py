@@ -6,8 +6,8 @@ mapped by CUDA IPC. Those on the host are copied into memory of the process that
 
 Invariants: kept columns count against a budget. A kept column is copied to the node's memory (*landed*) if it is the
 oldest one and the budget is exceeded; if a process needs it that cannot map it, such as one of another host; or when
-the plane is closed. Its memory is released when the node says that no process needs it. A kept column is sealed:
-nobody writes to it any more.
+the plane is closed. Its memory is released when the node says that no process needs it. A kept column is sealed: no
+process writes to it any more.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class MappedDevice:
     private = own
 
     def there(self, offset: int, nbytes: int, device: Any) -> Any:
-        """These bytes as a tensor in place, where they are on this device; else None."""
+        """These bytes as a tensor in place, if they are on this device; else None."""
         if self._tensor.device != device:
             return None
         there = self._tensor[offset : offset + nbytes]
@@ -389,8 +389,8 @@ class KeptColumns:
             own.close(mapped=mapped)
 
     async def aclose(self) -> None:
-        """Copy everything that is kept to the node's memory, for a minute at most. For a process that continues, or
-        that ends without being killed."""
+        """Copy all kept columns to the node's memory, within a minute. For a process that continues, or that ends
+        without being killed."""
         try:
             async with asyncio.timeout(_LAND_S):
                 for shard in list(self._kept):

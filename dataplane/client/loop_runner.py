@@ -9,8 +9,8 @@ Invariants: the loop is run by one thread at a time; a coroutine that was handed
 thread with the turn leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work; whenever the
 interrupt comes, no turn is kept and none is lost.
 
-Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves that locked, and then the
-loop waits for ever.
+Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves the condition locked, and
+then the loop waits forever.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class LoopRunner:
                 self._loop.stop()
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
-        """Have the thread with the turn run the coroutine, and wait for its result."""
+        """Let the thread with the turn run the coroutine, and wait for its result."""
         begun: list[asyncio.Task[T]] = []
         done = threading.Lock()  # not a condition, which an error from a signal's handler may leave locked
         done.acquire()

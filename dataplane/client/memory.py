@@ -54,7 +54,7 @@ class _Span:
 
 
 def _require(offset: int, nbytes: int, size: int) -> None:
-    """Raises ValueError if these bytes are not within so many."""
+    """Raises ValueError if these bytes are not within the given size."""
     if offset < 0 or nbytes < 0 or offset + nbytes > size:
         raise ValueError(f"bytes {offset} to {offset + nbytes} of {size}")
 
@@ -65,7 +65,7 @@ class Mapping:
     __slots__ = ("__weakref__", "address", "shared", "size", "writable")
 
     def __init__(self, fd: int, offset: int, size: int, protection: int, flags: int) -> None:
-        """Raises LimitExceeded if this process cannot map so much, Rejected if the file is sealed."""
+        """Raises LimitExceeded if this process cannot map that size, Rejected if the file is sealed."""
         self.address = _mapped(None, size, protection, flags, fd, offset)
         self.size = size
         self.writable = bool(protection & mmap.PROT_WRITE)

@@ -1,5 +1,5 @@
-"""Who owns stored rows, and what the node granted: further references (`retain`), frees in as many messages as needed,
-scopes that end with this process, and the release of grants whose caller has gone.
+"""The ownership of stored rows and of grants of the node: further references (`retain`), frees in as many messages as
+needed, scopes that end with this process, and the release of grants whose caller has stopped waiting.
 
 Invariants: a `retain` that fails or is cancelled has retained nothing; each part of a `free` fits a message, however
 many rows are named one by one. Messages that release a grant wait for no answer.
@@ -84,7 +84,7 @@ def undo(to: Connection, reply: m.Reply) -> None:
 
 
 def unlink(to: Connection, node: bytes, links: list[int]) -> None:
-    """Free all that these links to shards of the node own."""
+    """Free all cells that these links to shards of the node own."""
     if node == to.welcome.node:
         to.tell(sm.Free(to.next_id(), links))
     else:
@@ -99,7 +99,7 @@ def discard(to: Connection, shards: list[int]) -> None:
 
 
 def unstage(to: Connection, scope: str) -> None:
-    """Free rows that were put under a scope and did not get to their stream or table. Does not wait; the end of the
+    """Free rows that were put under a scope and not taken by their stream or table. Does not wait; the end of the
     connection does the same."""
     with suppress(DataplaneError):
         to.check()

@@ -11,7 +11,7 @@ read.
 A child shares the views of its parent. Its pins are those of a connection of its own, made before the fork
 (`InheritedPins`): without them the bytes would change under it as soon as the parent drops its views.
 
-Rejected: to fork before the node has answered. The parent may drop its pins, or end, before the node has pinned the
+Rejected: forking before the node has answered. The parent may drop its pins, or end, before the node has pinned the
 child's shards, and the child would read other bytes or none.
 """
 
@@ -48,7 +48,8 @@ _used: deque[tuple[object, Callable[[], bool]]] = deque()
 
 
 def drop_later(pin: object, due: Callable[[], bool]) -> None:
-    """Drop the pin once this returns True. It is asked whenever a plane of this process talks to its node."""
+    """Drop the pin once this function returns True. It is called whenever a plane of this process exchanges messages
+    with its node."""
     _used.append((pin, due))
     _sweep()
 

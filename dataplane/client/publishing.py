@@ -9,7 +9,7 @@ Invariants: a publication that fails, is cancelled, or dies has stored nothing; 
 if the tensors come from an iterable, at most `_TOGETHER` bytes of them are held at a time, or one tensor.
 
 Contiguous host memory is compared in place, and copied once. torch copies other strides and values on a device
-directly to their place. Of a `DTensor` each rank publishes its local shard; a tensor that several ranks hold alike is
+directly to their place. Of a `DTensor` each rank publishes its local shard; a tensor that several ranks hold equally is
 published by one of them.
 """
 
@@ -299,7 +299,7 @@ class Publication:
 
     @asynccontextmanager
     async def _reserved(self, sizes: Sequence[int]) -> AsyncIterator[list[tuple[int, Bytes]]]:
-        """As `ShardWriter.reserved`, for shards of one row of so many bytes each, with the memory of the row."""
+        """As `ShardWriter.reserved`, for shards of one row of these sizes in bytes, with the memory of the row."""
         if not sizes:
             yield []
             return

@@ -1,4 +1,4 @@
-"""How a process writes rows and columns to a stream: in one message, or admitted first and then put and named.
+"""Writes rows and columns to a stream: in one message, or by a permit, a put, and then a reference.
 
 Invariants: rows are admitted before their columns are written, so a full stream does not fill memory; columns of
 rows that were refused are freed, also if this process dies in between.

@@ -7,8 +7,8 @@ asynchronous one in the caller's context.
 
 A reference carries the trace parents of the spans that made its rows, also pickled and through every operation; rows
 of a stream carry theirs as the tag `traceparent` (W3C Trace Context). So the span of a consume or get has links to
-those of the appends and puts, in whatever process they were. A span has the attributes `stream`, `task`, `group`,
-`rollout_id` (the tag of that name, else the rows' keys) and `rows`; of several rows the first `_SOME` different ones.
+those of the appends and puts, in any process. A span has the attributes `stream`, `task`, `group`, `rollout_id` (the
+tag of that name, else the rows' keys) and `rows`; of several rows the first `_SOME` different ones.
 """
 
 from __future__ import annotations
@@ -171,7 +171,8 @@ def _context(text: str) -> SpanContext | None:
 
 
 def some(values: Any) -> Any:
-    """Values as an attribute: one as itself, several as a list of the first different ones; None for none."""
+    """Values as an attribute: a single one unchanged, several as a list of the first different ones; None if there are
+    none."""
     if values is None or isinstance(values, str | int | float | bool):
         return values
     if hasattr(values, "tolist"):

@@ -111,7 +111,7 @@ class Tensors(Mapping[str, Any]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors; tied ones count separately."""
+        """The bytes of all tensors; tied ones are counted separately."""
         shapes = self.shapes
         return sum(
             int(np.prod(shapes[name], dtype=np.int64)) * storage(each.dtype).itemsize

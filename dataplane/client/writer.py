@@ -64,7 +64,7 @@ class ShardWriter:
         self._pool = pool
 
     async def in_thread(self, nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of work on so many bytes, done in a thread if they are many. The thread has ended when this
+        """The result of work on this number of bytes, done in a thread if it is large. The thread has ended when this
         returns, raises or is cancelled."""
         if nbytes <= _IN_LOOP:
             return work(*arguments)
@@ -72,7 +72,7 @@ class ShardWriter:
         return result
 
     def _submit(self, work: Callable[[], T]) -> Future[T]:
-        """Have the work done by a thread. Raises Closed."""
+        """Run the work in a thread. Raises Closed."""
         try:
             return self._pool.submit(work)
         except OSError:
@@ -80,7 +80,7 @@ class ShardWriter:
             raise
 
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """As `map`, by the calling thread and those that are idle."""
+        """As `map`, by the calling thread and idle threads of the pool."""
         return together(self._pool, work, items)
 
     async def plan(self, columns: Any, dedupe: Collection[str]) -> PutPlan:

@@ -1,11 +1,11 @@
 """One connected client of a node: executes its requests, and releases what it held when it ends.
 
-Invariants: every request with an id gets exactly one reply, whatever fails while it is decoded, executed or encoded
-(`wire.boundary`), also if the node ends the connection meanwhile; nothing is sent once the client has gone. A request
-that need not wait is executed at once. A request that waits runs in an asyncio task, which is cancelled when the
+Invariants: every request with an id gets exactly one reply, even if decoding, execution or encoding fails
+(`wire.boundary`) or the node ends the connection meanwhile; nothing is sent once the client has gone. A request that
+does not have to wait is executed at once. A request that waits runs in an asyncio task, which is cancelled when the
 connection ends; the waiting requests of all clients share one memory bound (`node.requests.waiting_bytes`). A client
-that violates the protocol is disconnected, without effect on others. The descriptor of a segment is sent to a client
-at most twice: for reading, and for writing if the client owns the segment.
+that violates the protocol is disconnected, without effect on others. The descriptor of a segment is sent to a client at
+most twice: for reading, and for writing if the client owns the segment.
 """
 
 from __future__ import annotations
@@ -119,13 +119,13 @@ class Client:
         self._farewell(error, number, error)
 
     def _farewell(self, error: DataplaneError, number: int, its: DataplaneError) -> None:
-        """As `close`, but the request `number` gets the error `its`."""
+        """As `close`, with the error `its` for the request `number`."""
         for each in dict.fromkeys((0, number, *self._waiting)):
             self._channel.send(failure(each, its if each and each == number else error, self))
         self._channel.close(error)
 
     def end(self, error: DataplaneError) -> None:
-        """The node stops: send the error and end the connection, whatever the client holds."""
+        """The node stops: send the error and end the connection, even if the client has pins or leases."""
         self._channel.send(failure(0, error, self))
         self._channel.close()
         if self._leaving:
@@ -259,8 +259,8 @@ class Client:
         return node in (b"", self._services.node)
 
     async def send_later(self, reply: m.Reply) -> None:
-        """Send a reply once the client has received enough of the earlier ones. Raises LimitExceeded if the replies
-        that wait take too much memory."""
+        """Send a reply once the client has received enough of the earlier ones. Raises LimitExceeded if the waiting
+        replies take too much memory."""
         framed = frame(reply)
         del reply  # it takes several times as much memory as the frame
         with self._kept.keep(len(framed)):

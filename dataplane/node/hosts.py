@@ -373,8 +373,8 @@ class Hosts:
         return {"leads": leads, "follows": follows}
 
     async def aclose(self, within_s: float | None = None) -> None:
-        """Leave the cluster. Idempotent. Raises the last error, and TimeoutError if it takes longer than `within_s`
-        seconds; each part is closed all the same."""
+        """Leave the cluster. Idempotent. Raises the last error, and TimeoutError after `within_s` seconds; every part
+        is closed in any case."""
         opened = (
             self._columns,
             self.tables,
@@ -391,7 +391,7 @@ class Hosts:
 
 
 def _machine() -> str:
-    """An identity that all processes of this machine share until it restarts."""
+    """An identifier that all processes of this machine share until the machine restarts."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -5,9 +5,9 @@ in Python's free lists each keep a whole arena of the allocator, and glibc keeps
 Measured with 2,048 streams of a row each, which took 27 MiB: without this module all 27 stay; with it 10 to 14, which
 the next streams reuse.
 
-glibc keeps large blocks that are not at the end of the heap, and once a block of some MiB was freed it takes such
-blocks from the heap (mallopt(3), M_MMAP_THRESHOLD: it is dynamic). Rejected: a fixed threshold, with which each read of
-256 KiB is mapped and unmapped.
+glibc keeps large free blocks that are not at the end of the heap. Once a block of some MiB was freed, it allocates
+blocks of that size from the heap (mallopt(3): M_MMAP_THRESHOLD is dynamic). Rejected: a fixed threshold, with which
+each read of 256 KiB is mapped and unmapped.
 
 Invariant: memory is trimmed at most every `_BETWEEN_S`, and trims take at most 1 % of a processor: after streams were
 dropped, a trim takes as long as a garbage collection, some 40 ms, during which no request is answered.

@@ -1,10 +1,10 @@
 """The node: one process a host, which owns the store of the host's clients and listens for them.
 
 It ends on SIGTERM (on SIGINT too if it was started by hand), or with the process it was started for. However it ends,
-the next node to start there removes what is left: its socket and spill files are in directories that it locks
-(`store.directory_claim`), and its memory has no name.
+the next node that starts there removes its socket and spill files, which are in directories that it locks
+(`store.directory_claim`). Its memory has no name, so the kernel frees it.
 
-Invariants: the node does not end because the system refuses something. A client that cannot be served is rejected;
+Invariants: a failed system call does not end the node. A client that cannot be served is rejected;
 background work continues after a pause; at the end the node waits a bounded time for work that hangs.
 """
 
@@ -308,7 +308,7 @@ class NodeServer:
         }
 
     async def _close(self) -> None:
-        """Stop: tell the clients, leave the cluster, and wait for the disk, a bounded time each."""
+        """Stop: tell the clients, leave the cluster, and wait for the disk, each within a bounded time."""
         gone = PeerUnavailable("the node was stopped", address=self.address)
         await close_each(
             self._listener.close,
@@ -334,7 +334,7 @@ class NodeServer:
             log.warning("leaving the cluster failed: %s", error)
 
     def abandon(self) -> None:
-        """Leave nothing on this host, whether or not the node has served. Idempotent."""
+        """Remove everything of this node from the host, whether or not it has served. Idempotent."""
         if self._abandoned:
             return
         self._abandoned = True
@@ -348,8 +348,8 @@ class NodeServer:
 
 
 async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work` again and again until cancelled. A boundary: an unexpected error is logged, and does not end a node
-    that holds others' data."""
+    """Run `work` repeatedly until cancelled. A boundary: an unexpected error is logged, and does not end the node,
+    which holds the data of other processes."""
     pause_s = _AGAIN_S
     while True:
         began = time.monotonic()

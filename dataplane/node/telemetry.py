@@ -4,8 +4,8 @@ It owns the rings of events (`observe.ring`): its own, one of each client, and t
 last. Every `FOLD_S` it adds the new events to histograms and reads the leader of each partition.
 
 Invariants: memory is bounded: for rings of connected clients by 1/64 of the node's memory (or 32 MiB); for ended
-clients by the last `_GONE`; for histograms and sums independently of the number of streams. A client that sends
-invalid events spoils its own figures only. Nothing here is on the path of a request.
+clients by the last `_GONE`; for histograms and sums independently of the number of streams. Invalid events of a client
+affect only its own figures. Nothing here is on the path of a request.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class Telemetry:
         memory: int = 1 << 40,
     ) -> None:
         """`figures`: the node's statistics without streams and tables. `records`: whether this node and its clients
-        record events; without them there are neither traces nor histograms. `memory`: the node's budget. The rings
-        of clients take at most a `_PART` of it beyond the first `_LEAST_RINGS`."""
+        record events; without them there are neither traces nor histograms. `memory`: the node's budget. Beyond the
+        first `_LEAST_RINGS`, the rings of clients take at most the share `_PART` of it."""
         self._most_rings = max(_LEAST_RINGS, memory // _PART // ring.RING_BYTES)
         self._local = streams
         self._figures = figures
@@ -329,7 +329,7 @@ def _look(
     identity: Hashable, name: str, leased: LeasedRows, waiting: Waiting, begun: bool, now: float, before: _Seen | None
 ) -> _Seen:
     """The counters of a stream. Unchanged ones are reused from `before`: few of a thousand streams change between two
-    looks, and new objects cost garbage collections."""
+    calls, and new objects cost garbage collections."""
     partition, progress = leased.partition, leased.partition.progress
     rows, appended, appends = partition.rows.count, partition.appended, sum(task is None for task, _ in waiting)
     waits = len(waiting) > appends

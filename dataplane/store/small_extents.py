@@ -45,8 +45,8 @@ class SmallExtents:
         return self._segment in self._arena and not self._arena[self._segment].retired
 
     def take(self, size: int) -> Extent:
-        """An extent for a shard of this size, a multiple of 64. It takes at most `pages` bytes from the arena. Raises
-        as `Arena.allocate`; then nothing is taken."""
+        """An extent for a shard of this size, a multiple of 64. It takes at most `pages(size)` bytes from the arena.
+        Raises as `Arena.allocate`; then nothing is taken."""
         if not (self._open and (self._at + size <= self._end or self._grow(size))):
             extent = self._arena.allocate(self._owner, size)
             self._arena.split(extent)

@@ -1,6 +1,6 @@
 """Merges appends of the clients of this node to one partition into one request, one command and one block of rows.
 
-The work of a leader depends on the number of requests more than on the number of rows. Appends that arrive in one
+The work of a leader depends more on the number of requests than on the number of rows. Appends that arrive in one
 iteration of the event loop, or while the previous request is in flight, are sent together (group commit), as Kafka's
 producers batch records.
 
@@ -71,7 +71,7 @@ class AppendMerger:
         return None if first is None else r.AppendResult(first, len(asked.ref), True)
 
     def _flush(self, partition: str) -> None:
-        """Send in one request the first waiting append and those behind it that can be merged with it."""
+        """Send one request with the first waiting append and all later ones that can be merged with it."""
         waiting = [each for each in self._queues[partition] if not each.future.done()]  # the others were cancelled
         kind = _kind(waiting[0].asked) if waiting else None
         some: dict[tuple[ShardKey, ...], _WaitingAppend] = {}

@@ -134,11 +134,11 @@ class ColumnHolders:
     # of others
 
     def retain(self, request: pm.RetainColumns) -> Awaitable[None] | None:
-        """Retain columns that another node claims, at once, so that a release that arrives next finds the claim. If the
-        partition is durable, returns an awaitable for the columns to be on disk, which raises Backpressure, Misuse.
+        """Retain columns that another node claims. This is done at once, so that a later release finds the claim. If
+        the partition is durable, returns an awaitable for the columns to be on disk, which raises Backpressure, Misuse.
 
         Raises Freed, Corrupt, LimitExceeded; PeerUnavailable if that node is not a member yet, since this node would
-        not notice its end."""
+        not notice when it ends."""
         if self._members.away(request.node.hex()):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if len(self._claimed) >= MAX_CLAIMS:

@@ -1,9 +1,10 @@
 """Columns of durable partitions: written to disk before the command that names them, and retained again after a
 restart.
 
-The node writes to disk which partitions need columns of this node, but not which columns they need. After a restart it
-asks their leaders for that. Until the leader of a partition has answered, no recovered column is freed, and the
-partition gets no new columns from this node. Afterwards the recovered columns that no partition needs are freed.
+The node stores on disk the partitions that need columns of this node, but not the columns that they need. After a
+restart it asks their leaders for these columns. Until the leader of a partition has answered, no recovered column is
+freed, and the partition gets no new columns from this node. Afterwards the recovered columns that no partition needs
+are freed.
 
 Invariant: when a command is answered, the columns that it names are on disk. If the partition is led by this node, they
 are written in the transaction of the command or an earlier one, otherwise before the leader is asked.

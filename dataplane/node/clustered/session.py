@@ -100,7 +100,7 @@ class _Sequences:
         return number
 
     def over(self, number: int) -> None:
-        """Note that the outcome of this sequence number is known. 0 means no sequence number, and is ignored."""
+        """Record that the outcome of this sequence number is known. 0 means no sequence number, and is ignored."""
         self._open.pop(number, None)
         self._changed.set()
 
@@ -147,10 +147,10 @@ class PartitionSession:
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """The answer of the leader of the partition. `waits` returns the queue of a request that may wait there until
-        its deadline. `settled`, for a request that changes rows, is called once with the outcome: before this returns
-        or raises, or later if it raises OutcomeUnknown or is cancelled. `late`, for other requests, is called with
-        each answer that arrived too late to be returned.
+        """The answer of the partition's leader. `waits` returns the queue of a request that may wait at the leader
+        until its deadline. `settled`, for a request that changes rows, is called once with the outcome: before this
+        returns or raises, or later if it raises OutcomeUnknown or is cancelled. `late`, for other requests, is called
+        with each answer that arrived too late to be returned.
 
         Raises the error with which the partition refuses; at the deadline NotReady or, for an append, Backpressure;
         Lost, PeerUnavailable, OutcomeUnknown."""

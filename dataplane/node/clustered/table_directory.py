@@ -4,8 +4,8 @@ coordinator.
 A record without a partition is kept for `REMEMBER_S`. It contains the number of the next row, so that a later partition
 of the same name reuses no row number, and the tokens of lost partitions, so that clients that used one get an error.
 
-Invariant: a table has one partition. The partition ends when for `IDLE_S` its table has been dropped and its outbox
-empty, or when every replica has died.
+Invariant: a table has one partition. The partition ends when its table has been dropped and its outbox empty for
+`IDLE_S`, or when every replica has died.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class TableDirectory(Directory):
     # Ending
 
     async def is_lost(self, name: str, key: str) -> bool:
-        """Whether every replica of a partition that was not found has died. If so, the partition is marked as lost in
-        the record. Raises Unavailable, OutcomeUnknown, Corrupt."""
+        """Whether every replica of a partition that was not found has died. If so, mark the partition as lost in the
+        record. Raises Unavailable, OutcomeUnknown, Corrupt."""
         await self.lost(name, key)
         return token_of(key) in past(self.records.find(name)).lost
 

@@ -124,7 +124,7 @@ class ClusteredTables:
         return m.Figures(request.id, self.figures(request.after, TABLES))
 
     async def listed(self, request: rm.ListTables) -> m.Reply:
-        """Statistics of the first `TABLES` tables, by name, of all nodes that answer."""
+        """Statistics of the first `TABLES` tables, by name, on all nodes that answer."""
         found = self.figures(request.after, TABLES)
         members = self.partitions.members
         asking = [

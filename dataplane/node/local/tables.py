@@ -94,8 +94,8 @@ class LocalTables:
                 future.set_result(unready)
 
     async def wait(self, name: str) -> set[_Asked]:
-        """Wait until the table has changed. Those who are woken together share the set that is returned: of what is
-        not ready now, so that only one of those who ask the same looks."""
+        """Wait until the table has changed. Callers that are woken together get the same set, to which they add
+        requests that are not ready, so that only one of several equal requests is checked."""
         future: asyncio.Future[set[_Asked]] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(future)
         try:

@@ -235,8 +235,8 @@ class Directory:
 
     async def exists(self, partition: str) -> bool | None:
         """Whether this partition exists, according to the coordinator, whose record of it is watched from then on; None
-        if the coordinator knows nothing of it, as after a wipe. A partition that is being restored has no record yet.
-        Raises Unavailable, Corrupt."""
+        if the coordinator has no record of it, for example after it lost its data. A partition that is being restored
+        has no record yet. Raises Unavailable, Corrupt."""
         record = await self.records.read(name_of(partition))
         if record is not None and record.generation == generation_of(partition):
             return record.key == partition

@@ -1,6 +1,6 @@
 """The era of a coordinator: a random value at the coordinator, of which each data directory has a copy.
 
-A coordinator that has lost its values has no partitions. A node that relied on it then would free everything in its
+A coordinator that has lost its values has no partitions: a node that relied on it would free everything in its
 directory. Therefore the first node that finds no era creates one, and every node with a data directory writes the era
 into it. Nodes that are running when the values are lost write the partitions that they lead to the coordinator again,
 and the new era into their directories. A node that is started with a directory of another era refuses to run, and

@@ -102,8 +102,8 @@ class HostedReplica:
         self._perform(self.replica.configured(configuration, monotonic()))
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Handle a message of another replica. If it shows that this replica's log is not one of the partition, the
-        replica ends."""
+        """Handle a message of another replica. If it shows that this replica's log does not belong to the partition,
+        the replica ends."""
         now = self.heard_s = monotonic()
         try:
             effects = self.replica.receive(sender, message, now)

@@ -152,8 +152,9 @@ class ClientDepartures:
     def look(self) -> None:
         """Remove the clients of ended processes, in the background.
 
-        After a change of the members, and otherwise every `_LOOK_AT_ALL_S`, the clients of all partitions are looked
-        at: a partition may have many. At other times only those of partitions that this node leads anew are."""
+        The clients of all partitions are checked only after a change of the members and every `_LOOK_AT_ALL_S`, because
+        a partition may have many. At other times only the clients of partitions that this node has begun to lead are
+        checked."""
         now = monotonic()
         if now >= self._all_s:
             self._led, self._all_s = {}, now + _LOOK_AT_ALL_S

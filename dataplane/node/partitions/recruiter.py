@@ -93,8 +93,8 @@ class Recruiter:
         return incarnation
 
     async def nowhere(self, partition: str) -> bool:
-        """Whether all nodes that may be alive answer that they have no replica that could restore the partition's
-        configuration at the coordinator."""
+        """Whether all nodes that may be alive have answered that they have no replica that could restore the
+        partition's configuration at the coordinator."""
         if self._members.missing or self._replicas.incarnation(partition):
             return False
         others = [node for node in self._members.current if node != self._members.me]

@@ -71,10 +71,10 @@ class Router:
         late: Late | None = None,
         patient: bool = True,
     ) -> bytes:
-        """The answer of the leader of the partition. `queue`, `wait_s`: see `waiters`; after a failover, and as soon as
-        the leader does not answer, the request waits again at the next one. `late` is called with each answer that
-        arrives too late. `patient`: repeat the request while a limit of the partition refuses it. Raises the error with
-        which the partition refuses; Lost if certainly no replica is left; PeerUnavailable, OutcomeUnknown."""
+        """The answer of the leader of the partition. `queue`, `wait_s`: see `waiters`; after a failover, or when the
+        leader stops answering, the request waits again at the next one. `late` is called with each answer that arrives
+        too late. `patient`: repeat the request while a limit of the partition refuses it. Raises the error with which
+        the partition refuses; Lost if certainly no replica is left; PeerUnavailable, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable("no leader was found")
         pause_s = _SHORT_S

@@ -6,7 +6,7 @@ request is completed at once. Otherwise the message waits; its bytes count again
 
 Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, even if
 the client disconnects or cancels in between. A request that has to wait holds neither a permit nor a shard until its
-coroutine runs, since it may be refused before that.
+coroutine runs, since it may be refused first.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class PendingShards:
     Invariant: only shards that the client itself put without a scope, and that no row of a stream needs, are freed
     here.
 
-    They are noted by the request for the permit to append them. `free(shards)` frees those that this client may free.
+    The request for a permit to append them lists them. `free(shards)` frees those that this client may free.
     """
 
     def __init__(self, free: Callable[[Sequence[int]], None]) -> None:

@@ -82,7 +82,7 @@ class ClientUsage:
     @contextmanager
     def keep(self, nbytes: int) -> Iterator[None]:
         """A context in which the `nbytes` of a reply count as the client's usage. Only the bound of all clients
-        applies, since a client cannot prevent that many replies arrive at once. Raises LimitExceeded."""
+        applies, since a client cannot control how many replies arrive at once. Raises LimitExceeded."""
         self.take(nbytes, self._waits.bound)
         try:
             yield

@@ -33,7 +33,7 @@ NOT_ASKED = "it was given up before it was asked"
 
 
 def asked_until(deadline: Deadline) -> Deadline:
-    """The deadline, but at least `ASK_S` from now: the caller may have spent its time on an earlier step."""
+    """The deadline, but at least `ASK_S` from now, because earlier steps may have used up the caller's time."""
     return Deadline.after(max(deadline.remaining_s, ASK_S))
 
 
@@ -125,7 +125,7 @@ class StreamService(Protocol):
         """A session for a new client. The text of `owner` names the client in messages of errors."""
 
     def label(self, client: str) -> str:
-        """The name in messages of errors of the client of a session. `client`: the name of the session."""
+        """The name of a session's client in error messages. `client`: the name of the session."""
 
     def forget(self, client: str) -> None:
         """Forget a client that has gone."""
@@ -153,7 +153,7 @@ class StreamService(Protocol):
         """Report these rows again, since the reply cannot be sent."""
 
     def figures(self, after: str | None = None, most: int = ...) -> dict[str, Any]:
-        """Statistics of the streams whose names come after `after`, at most so many."""
+        """Statistics of at most `most` streams, those whose names come after `after`."""
 
     async def claim(
         self,

@@ -224,7 +224,7 @@ class Fetcher:
         return linked.links
 
     def patch(self, number: int, patch: Patch) -> Callable[[], None]:
-        """Until the returned function is called: if the copy with this number is read, make it by `patch`."""
+        """Until the returned function is called, a read of the copy with this number makes it by `patch`."""
         remote = self._remotes.get(number)
         if remote is None:  # a replica, or forgotten meanwhile
             return lambda: None
@@ -237,7 +237,7 @@ class Fetcher:
         return undo
 
     def forget(self, key: ShardKey) -> None:
-        """Forget the copy of another node's shard, if there is one: no local client will ask for it soon."""
+        """Forget the copy of another node's shard, if there is one: no local client is expected to need it soon."""
         number = self._copies.pop(key, None)
         if number is not None:
             del self._remotes[number]

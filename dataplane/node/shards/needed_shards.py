@@ -51,8 +51,8 @@ class NeededShards:
             self._note(key, [(tuple(columns), rows)])
 
     def _note(self, key: ShardKey, parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> None:
-        """Have these parts of a shard freed with its last need. A part may be noted again and again, as if rows are
-        appended again before they are acked."""
+        """Let these parts of a shard be freed with its last need. A part may be given repeatedly, for example if rows
+        are appended again before they are acked."""
         spent = self._spent[key]
         spent.extend(parts)
         if len(spent) > _MANY:
@@ -92,7 +92,7 @@ class NeededShards:
 
     def recovered(self, shards: Mapping[int, ShardKey]) -> None:
         """After a restart, take over the local shards that only rows own, by number, with the key of each. All needs
-        must have been added before. Shards that nothing needs are freed now, each other shard with its last need."""
+        must have been added before. Shards without a need are freed now, each other shard with its last need."""
         self._whole.update(shards.values())
         self._free([key for key in shards.values() if not self._needed[key]])
 
@@ -141,7 +141,7 @@ class NeededShards:
         self.unneed(shards)
 
     def _spend(self, ref: BatchRef, shards: Iterable[ShardKey]) -> None:
-        """Have the parts of these shards that `ref` names freed with the last need."""
+        """Let the parts of these shards that `ref` names be freed with the last need."""
         footprint = locations.footprint(ref)
         for key in shards:
             if self.number(key) is not None:
@@ -173,12 +173,13 @@ class NeededShards:
         self.unneed(ref.shards())
 
     def free(self, ref: BatchRef) -> None:
-        """Free the columns of an append that no row came to need."""
+        """Free the columns of an append that no row needs."""
         self.keep_too(ref)
         self.released([ColumnBatch(ref, len(ref))])
 
     def released(self, batches: Iterable[ColumnBatch], stream: str = "") -> None:
-        """Free column batches that no row needs any more. `stream`: the name of the stream whose rows did, if any."""
+        """Free column batches that no row needs any more. `stream`: the name of the stream whose rows needed them, if
+        any."""
         freeings = self._store.shards.freeings
         before, freeings.cause = freeings.cause, FreeCause("stream", stream) if stream else freeings.cause
         try:

@@ -104,7 +104,7 @@ class ShardReads:
 
     @property
     def under_way_s(self) -> float:
-        """Seconds since the start during which at least one read was running."""
+        """The time since the start, in seconds, during which at least one read was running."""
         return self._under_way_s + (time.monotonic() - self._since if self._under_way else 0.0)
 
     @contextmanager

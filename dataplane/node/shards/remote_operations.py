@@ -1,5 +1,5 @@
-"""Operations that need other hosts. Each is aborted as soon as one of the nodes that it
-needs leaves the cluster or does not answer a ping, before the connection to it fails.
+"""Operations that need other hosts. Each is aborted as soon as a node that it needs leaves the cluster or does not
+answer a ping, even before the connection to that node fails.
 
 A node is pinged every second while it is needed: if its host becomes unreachable, though the node may be alive, the
 operations must end soon.

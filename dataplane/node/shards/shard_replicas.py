@@ -61,8 +61,9 @@ class ShardReplicas:
     # of this node's shards
 
     async def replicate(self, shards: Sequence[int], replicas: int, deadline: Deadline) -> list[bytes]:
-        """Store these shards on so many nodes, including this one. Returns the others. Raises PeerUnavailable if
-        there are fewer, Backpressure, Freed; OwnerDied or PeerUnavailable if too few of them answer."""
+        """Store these shards on this number of nodes, including this one. Returns the other nodes. Raises
+        PeerUnavailable if there are fewer, Backpressure, Freed; OwnerDied or PeerUnavailable if too few of them
+        answer."""
         others = [node for node in self._membership.members if node != self._node]
         keeping = [node for node in others if self._membership.keeps(node.hex())]
         if len(keeping) >= replicas - 1:  # durable data must reach disks, and a put may yet become durable
@@ -184,7 +185,7 @@ class ShardReplicas:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """A context of a read. Its memory is not reclaimed as that of a silent client."""
+        """A context of a read, in which its memory is not reclaimed like that of a silent client."""
         loop, going = asyncio.get_running_loop(), True
 
         def sign() -> None:

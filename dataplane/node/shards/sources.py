@@ -1,4 +1,4 @@
-"""Where a shard of this node can be read: here, or at a host that has read all of it.
+"""The places at which a shard of this node can be read: here, or at a host that has read all of it.
 
 If many hosts want one shard, each place serves few readers at a time. The others wait until further hosts have read the
 shard, and read it there. The number of places doubles with each round.
@@ -7,8 +7,8 @@ Invariants: a reader waits a bounded time; if no read ends for as long as a slow
 with the fewest readers. A node is named as a place only while it is a member, and not again after a reader found no
 copy there. A copy only provides bytes: this node, asked first, decides whether a shard exists and what was freed.
 
-Rejected: to let all read here at once (the sixth waits as long as six reads take); to forward pieces while they come
-(it might be faster, and is a chain of hosts, each of which may stall or die in the middle).
+Rejected: all hosts read here at once (the sixth waits as long as six reads take); hosts forward pieces as they arrive
+(perhaps faster, but each host of the chain may stall or die in the middle).
 """
 
 from __future__ import annotations
