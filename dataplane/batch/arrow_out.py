@@ -36,7 +36,7 @@ def table(columns: Iterable[tuple[str, Field, SelectedRows]]) -> Any:
 
 
 def array(name: str, field: Field, rows: SelectedRows, *, nullable: bool = True) -> Any:
-    """One column as a `pyarrow.Array`. Raises Corrupt, and SchemaMismatch where a row is too large for Arrow.
+    """One column as a `pyarrow.Array`. Raises Corrupt, and SchemaMismatch if a row is too large for Arrow.
 
     `nullable` is false for a struct's child.
     """
@@ -237,7 +237,7 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
 
     @classmethod
     def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> VariableShapeTensorType:
-        """Raises ValueError where the storage or the parameters are not of this type."""
+        """Raises ValueError if the storage or the parameters are not of this type."""
         names = [storage_type.field(i).name for i in range(storage_type.num_fields)]
         if not pa.types.is_struct(storage_type) or names != ["data", "shape"]:
             raise ValueError(f"{storage_type} does not store {VARIABLE}")

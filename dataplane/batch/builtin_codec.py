@@ -4,7 +4,7 @@
 from them. Parts are plain values, or values of these kinds; the encoder encodes them in turn. Invariants: `made` calls
 only the constructors in the table; its result equals the original value and has the same type.
 
-A value that has more than its kind can store (an attribute that a user set, a default factory of the user's own) is
+A value with content that its kind cannot store (an attribute that a user set, a default factory of the user's own) is
 refused with `Unfit`, rather than stored incompletely.
 
 A value of a class that users define (an enum, a data class, a named tuple, a subclass of a plain type) is the module
@@ -103,7 +103,7 @@ def _make_default(name: str | None, *items: Any) -> defaultdict[Any, Any]:
 
 
 def _zone(zone: dt.tzinfo | None) -> dt.tzinfo | None:
-    """The zone, if it is of a kind that is held."""
+    """The zone, if it is of a kind that can be stored."""
     if zone is None or type(zone) in (dt.timezone, ZoneInfo):
         return zone
     raise Unfit(f"a time zone of {type(zone).__module__}", "use zoneinfo.ZoneInfo or datetime.timezone")
@@ -335,7 +335,7 @@ def _is_bare(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)
 def _named(kind: type) -> tuple[str, str]:
-    """The module and the qualified name under which the class is found. Raises Unfit where it is not."""
+    """The module and the qualified name under which the class is found. Raises Unfit if it is not found."""
     module, qualname = kind.__module__, kind.__qualname__
     try:
         same = _found(module, qualname) is kind

@@ -1,7 +1,7 @@
 """Concatenates references: the rows of each follow those of the previous one.
 
 References derived from one have their columns in the same frames, and keep them together. Others may not: columns stay
-in one frame if they share one in every reference. If all references have an origin, so has the result. The work is
+in one frame if they share one in every reference. If all references have an origin, the result has one too. The work is
 proportional to the number of references and their columns, not to their rows.
 """
 
@@ -62,7 +62,7 @@ def _require_ref(ref: Any) -> None:
 
 
 def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
-    """The fields of all, in the order of the first. Raises SchemaMismatch where they are not the same columns."""
+    """The fields of all, in the order of the first. Raises SchemaMismatch if they are not the same columns."""
     first = refs[0]._columns
     for number, ref in enumerate(refs):
         odd = first.keys() ^ ref._columns.keys()
@@ -81,14 +81,14 @@ def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
 
 
 def joins(field: Field) -> bool:
-    """Whether pieces of such a column are joined; else the last one counts."""
+    """Whether pieces of such a column are concatenated; else the column has the value of the last piece."""
     return field.kind == "ragged" and field.varying == 1
 
 
 def joined(pieces: Sequence[BatchRef]) -> BatchRef:
     """Join these pieces, each a reference of one row, into one row, in order. Columns in the order in which they came.
-    Raises SchemaMismatch where pieces of a column are not of one kind, dtype and item shape, Misuse where one is of
-    parts of rows."""
+    Raises SchemaMismatch if the pieces of a column differ in kind, dtype or item shape, Misuse if one has only parts of
+    rows."""
     if any(piece.is_sliced() for piece in pieces):
         raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
     names = dict.fromkeys(name for piece in pieces for name in piece.columns)
@@ -117,8 +117,8 @@ def joined(pieces: Sequence[BatchRef]) -> BatchRef:
 
 
 def require_alike(name: str, fields: Sequence[Field]) -> Field:
-    """The field of a column that pieces have. Raises SchemaMismatch where they are not of one kind and dtype or, where
-    they are joined, of one item shape."""
+    """The field of a column of these pieces. Raises SchemaMismatch if they differ in kind or dtype or, if they are
+    joined, in item shape."""
     merged = merge_fields(name, fields)
     if any(map(joins, fields)) and not joins(merged):
         raise SchemaMismatch(

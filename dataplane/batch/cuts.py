@@ -109,7 +109,7 @@ def _beside(rows: int, cut: Cut, more: int, other: Cut) -> Cut:
 
 
 def _idle(step: CutStep) -> CutStep:
-    """A step of this kind that leaves rows as they are."""
+    """A step of this kind that does not change rows."""
     return step._replace(numbers=_WHOLE[step.kind])
 
 
@@ -240,7 +240,7 @@ def _packed(number: Number) -> int | bytes:
 
 
 def decode(encoded: Sequence[Sequence[Any]], rows: int) -> Cut:
-    """The inverse of `encode`, for so many rows. Raises ValueError for other input."""
+    """The inverse of `encode`, for this number of rows. Raises ValueError for other input."""
     if len(encoded) > MAX_STEPS or sum(step[0] == ZIGZAG for step in encoded) > MAX_ZIGZAGS:
         raise ValueError(f"more than {MAX_STEPS} slices in each other, or {MAX_ZIGZAGS} zig-zag ones")
     found = []

@@ -26,7 +26,7 @@ _LOOK = 256  # bytes, at each place
 
 
 def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
-    """The distinct rows, in order of their first appearance, and for each row which of them it is."""
+    """The distinct rows, in order of their first appearance, and for each row the position of its distinct row."""
     known: dict[Hashable, int] = {}
     index = np.fromiter((known.setdefault(key, len(known)) for key in _keys(values, each)), np.int64, values.rows)
     if len(known) == values.rows:

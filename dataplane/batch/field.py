@@ -51,7 +51,7 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def declared(self) -> Field:
-        """The field as its readers see it: with the dtypes that were given, where narrower ones are stored."""
+        """The field as its readers see it: with the dtypes that were given, even if narrower ones are stored."""
         return _declared(self) if _is_narrow(self) else self
 
     @property
@@ -105,7 +105,8 @@ def unit_bound(field: Field) -> int:
 
 @lru_cache(maxsize=1024)
 def most_items(field: Field) -> int:
-    """Dense rows, or items of all ragged rows, or bytes of text, bytes and object, that a column may have."""
+    """The maximum number of dense rows, of items of all ragged rows, or of bytes of text, bytes and object, in a
+    column."""
     if not field.dtype:
         return MAX_BYTES
     bound = unit_bound(field)
@@ -113,7 +114,7 @@ def most_items(field: Field) -> int:
 
 
 def check_field(name: str, field: Field) -> None:
-    """Raises Corrupt where this is no field that a column can have."""
+    """Raises Corrupt if no column can have this field."""
     if len(field.children) <= _FEW and not any(child.children for _, child in field.children):
         _check_small(name, field)
     else:

@@ -46,7 +46,7 @@ RUN = 32
 
 
 class ShardRef(NamedTuple):
-    """A stored object: the node that holds it, its number there, the rows that each of its columns has."""
+    """A stored object: the node that stores it, its number there, and the number of rows of its columns."""
 
     node: bytes
     id: int
@@ -62,7 +62,7 @@ class Cell(NamedTuple):
 
 
 class BlockRows(NamedTuple):
-    """Selected rows of one stored block: where each column of the frame is, and which of its rows."""
+    """Selected rows of one stored block: the cell of each column of the frame, and the row numbers."""
 
     cells: tuple[Cell, ...]
     rows: RowIndices
@@ -93,9 +93,9 @@ def place_of(columns: Mapping[str, T], name: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Rows over parts. `order`: None, or which row of the parts each row is. `bounds`: None, or from which to which of
-    those rows (`bounds[i]` up to `bounds[i + 1]`, at least one) row i is joined. `cut`: the slice of each row that is
-    meant, once the row is joined."""
+    """Rows over parts. `order`: None, or for each row its position among the rows of the parts. `bounds`: None, or row
+    i joins those rows from `bounds[i]` up to `bounds[i + 1]` (at least one). `cut`: the selected slice of each joined
+    row."""
 
     parts: tuple[BlockRows, ...]
     order: RowIndices | None = None
@@ -253,7 +253,7 @@ class Frame:
         return found
 
     def means(self, other: Frame, slots: Iterable[tuple[int, int]]) -> bool:
-        """Whether, for each (slot here, slot there), both mean the same rows of the same stored columns."""
+        """Whether, for each (slot here, slot there), both name the same rows of the same stored columns."""
         pairs = list(slots)
         if self.bounds != other.bounds or not cuts.equal(self.cut, other.cut):
             return False
@@ -278,7 +278,7 @@ class Frame:
 
 
 def join(frames: Sequence[Frame]) -> Frame:
-    """The rows of each frame after those of the one before; all have the same columns in the same slots."""
+    """The rows of all frames, one frame after the other; all have the same columns in the same slots."""
     if any(frame.cut for frame in frames):
         cut = cuts.joined([(frame.rows, frame.cut) for frame in frames])
         return join([frame.whole() for frame in frames]).with_cut(cut)
@@ -310,7 +310,7 @@ def _worth_parts(runs: int, rows: int) -> bool:
 
 
 def _merged(parts: Iterable[BlockRows]) -> tuple[BlockRows, ...]:
-    """The same rows in fewer parts: neighbours of one source in one, where their rows touch or are short."""
+    """The same rows in fewer parts: neighbours of one source are merged if their rows touch or are few."""
     out: list[BlockRows] = []
     for cells, group in groupby(parts, key=lambda part: part.cells):
         touching: list[RowIndices] = []
@@ -368,13 +368,13 @@ def _gather(parts: Sequence[BlockRows], positions: Index) -> Frame:
 
 
 def _canonical(parts: Sequence[BlockRows]) -> Index:
-    """Of each part the first that is of the same source."""
+    """For each part, the first part of the same source."""
     firsts: dict[tuple[Cell, ...], int] = {}
     return np.array([firsts.setdefault(part.cells, index) for index, part in enumerate(parts)], dtype=np.int64)
 
 
 def _woven(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> Frame:
-    """A part a source, its rows distinct and ascending, and the order that makes the wanted rows of them."""
+    """One part for each source, with distinct, ascending rows, and the order that gives the wanted rows."""
     ascending = np.lexsort((numbers, owner))
     owner, numbers = owner[ascending], numbers[ascending]
     new: npt.NDArray[np.bool_] = np.ones(len(owner), dtype=np.bool_)
@@ -399,7 +399,7 @@ def origin_of(stream: bytes, rows: npt.ArrayLike, hold: int) -> Frame:
 
 
 def rows_by_stream(origin: Frame) -> list[tuple[bytes, Index, Index]]:
-    """Of each stream, which of the rows (positions, ascending) are its, and their numbers in it."""
+    """For each stream, the positions of its rows, ascending, and their numbers in it."""
     streams = [part.cells[0].shard.node for part in origin.parts]
     known = list(dict.fromkeys(streams))
     of = np.repeat([known.index(stream) for stream in streams], [len(part.rows) for part in origin.parts])

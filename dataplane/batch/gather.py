@@ -204,7 +204,7 @@ def _own_row(stored: StoredColumn, start: int, stop: int) -> Bytes:
 
 
 def _lookup(stored: StoredColumn) -> object_rows.Lookup:
-    """Gives the stored rows of a column, by their numbers: copies, each made once, when it is asked for."""
+    """Gives the stored rows of a column by their numbers: copies, each made once, at its first request."""
 
     @cache
     def row_of(number: int) -> bytes:
@@ -254,7 +254,7 @@ def _in_order_rows(reading: SelectedRows) -> Iterator[tuple[StoredColumn, Bytes]
 
 
 def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
-    """The offsets that the rows have one behind another, and their shapes where `field` needs them."""
+    """The offsets of the concatenated rows, and their shapes if `field` needs them."""
     if reading.cut:
         return gather_slices.tables(reading, field)
     shapes = _shapes(reading, field) if field.varying > 1 else None
@@ -262,7 +262,7 @@ def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
 
 
 def in_order(reading: SelectedRows) -> tuple[Selection, ...]:
-    """The parts, cut so that their rows one after another are the reading's."""
+    """The parts, split so that their concatenated rows are those of the reading."""
     if reading.order is None:
         return reading.parts
     part, rows = reading.places()
@@ -308,7 +308,7 @@ def keyed(reading: SelectedRows, key: str) -> tuple[npt.NDArray[np.bool_], tuple
 
 
 def nbytes(reading: SelectedRows, field: Field) -> int:
-    """The bytes of the rows' values, a row that comes twice counted twice."""
+    """The bytes of the rows' values; a repeated row is counted each time."""
     if field.kind == "dense":
         return reading.rows * field.item_nbytes
     if field.kind == "struct":

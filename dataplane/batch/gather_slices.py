@@ -52,7 +52,7 @@ def _other(stored: StoredColumn, field: Field) -> Exception:
 
 
 def packed(reading: SelectedRows, field: Field) -> tuple[Array, Index, Index | None]:
-    """All rows one behind another: their items, where each begins, and their shapes where `field` needs them."""
+    """All rows, concatenated: their items, the offset of each, and their shapes if `field` needs them."""
     offsets, shapes = tables(reading, field)
     parts: list[Any] = [None] * reading.rows
     for group in _groups(reading):
@@ -66,7 +66,7 @@ def packed(reading: SelectedRows, field: Field) -> tuple[Array, Index, Index | N
 
 
 def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
-    """The offsets that the rows have one behind another, and their shapes where `field` needs them."""
+    """The offsets of the concatenated rows, and their shapes if `field` needs them."""
     shapes = np.empty((reading.rows, len(field.shape)), np.int64)
     for group in _groups(reading):
         cut = group.shapes.copy()
@@ -111,7 +111,7 @@ def _block(stored: StoredColumn, cut: Cut, *, private: bool) -> Array:
 
 
 def _joined(array: Array, axis: int, runs: list[tuple[int, int]]) -> Array:
-    """These runs of a dimension, one behind another; a view if it is one run."""
+    """These runs of a dimension, concatenated; a view if it is one run."""
     found = _parts(array, axis, runs)
     return found[0] if len(found) == 1 else np.concatenate(found, axis=axis)
 
@@ -142,8 +142,8 @@ def _groups(reading: SelectedRows) -> Iterator[_Group]:
 
 
 def _placed(stored: StoredColumn, index: Index) -> tuple[Index, Index]:
-    """Where these rows begin among the items of their first dimension (or elements, where more dimensions vary), and
-    how long they are in each."""
+    """The offsets of these rows among the items of their first dimension (or among elements, if more dimensions vary),
+    and their length in each dimension."""
     field, tables = stored.layout.field, stored.tables
     if tables.shapes is not None and tables.offsets is not None:
         return tables.offsets[index], tables.shapes[index]

@@ -194,7 +194,7 @@ def _frame_of(data: Any, image: Image) -> Image | None:
 
 
 def _read(file: Any) -> Any:
-    """All bytes of an open file, whose position stays; None where it can not be read."""
+    """All bytes of an open file, whose position does not change; None if it cannot be read."""
     try:
         if type(file) is io.BytesIO:
             return file.getvalue()  # which copies nothing
@@ -210,7 +210,7 @@ def _read(file: Any) -> Any:
 
 
 def _frames(image: Image) -> int:
-    """How many frames it has, as far as that is known. To count them PIL may seek, and drop loaded pixels."""
+    """The number of its frames, if known: to count them, PIL may seek, and drop loaded pixels."""
     own = vars(image)
     known = own.get("n_frames", own.get("_n_frames"))
     if known is None and not _is_loaded(image):
@@ -278,7 +278,7 @@ def _opened(picture: Picture, kind: Any, info: Mapping[Any, Any], data: Any) -> 
 
 
 def _pixels(picture: Picture, data: Any) -> Image:
-    """An image of raw pixels, over their memory where PIL can."""
+    """An image of raw pixels, over their memory if PIL supports that."""
     from PIL import Image as pil
 
     _check(picture, data)
@@ -400,7 +400,7 @@ _PICKLED = {
 
 
 def pickle_as_files() -> None:
-    """Pickle images as their files in this process, if there is PIL and no other code has replaced the pickling.
+    """Pickle images as their files in this process, if PIL is installed and no other code has replaced the pickling.
     Idempotent."""
     with suppress(ImportError):
         for module, name in _PICKLED.items():

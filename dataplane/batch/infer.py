@@ -182,7 +182,7 @@ def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
 
 
 def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
-    """Lists in lists: ragged where each row is a rectangle of numbers of equal depth, else objects."""
+    """Lists in lists: ragged if each row is a rectangle of numbers of equal depth, else objects."""
     shapes = [_rectangle(row, 0) for row in rows]
     ndim = max(len(shape) if shape else 0 for shape in shapes)
     full = [shape for shape in shapes if shape is not None and len(shape) == ndim]

@@ -1,4 +1,4 @@
-"""How columns lie in a shard's bytes: values that describe them, their encoding, and the tables among the bytes.
+"""The layout of columns in a shard's bytes: its description, its encoding, and the tables among the bytes.
 
 A shard is one extent of bytes. `ShardLayout` lists its columns and, for each, the places of its buffers: offsets and
 lengths relative to the extent, each buffer starting at a multiple of `ALIGNMENT`. A layout comes from another process,
@@ -57,7 +57,7 @@ _SMALL = 8 << 10  # bytes of an outline that is remembered
 
 
 class ColumnLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Where a column of `rows` rows lies. `buffers` are (offset, nbytes) in the extent, in the kind's order."""
+    """The location of a column of `rows` rows. `buffers` are (offset, nbytes) in the extent, in the kind's order."""
 
     field: Field
     rows: int
@@ -68,7 +68,7 @@ class ColumnLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ColumnHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A column without its numbers: its field, how many buffers it has, its children, and whether it is indexed."""
+    """A column without its numbers: its field, its number of buffers, its children, and whether it is indexed."""
 
     field: Field
     buffers: int
@@ -98,7 +98,7 @@ def _kind(header: ColumnHeader, start: int, width: int) -> object:
 
 
 def width(header: ColumnHeader) -> int:
-    """How many numbers a column has, its children's included."""
+    """The number of numbers of a column, including those of its children."""
     if header.buffers < 0:
         raise ProtocolMismatch(f"a column with {header.buffers} buffers")
     return 2 + 2 * header.buffers + sum(map(width, header.children))
@@ -154,7 +154,7 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, outline: Outline, numbers: Numbers) -> ShardLayout:
-        """The layout that an outline and its numbers are."""
+        """The layout of an outline and its numbers."""
         left = iter(numbers.tolist())
         return cls(tuple([(name, _column(header, left)) for name, header in outline.columns]))
 
@@ -179,7 +179,7 @@ def _column(header: ColumnHeader, numbers: Iterator[int]) -> ColumnLayout:
 
 
 def aligned(nbytes: int) -> int:
-    """The least multiple of `ALIGNMENT` that is not below `nbytes`."""
+    """The smallest multiple of `ALIGNMENT` that is at least `nbytes`."""
     return (nbytes + ALIGNMENT - 1) & -ALIGNMENT
 
 
@@ -215,7 +215,7 @@ class ColumnTables(NamedTuple):
 
 
 def tables(name: str, layout: ColumnLayout, read: Read) -> ColumnTables:
-    """Copies and checks the tables of a column whose layout was checked. `read(offset, nbytes)` gives its bytes.
+    """Copies and checks the tables of a column whose layout was checked. `read(offset, nbytes)` returns its bytes.
 
     Raises Corrupt if they point outside the column's data. Of children only the row counts are checked.
     """

@@ -37,8 +37,8 @@ _MANY = 8  # from so many layouts of one outline on, checking all at once is fas
 
 
 class _Buffer(NamedTuple):
-    """The position of a buffer's numbers, and the rule for its size in bytes: so many for each stored row, for each
-    row, and in addition; or, if it has a `unit`, any multiple of that."""
+    """The position of a buffer's numbers, and the rule for its size: bytes for each stored row, for each row, and in
+    addition; or, if it has a `unit`, any multiple of that."""
 
     at: int
     by_stored: int

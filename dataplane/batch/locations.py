@@ -1,6 +1,6 @@
 """Creates references to shards, and finds the shards in which the rows of a reference are stored.
 
-It is used by readers, and by those who retain or free the rows.
+It is used to read rows, and to retain or free them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class RowSpan(NamedTuple):
 def ref_to(node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
     """All `rows` of columns that `node` (8 bytes) stores.
 
-    Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError if that describes
-    nothing storable.
+    Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError for an invalid
+    description.
     """
     if len(node) != ref_codec.NODE_BYTES or rows < 0:
         raise ValueError(f"{rows} rows on node {node.hex()!r}")
@@ -101,7 +101,7 @@ Footprint: TypeAlias = dict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]]
 def footprint(ref: BatchRef) -> Footprint:
     """The rows and columns of the reference, by shard: columns by ordinal, and their distinct rows, ascending.
 
-    A column is there once for each shard, unless the reference has it under two names with different rows.
+    A column is listed once for each shard, unless the reference has it under two names with different rows.
     """
     found: dict[ShardKey, dict[tuple[int, ...], list[RowIndices]]] = {}
     for frame in ref._frames:
@@ -140,7 +140,7 @@ def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndic
 
 
 def _ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, ...]]]:
-    """The columns that are meant of each shard."""
+    """The columns of each shard that the reference names."""
     found: dict[ShardKey, set[int]] = {}
     for cell in cells:
         found.setdefault(cell.shard[:2], set()).add(cell.ordinal)

@@ -9,7 +9,7 @@ surrogates.
 
 Decoding constructs nothing but these values, checks sizes before it uses them and raises Corrupt for the rest. A
 class that the reader has not imported is a SchemaMismatch that names its module. torch, ml_dtypes and PIL are imported
-only where a row holds one of their values.
+only if a row has one of their values.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ Copies: TypeAlias = dict[tuple[int, int], bytes]
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
-    """An array, scalar or tensor. `data` are its bytes, or say which part of the row they are."""
+    """An array, scalar or tensor. `data`: its bytes, or the number of the row's part that has them."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -70,8 +70,8 @@ _decode_place = msgspec.msgpack.Decoder(int).decode
 
 
 def encode(column: str, rows: Sequence[Any]) -> list[ObjectRow]:
-    """Each row as MessagePack and its large parts, which are the caller's memory. Raises SchemaMismatch naming the
-    first row that it cannot hold."""
+    """Each row as MessagePack and its large parts, which are the caller's memory. Raises SchemaMismatch, naming the
+    first row that cannot be stored."""
     encoded, writer = [], _Writer()
     for i, value in enumerate(rows):
         try:
@@ -114,8 +114,8 @@ def decode_row(
     """The value of a row that `encode_rows` gave, or whose parts `lookup` finds. Without `decode` its images are dicts:
     "bytes" of an image file, and "path" None. `copies` caches parts of rows in the same memory; this call adds to it.
 
-    The value shares no memory but the bytes of files. Raises Corrupt for bytes that are no row, and SchemaMismatch for
-    a class of users that this process does not have: with the column, the `number` of the row, the class, and the
+    The value shares only the bytes of files with the row. Raises Corrupt for bytes that are no row, and SchemaMismatch
+    for a class of users that this process does not have: with the column, the `number` of the row, the class, and the
     module to import.
     """
     try:
@@ -248,7 +248,7 @@ def _extension(code: int, value: Any) -> msgspec.msgpack.Ext:
 
 
 def _bits(take: Callable[[Any], tuple[str, npt.NDArray[Any]]], value: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The name of the dtype, the shape, and the bytes where they lie."""
+    """The name of the dtype, the shape, and the bytes in place."""
     name, array = take(value)
     return name, array.shape, as_bytes(array) if array.nbytes else b""
 

@@ -48,7 +48,7 @@ def joined(row: ObjectRow) -> bytes:
 
 
 def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
-    """The MessagePack of a row, and views of its parts. Raises ValueError where it is no row."""
+    """The MessagePack of a row, and views of its parts. Raises ValueError if it is no row."""
     if not len(data) or data[0] & 0xFF != _MARK:  # of signed bytes too
         return data, []
     view = memoryview(data).cast("B")
@@ -130,7 +130,7 @@ def _alike(parts: Sequence[Any]) -> list[int] | None:
 
 
 def _pieces(row: ObjectRow, elsewhere: dict[int, int]) -> list[Any]:
-    """The buffers that a stored row consists of; `elsewhere` says of parts which stored row they are."""
+    """The buffers of a stored row; `elsewhere`: the stored rows of parts that are stored by themselves."""
     if not row.parts:
         return [row.tree]
     numbers = [-1 - elsewhere[i] if i in elsewhere else len(part) for i, part in enumerate(row.parts)]

@@ -1,7 +1,7 @@
 """Stores columns of integers in the narrowest dtype that can represent them, which is chosen for each stored block; and
 refuses object columns.
 
-Routing indices of a mixture of experts are below 256, and come as int64: 8 bytes for one. The stored dtype's name
+Routing indices of a mixture of experts are below 256, but are given as int64, 8 bytes each. The stored dtype's name
 includes the given one ("int64:uint8": `batch.dtypes`), so blocks of other widths are the same column, and a reader gets
 int64 again, or the stored values by `Column.narrow`.
 
@@ -120,7 +120,8 @@ def _choice(arrays: list[Array], wide: np.dtype[Any], each: Each) -> np.dtype[An
 
 
 def _range(arrays: list[Array]) -> tuple[int, int]:
-    """Bounds of all values: exact where one is negative, else 0 and the least 2**n - 1 that is not below them."""
+    """Bounds of all values: exact if one is negative, else 0 and the smallest 2**n - 1 that is at least their
+    maximum."""
     low = high = 0
     for array in arrays:
         if not array.size:
@@ -155,7 +156,7 @@ def _pieces(arrays: list[Array]) -> Iterator[list[Array]]:
 
 
 def _fill(out: Array, arrays: list[Array], each: Each) -> None:
-    """Write the values of all arrays, one behind another, into `out`, which holds each of them."""
+    """Write the concatenated values of all arrays into `out`, whose dtype can hold each of them."""
     flat = out.reshape(-1)
     jobs, at = [], 0
     for group in _pieces(arrays):

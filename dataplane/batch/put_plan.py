@@ -59,8 +59,8 @@ _PADDING = np.zeros(ALIGNMENT, np.uint8)
 
 
 class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
-    """A column that is ready to be written: `rows` rows of `field`, in `nbytes` bytes, which hold rows of the field of
-    its values: that has narrower integers, perhaps.
+    """A column that is ready to be written: `rows` rows of `field`, in `nbytes` bytes. The bytes have the field of its
+    values, which may have narrower integers.
 
     `logical_nbytes` are the bytes of the rows' values, equal rows counted each, without offsets and padding.
     """
@@ -113,7 +113,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
         return [*jobs, partial(_run, small)] if len(small) > 1 else jobs + small
 
     def payload(self) -> Iterator[Bytes]:
-        """The same bytes in runs, one behind another: for small columns, not worth jobs."""
+        """The same bytes as consecutive runs, for columns that are too small for jobs."""
         for buffer in self.buffers:
             yield buffer if isinstance(buffer, np.ndarray) else buffer.run()
             if padding := aligned(buffer.nbytes) - buffer.nbytes:
@@ -121,7 +121,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
 
 
 class PutPlan(msgspec.Struct, frozen=True, eq=False):
-    """Columns of `rows` rows each, ready to be written one behind another."""
+    """Columns of `rows` rows each, ready to be written consecutively."""
 
     rows: int
     columns: tuple[PlannedColumn, ...]
@@ -132,11 +132,11 @@ class PutPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def on_device(self) -> bool:
-        """Whether some of the values are on a device, so that to copy them is to wait for it."""
+        """Whether some of the values are on a device: copying them waits for the device."""
         return any(column.device is not None for column in self.columns)
 
     def layout(self) -> ShardLayout:
-        """The layout of a shard with the columns one behind another, from 0."""
+        """The layout of a shard with the consecutive columns, from offset 0."""
         return ShardLayout.of(*decode(layout_of(self.columns)))
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
@@ -149,7 +149,7 @@ class PutPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 def layout_of(columns: Iterable[PlannedColumn], base: int = 0) -> bytes:
-    """The encoded layout of a shard of these columns one behind another, from byte `base` on."""
+    """The encoded layout of a shard of these consecutive columns, from byte `base` on."""
     numbers: list[int] = []
     headers = []
     for column in columns:
@@ -166,8 +166,8 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Put
     named in `dedupe`, rows with equal content are stored once; they are found by `each`, as `map` or by several
     threads.
 
-    Raises SchemaMismatch, with the column and the first row to blame, where values form no column, columns have
-    different numbers of rows or a name is empty or absent.
+    Raises SchemaMismatch, with the column and the first invalid row, if values form no column, columns have different
+    numbers of rows, or a name is empty or absent.
     """
     if isinstance(dedupe, str):
         dedupe = (dedupe,)

@@ -3,7 +3,7 @@
 MessagePack of arrays. Repeated items are in tables and named by number: nodes, shards (with their rows), fields. Row
 numbers are ranges, or arrays of the smallest integers that hold them.
 
-A reference comes from anywhere a pickle does, and a node reads those that clients send. So `unpack` checks all that the
+References come from other processes, and a node reads those that clients send. So `unpack` checks everything that the
 operations rely on, and raises ProtocolMismatch for anything else. The memory it allocates is bounded by the length of
 the bytes, not by the numbers in them.
 """

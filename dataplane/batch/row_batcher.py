@@ -1,9 +1,9 @@
 """Collects rows that arrive one by one into the columns of one block.
 
-Rows of one schema are either written one behind another as they arrive, into memory that is reused (`RowMemory`), or
-kept and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers. Writing
-each byte once, at its final place, takes half the time of copying each array and joining thousands of copies; and
-reused memory avoids a page fault for each row.
+Rows of one schema are either written consecutively as they arrive, into memory that is reused (`RowMemory`), or kept
+and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers. Writing each
+byte once, at its final place, takes half the time of copying each array and joining thousands of copies; and reused
+memory avoids a page fault for each row.
 
 Invariants: nothing is converted. Columns are joined only if their fields are equal, so each row is read as if it had
 been stored alone. A refused row changes nothing. The caller may change its arrays once they were taken.
@@ -89,7 +89,7 @@ def joined(several: Sequence[Values]) -> Values:
 
 
 def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowSource:
-    """Rows that lie one behind another."""
+    """Consecutive rows."""
     if offsets is not None:
         return RowRun(data, bounds_of(field, offsets))
     shape = [dimension for dimension in field.shape if dimension is not None]
@@ -109,7 +109,7 @@ class RowMemory:
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, Field]]) -> RowMemory | None:
-        """None where some column is more than an array or lists of numbers."""
+        """None if a column is more than an array or lists of numbers."""
         columns = [(name, _column_memory(field)) for name, field in fields]
         found = [(name, column) for name, column in columns if column is not None]
         return cls(found) if found and len(found) == len(columns) else None
@@ -153,7 +153,7 @@ def _column_memory(field: Field) -> _DenseMemory | _NumbersMemory | None:
 
 
 class _DenseMemory:
-    """One column of arrays of one dtype, whose rows have one shape: so many `rows`, in so many bytes."""
+    """One column of arrays of one dtype, whose rows have one shape: a number of `rows`, and their bytes."""
 
     def __init__(self, field: Field) -> None:
         self.rows = self.nbytes = 0

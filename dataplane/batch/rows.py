@@ -90,7 +90,8 @@ class RowIndices:
         return RowIndices.index(part)
 
     def distinct(self) -> tuple[RowIndices, Index | None]:
-        """The distinct rows, ascending, and where each of ours is among them (None: they are ours, in order)."""
+        """The distinct rows, ascending, and the position of each of these rows among them (None: the rows themselves,
+        in order)."""
         if self._index is None:
             return self, None
         unique, inverse = np.unique(self._index, return_inverse=True)
@@ -139,7 +140,7 @@ def positions_of(selector: Selector, rows: int) -> range | Index:
 
 
 def positions_in(selector: slice, rows: int) -> range:
-    """The positions of a slice of `rows` rows. Raises Misuse where its bounds are not whole, or its step is 0."""
+    """The positions of a slice of `rows` rows. Raises Misuse if its bounds are not integers, or its step is 0."""
     try:
         return range(rows)[selector]
     except (TypeError, ValueError) as error:

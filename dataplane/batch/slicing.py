@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def slice_step(start: Any, stop: Any, rows: int) -> CutStep:
-    """The slice of so many rows. Raises Misuse."""
+    """A step that slices this number of rows. Raises Misuse."""
     first = 0 if start is None else _numbers("start", start, rows)
     last = END if stop is None else _numbers("stop", stop, rows)
     return CutStep(SLICE, 0, (first, last))

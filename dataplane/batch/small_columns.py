@@ -202,7 +202,7 @@ def _under(key: str, kind: _Kind) -> _Kind:
 
 @lru_cache(maxsize=1 << 10)
 def _layout(names: tuple[str, ...], kinds: tuple[_Kind, ...], rows: int, sizes: tuple[int, ...]) -> _Layout | None:
-    """The layout of columns one behind another; None without columns, or with an invalid name."""
+    """The layout of consecutive columns; None without columns, or with an invalid name."""
     if not 0 < len(names) <= MAX_COLUMNS or not all(is_text(name) and name for name in names):
         return None
     numbers: list[int] = []

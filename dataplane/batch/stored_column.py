@@ -250,7 +250,7 @@ class Scattered:
         return cls(shards, np.arange(len(shards)), np.zeros(len(shards), np.int64))
 
     def gathered(self, starts: Index, sizes: Index) -> Bytes:
-        """A part of each shard, one behind another, copied."""
+        """A copy of a part of each shard, concatenated."""
         begins = self._bases + starts
         if len(self._memories) == 1:
             even = _even(self._memories[0], begins, sizes)
@@ -293,7 +293,7 @@ class Stack:
         return int(self._table[:, _sizes(self._outline.columns[ordinal][1], start)].sum())
 
     def column(self, name: str, ordinal: int) -> Stacked:
-        """A column of all shards, one behind another; it is not indexed."""
+        """A column of all shards, concatenated; it is not indexed."""
         each, start = self._outline.columns[ordinal][1], self._outline.starts[ordinal]
         return Stacked(name, each, start, self._table, self._shards)
 
@@ -342,7 +342,7 @@ class Stacked(Copied):
         return values
 
     def _gathered(self, buffer: int) -> npt.NDArray[Any]:
-        """A buffer of all shards, one behind another."""
+        """A buffer of all shards, concatenated."""
         at = self._start + 2 + 2 * buffer
         return self._shards.gathered(self._table[:, at], self._table[:, at + 1])
 

@@ -141,7 +141,7 @@ def host_bits(column: str, tensor: Tensor) -> tuple[str, npt.NDArray[Any]]:
 def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
     """A tensor over a writable array of the storage type of the dtype `name`. Imports torch.
 
-    Raises SchemaMismatch where torch has no such dtype.
+    Raises SchemaMismatch if torch has no such dtype.
     """
     torch = _torch()
     dtype = getattr(torch, name, None) if name.isidentifier() else None

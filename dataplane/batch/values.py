@@ -48,7 +48,7 @@ except ImportError:  # there was no C compiler
 
 
 def copy(target: Bytes, source: Bytes) -> None:
-    """Write `source` into `target`, as long."""
+    """Write `source` into `target`, of the same length."""
     if _join is None or len(target) < _STREAMED:
         np.copyto(target, source)
     else:
@@ -56,8 +56,8 @@ def copy(target: Bytes, source: Bytes) -> None:
 
 
 def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int, ...] | None = None) -> None:
-    """Write arrays of one dtype, one behind another, into `target`, as long as all of them. `item_shape`: the shape
-    after the first dimension, if they share it, else None."""
+    """Write the concatenation of arrays of one dtype into `target`, of the same length. `item_shape`: the shape after
+    the first dimension, if they share it, else None."""
     if _join is not None and len(target) >= _STREAMED:
         with suppress(BufferError, ValueError):  # a row with strides, or of a dtype without buffers, as datetime64
             _join(target, tuple(rows))
@@ -70,7 +70,7 @@ def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int,
 
 
 def flat_jobs(source: Bytes, memory: Bytes, piece: int) -> Iterator[Job]:
-    """Copies of one run of bytes into another as long."""
+    """Copies of one run of bytes into another of the same length."""
     for start in range(0, len(source), piece):
         yield partial(copy, memory[start : start + piece], source[start : start + piece])
 
@@ -99,7 +99,7 @@ def offsets_of(lengths: npt.ArrayLike) -> Index:
 
 
 def gathered(offsets: Index, index: Index) -> Index:
-    """The offsets that the rows `index` have when they lie one behind another."""
+    """The offsets of the rows `index` when they are concatenated."""
     return offsets_of(np.diff(offsets)[index])
 
 
@@ -148,7 +148,7 @@ class RowSource(msgspec.Struct, frozen=True, eq=False):
         raise NotImplementedError
 
     def copied(self) -> Bytes:
-        """The bytes of all rows one behind another, in new memory, by this thread."""
+        """The concatenated bytes of all rows, in new memory, copied by this thread."""
         memory = np.empty(self.nbytes, np.uint8)
         for job in self.jobs(memory, max(1, len(memory))):
             job()
@@ -205,7 +205,7 @@ class Rectangle(RowSource, frozen=True, eq=False):
 
 
 class RowRun(RowSource, frozen=True, eq=False):
-    """Rows of any length, one behind another in `data`; row i has the bytes bounds[i]:bounds[i + 1]."""
+    """Consecutive rows of any length in `data`; row i has the bytes bounds[i]:bounds[i + 1]."""
 
     data: Bytes
     bounds: Index
@@ -230,7 +230,7 @@ class RowRun(RowSource, frozen=True, eq=False):
 class Joined(RowSource, frozen=True, eq=False):
     """Rows that are arrays of one dtype, each anywhere; row i will have the bytes bounds[i]:bounds[i + 1].
 
-    `item_shape` is the shape that all rows share behind their first dimension; None: they do not.
+    `item_shape` is the shape that all rows share after their first dimension; None if they differ.
     """
 
     rows: Sequence[npt.NDArray[Any]]
@@ -271,7 +271,7 @@ class Joined(RowSource, frozen=True, eq=False):
 
 class ByteRows(RowSource, frozen=True, eq=False):
     """Rows that are byte strings: piece k is written to memory[edges[k]:edges[k + 1]]. Row i is piece i; or, with
-    `firsts`, the pieces firsts[i]:firsts[i + 1], one behind another."""
+    `firsts`, the concatenated pieces firsts[i]:firsts[i + 1]."""
 
     pieces: Sequence[Any]
     edges: Index
@@ -437,7 +437,7 @@ def ragged_rows(
 
 
 def ragged_run(field: Field, values: npt.NDArray[Any], offsets: Index, shapes: Index | None = None) -> Values:
-    """A ragged column whose rows lie one behind another: `values` are all their items, contiguous."""
+    """A ragged column of consecutive rows: `values` are all their items, contiguous."""
     return Values(field, len(offsets) - 1, RowRun(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
 
 
@@ -451,13 +451,13 @@ def ragged_items(
 
 
 def byte_rows(kind: Kind, rows: Sequence[Any]) -> Values:
-    """A text, bytes or object column whose rows are byte strings, encoded already."""
+    """A text, bytes or object column whose rows are byte strings that are already encoded."""
     offsets = offsets_of(list(map(len, rows)))
     return Values(Field(kind), len(rows), ByteRows(rows, offsets), offsets)
 
 
 def byte_run(kind: Kind, data: Bytes, offsets: Index) -> Values:
-    """A text, bytes or object column whose rows lie one behind another, encoded already."""
+    """A text, bytes or object column of consecutive rows that are already encoded."""
     return Values(Field(kind), len(offsets) - 1, RowRun(data, offsets), offsets)
 
 

@@ -34,7 +34,8 @@ RowView = Callable[[str, Field, SelectedRows], list[Any]]
 
 
 def numpy(name: str, field: Field, rows: SelectedRows) -> Any:
-    """An array [rows, ...] for dense, text, bytes and object; a list of a value a row for ragged and struct."""
+    """An array [rows, ...] for dense, text, bytes and object; a list with a value for each row for ragged and
+    struct."""
     if field.kind == "dense":
         return gather.read_only(gather.dense(rows, field))
     values = numpy_rows(name, field, rows)
@@ -42,7 +43,7 @@ def numpy(name: str, field: Field, rows: SelectedRows) -> Any:
 
 
 def numpy_rows(name: str, field: Field, rows: SelectedRows) -> list[Any]:
-    """A read-only array or NumPy scalar a row; Python values of text, bytes and object."""
+    """A read-only array or NumPy scalar for each row; Python values of text, bytes and object."""
     if field.kind == "dense":
         return list(gather.read_only(gather.dense(rows, field)))
     if field.kind == "ragged":
@@ -81,7 +82,7 @@ def python(
 
 def torch(name: str, field: Field, rows: SelectedRows, device: Any = None) -> Any:
     """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct. `device`: None,
-    or where copies of the tensors are to be."""
+    or the device of copies of the tensors."""
     if device is not None and (there := _there(name, field, rows, device)) is not None:
         return there
     if field.kind == "dense":
@@ -114,7 +115,7 @@ def _there(name: str, field: Field, rows: SelectedRows, device: Any) -> Any:
 
 
 def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> tuple[Any, Any]:
-    """The items of a ragged column one after another, and where each row begins among them: two tensors."""
+    """The items of a ragged column, concatenated, and the offset of each row: two tensors."""
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
         raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))
@@ -123,7 +124,7 @@ def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> t
 
 
 def torch_rows(name: str, field: Field, rows: SelectedRows, device: Any = None) -> list[Any]:
-    """A tensor a row, 0-d for a scalar; Python values of text, bytes and object."""
+    """A tensor for each row, 0-d for a scalar; Python values of text, bytes and object."""
     if field.kind == "dense":
         return list(torch(name, field, rows, device).unbind())
     if field.kind == "ragged":
@@ -195,7 +196,7 @@ _MASKABLE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 def padded(column: Column, value: Any) -> tuple[Any, Any]:
     """Tensors [rows, longest, ...] and, of bools, [rows, longest]: as long as the longest row is in each dimension that
-    varies. Raises SchemaMismatch where the column is not ragged, Misuse where its dtype has no such value."""
+    varies. Raises SchemaMismatch if the column is not ragged, Misuse if its dtype has no such value."""
     if column.kind != "ragged":
         hint = "pad what is under a key, column[key]" if column.kind == "struct" else "use .to_list()"
         raise mismatch(column.name, f"{column.kind} is not padded: {hint}", expected="numbers", found=column.kind)
@@ -230,7 +231,7 @@ def _padded_rows(column: Column, value: Any) -> tuple[Any, Any]:
 
 
 def _filled(column: Column, shape: tuple[Any, ...], value: Any) -> Any:
-    """A tensor of this shape, full of the value. Raises Misuse where the dtype has no such value."""
+    """A tensor of this shape, full of the value. Raises Misuse if the dtype has no such value."""
     import torch
 
     dtype = getattr(torch, column.dtype)

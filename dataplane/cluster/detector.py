@@ -1,4 +1,5 @@
-"""A failure detector: finds members whose processes have ended. It trusts the kernel of their host, and never silence.
+"""A failure detector: finds members whose processes have ended. It relies on the kernel of their host, never on
+silence.
 
 If a connection of the control channel closes, or a registration disappears, the detector connects to the address: if
 the host refuses the connection, the process has ended. Each node is connected to the next member in the order of names,

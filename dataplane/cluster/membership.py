@@ -153,8 +153,7 @@ class Membership:
         self._over.append(ended)
 
     def gone(self, node: str, *, durable: bool = False) -> bool:
-        """Whether data of which `node` had the only copy counts as lost. `durable`: ask about its data of durable
-        partitions."""
+        """Whether the data that only `node` had counts as lost. `durable`: its data of durable partitions."""
         ended = self._ended.get(node)
         if ended is not None and not ended.keeps:
             return True
@@ -225,7 +224,7 @@ class Membership:
                     await self._again.wait()
 
     async def _register(self) -> None:
-        """Register, unless another process has taken this node's name meanwhile."""
+        """Register, unless another process has registered this node's name meanwhile."""
         self._registration = None
         if self._registered_once:
             found = (await self._coordinator.members()).get(self.me)

@@ -9,7 +9,7 @@ Invariants: no wait is longer than the call's deadline; a rank that leaves a cal
 waiting; nothing waits for the store longer than `_STORE_S` beyond the deadline, because the process that serves it may
 be stopped.
 
-Rejected: `ProcessGroupGloo.abort`, which wakes nobody (torch 2.13).
+Rejected: `ProcessGroupGloo.abort`, which wakes no waiting rank (torch 2.13).
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class PackedHeader(msgspec.Struct, frozen=True, array_like=True):
     """The information for a receiver: the encoded layout of each column; for columns with repeated rows, the stored
     row of each row; the total bytes; the positions of the pieces, in the order in which they are sent.
 
-    Each column has a layout of its own: where rows repeat in one column only, the columns store different numbers of
+    Each column has a layout of its own: if rows repeat in one column only, the columns store different numbers of
     rows."""
 
     layouts: list[bytes]

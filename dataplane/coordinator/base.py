@@ -58,7 +58,7 @@ class Coordinator(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Kind and address, for people."""
+        """Kind and address, for display."""
 
     @abstractmethod
     async def register(self, member: str, value: bytes, lease_s: float) -> Registration:

@@ -129,8 +129,8 @@ def outward(device: Any) -> Outward:
 
 
 def leave(memory: Bytes, tensors: list[Any], after: Any) -> None:
-    """Copy the values of tensors of one dtype on one device, one behind another, to host memory, after all work of
-    `after`. Several tensors are joined on the device first. Blocks this thread until the bytes are there."""
+    """Copy the concatenated values of tensors of one dtype on one device to host memory, after all work of `after`.
+    Several tensors are joined on the device first. Blocks this thread until the bytes are there."""
     import torch
 
     device = tensors[0].device

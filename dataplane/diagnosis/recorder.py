@@ -6,9 +6,9 @@ each request carry. The calls of each place are counted, and their times summed 
 belongs to the user's own code: a thread samples the stacks of the calling threads about `RATE` times a second, and adds
 the time since its last sample to the line of each. Nothing is traced. The sums go to the node every second.
 
-Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept, whatever the length of the run: calls from
-further places count under place 0, and a further line replaces the one with the least time. The sampling thread ends
-when all planes of the process are closed.
+Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept in a run of any length: calls from further
+places count under place 0, and a further line replaces the one with the least time. The sampling thread ends when all
+planes of the process are closed.
 
 Rejected: `sys.settrace` and `sys.setprofile` (they cost tens of times as much as is acceptable); a signal by
 ITIMER_PROF (interrupts the user's system calls); instrumentation of the user's source, line by line (the user's code

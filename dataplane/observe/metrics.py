@@ -1,8 +1,8 @@
 """A node's statistics for Prometheus: `/metrics` over HTTP, by `prometheus_client` (the extra `metrics`).
 
-Invariants: names end in their unit, and in `_total` for counters; the number of series is bounded whatever the streams
-(`observe.snapshot`), and each label value has at most `_LABEL` characters. A scrape asks the node's loop for a value,
-and formats it in a thread of its own, so requests do not wait for it.
+Invariants: names end in their unit, and in `_total` for counters; the number of series is bounded for any number of
+streams (`observe.snapshot`), and each label value has at most `_LABEL` characters. A scrape asks the node's loop for a
+value, and formats it in a thread of its own, so requests do not wait for it.
 
     from dataplane.observe.metrics import families      # to serve them in another way: a Collector over a Snapshot
 """

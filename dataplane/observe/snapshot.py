@@ -1,6 +1,6 @@
 """A node's statistics for monitoring, as a frozen value: shown by `/metrics`, the page and `ray.util.metrics`.
 
-Its size is bounded whatever the streams: the `NAMED` with the most lag are reported by name, the rest is summed as
+Its size is bounded for any number of streams: the `NAMED` with the most lag are reported by name, the rest is summed as
 `OTHERS`.
 """
 

@@ -1,7 +1,7 @@
 """The encoded replicated state of a partition of a table: everything that commands depend on.
 
-Equal states have equal bytes, independent of a replica's history. Counts that follow from the rest are not encoded, but
-computed again. The bytes begin with a version and a checksum.
+Equal states have equal bytes, independent of a replica's history. Counts that can be computed from the rest are not
+encoded. The bytes begin with a version and a checksum.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class ReturnTableRows(StreamRequest, frozen=True, tag=11, kw_only=True):
 
 
 class TableOutboxReceived(StreamRequest, frozen=True, tag=8, kw_only=True):
-    """Remove the entries up to this number from the outbox of a node, which has received them."""
+    """Remove the entries up to this number from the outbox of a node that has received them."""
 
     node: bytes
     last: int

@@ -1,1 +1,1 @@
-"""Transports: how bulk bytes move between hosts."""
+"""Transports, which move bulk bytes between hosts."""

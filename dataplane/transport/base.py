@@ -1,4 +1,4 @@
-"""What the modules of a transport share: the memory that is offered, and the errors of reads."""
+"""Shared types of the modules of a transport: the offered memory, and the errors of reads."""
 
 from __future__ import annotations
 

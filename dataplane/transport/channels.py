@@ -7,18 +7,18 @@ library beside the socket, or the socket itself (`tcp`).
     by the channel: the bytes of all ranges
     reader -> server: one byte: it has them all; server -> reader: one byte: the offer was still valid
 
-and again for the next read. So the library sees no peer that has not named a ticket, and each end learns at once, by
-the socket, that the other has stopped. The last two bytes make reads safe that the owner cannot stop (RDMA, or another
+and again for the next read. So the library sees only peers that have sent a ticket, and each end is notified at once,
+by the socket, if the other has stopped. The last two bytes protect reads that the owner cannot stop (RDMA, or another
 process's memory): if the offer has ended, the reader does not get the second byte, and discards its bytes. An offer
-ends when its readers have gone, or were asked to and cut off.
+ends when its readers have ended, or were asked to end and then disconnected.
 
-A channel is one thread's at a time, and has a worker of the library of its own: a stalled one holds up no other, and
-closing it stops its transfers. Making one takes 10 to 25 ms, so they are kept for the next read from the same address,
-for `_KEPT_S` seconds, `kept` of them at most.
+A channel is used by one thread at a time, and has its own worker of the library: a stalled channel delays no other, and
+closing it stops its transfers. Making a channel takes 10 to 25 ms, so at most `kept` of them are kept for `_KEPT_S`
+seconds, for the next read from the same address.
 
-Invariants: a connection that sends no valid ticket is closed after a few seconds, and takes no place from one that has
-named a ticket (`transport.listener`); there are never more of those than `_CONNECTIONS`; no channel writes into
-memory that its reader has given up.
+Invariants: a connection that sends no valid ticket is closed after a few seconds, and never displaces one that has sent
+a ticket (`transport.listener`); at most `_CONNECTIONS` of the latter exist; no channel writes into memory that its
+reader has given up.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class DataChannel(ABC):
 
     @abstractmethod
     def give(self, offered: OfferedMemory, ranges: Sequence[tuple[int, int]]) -> None:
-        """Let the other end have these ranges, (start, stop), until it has confirmed that on the socket."""
+        """Send the other end these ranges, (start, stop), until it has confirmed them on the socket."""
 
     @abstractmethod
     def take(self, into: memoryview, ranges: Sequence[tuple[int, int]]) -> None:
@@ -118,7 +118,7 @@ class _Attempt:
             self._stream = stream
 
     def give_up(self, how: int = socket.SHUT_RDWR) -> None:
-        """End it, or (SHUT_WR) ask the server to, if it reads already."""
+        """End it, or (SHUT_WR) ask the server to end it, if it is already reading."""
         with self._lock:
             self.over = True
             if self._stream is not None:
@@ -130,7 +130,7 @@ class Transport(ABC):
     """One way to move bytes: one side offers a range of memory, the other reads it, once. A subclass defines how a
     channel is made. The offer is a ticket, a few bytes that the control channel carries. A transport knows nothing of
     shards: it reports errors, and the control channel knows which peers are alive. Created and used in one event loop.
-    `host`: where to listen, on any port; `told`: the address for others, if it differs."""
+    `host`: the address to listen on, at any port; `told`: the address for others, if it differs."""
 
     name: str
     """Its name in settings and messages."""
@@ -235,7 +235,7 @@ class Transport(ABC):
         timeout_s: float,
         ranges: Sequence[tuple[int, int]] | None = None,
     ) -> None:
-        """Fill `into`, which is as long as the memory offered at that address, or these ranges of it, (start, stop),
+        """Fill `into`, which has the size of the memory offered at that address, or these ranges of it, (start, stop),
         ascending and disjoint. Raises TransportError. When this returns, raises or is cancelled, nothing writes there
         any more."""
         shares = _shared_out([(0, len(into))] if ranges is None else ranges, self.streams)
@@ -358,7 +358,7 @@ class Transport(ABC):
 
 
 def _shared_out(ranges: Sequence[ByteRange], streams: int) -> list[list[ByteRange]]:
-    """The ranges in shares of about as many bytes each, one for each connection."""
+    """The ranges, in one share of about equal size for each connection."""
     total = sum(stop - start for start, stop in ranges)
     most, left = -(-total // max(1, min(streams, total // _PIECE))), 0
     shares: list[list[ByteRange]] = []
@@ -375,7 +375,7 @@ def _shared_out(ranges: Sequence[ByteRange], streams: int) -> list[list[ByteRang
 
 
 def tell(stream: socket.socket, what: bytes) -> None:
-    """Send something that the other end of a channel must know, at most a megabyte, which it reads with `told`."""
+    """Send parameters of at most a megabyte to the other end of a channel, which reads them with `told`."""
     stream.sendall(_LENGTH.pack(len(what)) + what)
 
 
@@ -397,7 +397,7 @@ def agree(stream: socket.socket, version: str) -> None:
 
 
 def heard(stream: socket.socket, within_s: float = 0.0) -> bool:
-    """Whether a byte is in the socket, or comes in time. Raises EOFError if the other end is gone."""
+    """Whether a byte is in the socket, or arrives in time. Raises EOFError if the other end is gone."""
     if not _ready(stream, within_s):
         return False
     if not stream.recv(1, socket.MSG_PEEK):

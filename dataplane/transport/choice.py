@@ -2,11 +2,10 @@
 
 By default a node has tcp, and before it those that would use RDMA here: nixl, whose wheel contains it, if there is a
 device; ucx if there is one and the UCX that `ucxx` found was built with it. Without RDMA neither is faster than plain
-sockets between hosts, so neither is used unasked. A node with configured transports has those, in that order, and no
-other.
+sockets between hosts, so neither is used by default. A node with configured transports has only those, in that order.
 
-Invariant: a read is tried with every transport that both sides have, within its time limit; one that failed the last
-few times comes last. So a failing transport costs time, not reads, while another works.
+Invariant: a read is tried with every transport that both sides have, within its time limit; a transport whose last few
+reads failed is tried last. So a failing transport costs time, but fails no read while another works.
 """
 
 from __future__ import annotations
@@ -70,8 +69,8 @@ def automatic() -> list[str]:
 
 
 async def started(names: Sequence[str], host: str, told: str = "") -> list[Transport]:
-    """The transports with these names, or those that suit this host, the best first, listening there, and reached by
-    others at `told` if it is given. A named one that does not start raises OSError; without names it is left out."""
+    """The started transports with these names, or those that suit this host, the best first. `told`: the address for
+    others, if it differs. A named transport that does not start raises OSError; without names it is left out."""
     ready: list[Transport] = []
     try:
         for name in names or automatic():
@@ -118,12 +117,12 @@ class TransportChoice:
         return sorted(known, key=lambda each: self._record(node, each).aside_until > now)
 
     def worked(self, node: bytes, transport: Transport, nbytes: int) -> None:
-        """Note that this transport has read so many bytes from the node."""
+        """Record that this transport has read this number of bytes from the node."""
         self._read_bytes[transport.name] += nbytes
         self._records.pop((node, transport.name), None)
 
     def failed(self, node: bytes, transport: Transport, error: Exception) -> None:
-        """It has failed to read."""
+        """Record that a read by this transport has failed."""
         record = self._record(node, transport)
         record.failures += 1
         log.warning("reading from node %s by %s failed: %s", node.hex(), transport.name, error)

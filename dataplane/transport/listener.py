@@ -1,13 +1,13 @@
 """The listening socket of a transport, and its connections: each is served in its own thread.
 
 A connection first sends a request: 16 bytes of a ticket that the control channel carried, and a count. Until then it
-may be hostile, and costs a descriptor and no thread, apart from those with a ticket. So however many such connections
-there are, they take nothing from readers: beyond the bounds the oldest is closed, of the address with the most, since a
-reader names its ticket at once.
+may be hostile; it costs a descriptor and no thread. Such connections are counted separately, so they take nothing from
+readers: beyond the bounds, the oldest connection of the address with the most is closed, since a reader sends its
+ticket at once.
 
-Invariants: there are never more connections than permitted; further ones are closed. At most `STRANGERS` have named no
-ticket, `EACH` from one address, each for `PATIENCE_S`; one whose ticket is not `known` is closed. Once `cut` has
-returned no connection is served any more, nor waits to be.
+Invariants: there are never more connections than permitted; further ones are closed. At most `STRANGERS` have sent no
+ticket, `EACH` from one address, each for `PATIENCE_S`; a connection whose ticket is not `known` is closed. Once `cut`
+has returned, no connection is served or waits.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _AGAIN_S = 0.1  # after which a refused system call is tried again
 
 
 class Listener:
-    """A listening socket, on any port of `host`, which others reach at `told` if it is given. `serve(connected,
-    request)` is called in a thread for each connection that names a ticket that is `known`, with its first request, and
-    the connection is closed when it returns. Used from one event loop."""
+    """A listening socket, on any port of `host`. `told`: the address for others, if it differs.
+    `serve(connected, request)` is called in a thread for each connection that names a ticket that is `known`, with its
+    first request, and the connection is closed when it returns. Used from one event loop."""
 
     def __init__(
         self,
@@ -163,7 +163,8 @@ class Listener:
 
 
 async def _request(connected: socket.socket) -> bytes:
-    """The first request of a connection; less of it if it ends before. Raises OSError, also if it takes too long."""
+    """The first request of a connection; a part of it if the connection ends early. Raises OSError, also if it takes
+    too long."""
     loop, request = asyncio.get_running_loop(), b""
     async with asyncio.timeout(PATIENCE_S):
         while len(request) < REQUEST and (more := await loop.sock_recv(connected, REQUEST - len(request))):

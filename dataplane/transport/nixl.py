@@ -1,19 +1,19 @@
-"""Bytes by NIXL: the reader reads the owner's registered memory itself, by RDMA where both hosts have it.
+"""Moves bytes by NIXL: the reader reads the owner's registered memory itself, by RDMA if both hosts have it.
 
 Each end of a channel is an agent of its own, without NIXL's progress thread, which never sleeps: an agent makes
-progress when it is polled. For each read the owner maps and registers the memory that is asked for, and tells the
-reader over the channel's socket where it lies and the agent's metadata for it (some hundred bytes, which hold the
-remote keys); the reader forgets them afterwards.
+progress when it is polled. For each read the owner maps and registers the requested memory, and sends the reader its
+location and the agent's metadata for it (some hundred bytes with the remote keys) over the channel's socket. The reader
+forgets them afterwards.
 
 NIXL signals neither the end of a transfer nor a peer's request: both are polled for, some thousand times a second,
 during a read and never between reads. The owner polls less often at first: nine channels that poll all the time take a
 processor from the copying threads, and with RDMA, or on one host, it has no part in the transfer.
 
-A one-sided read can not be stopped by the owner of the memory. So when an offer ends, its readers are asked to stop,
-over the socket, and after that, or after half a second, the memory is deregistered: a network card then refuses further
-reads, and bytes that a reader on the same host (cma) may still get are never confirmed, and so discarded. Registering
-whole segments once would be faster, and wrong: the arena punches holes into free extents, and a card that has pinned
-pages would go on reading those that are no longer in the file.
+The owner of the memory cannot stop a one-sided read. So when an offer ends, its readers are asked to stop, over the
+socket, and after that, or after half a second, the memory is deregistered: a network card then refuses further reads,
+and bytes that a reader on the same host (cma) may still get are never confirmed, and so discarded. Registering whole
+segments once would be faster, and wrong: the arena punches holes into free extents, and a card that has pinned pages
+would go on reading those that are no longer in the file.
 
 UCX chooses the network, as set in the environment: UCX_TLS, UCX_NET_DEVICES.
 """

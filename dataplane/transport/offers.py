@@ -29,7 +29,8 @@ class OfferedMemory:
     """Offered memory, and the connections that read it. Used by the threads of its transport."""
 
     def __init__(self, memory: Memory, *, on_disk: bool = False) -> None:
-        """`on_disk`: the memory is of a file, which may be cut short: to read that mapped would be fatal."""
+        """`on_disk`: the memory is a file on disk, which may be truncated: reading it through a mapping would be
+        fatal."""
         self.memory = memory
         self.on_disk = on_disk
         self._taken: Asked = np.empty((0, 2), np.int64)
@@ -78,7 +79,7 @@ class OfferedMemory:
 
     def end(self, patience_s: float) -> None:
         """End the offer: when this returns, no reader reads the memory. Readers are asked to stop, and disconnected if
-        they have not after `patience_s`."""
+        they still read after `patience_s`."""
         with self._left:
             self.over = True
             for how, wait_s in ((socket.SHUT_WR, patience_s), (socket.SHUT_RDWR, None)):
@@ -92,6 +93,6 @@ class OfferedMemory:
 
 
 def _joined(taken: Asked) -> Asked:
-    """The ranges, with adjacent ones merged: a reader that asks for much in order costs little to remember."""
+    """The ranges, with adjacent ones merged, so that sequential requests take little memory."""
     starts = np.concatenate([[True], taken[1:, 0] != taken[:-1, 1]])
     return np.stack([taken[starts, 0], taken[np.append(starts[1:], True), 1]], axis=1)

@@ -115,7 +115,7 @@ def send(
 
 
 def mapping(memory: Memory) -> mmap.mmap:
-    """The memory, to gather from. Raises OSError, ValueError if the file is too short."""
+    """The memory, mapped for gathering. Raises OSError, ValueError if the file is too short."""
     aligned = memory.offset // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     return mmap.mmap(memory.fd, memory.offset - aligned + memory.size, prot=mmap.PROT_READ, offset=aligned)
 
@@ -150,7 +150,7 @@ def receive(stream: socket.socket, into: memoryview, ranges: Sequence[ByteRange]
 
 
 def _fill(stream: socket.socket, into: memoryview) -> None:
-    """Fill it, in few calls: the system waits for all of a chunk, and wakes the thread only for much of it."""
+    """Fill it, in few calls: the system wakes the thread only when much of a chunk has arrived."""
     done, least = 0, 1
     with _blocking(stream, socket.SO_RCVTIMEO):
         while done < len(into):
@@ -168,7 +168,8 @@ def _fill(stream: socket.socket, into: memoryview) -> None:
 
 @contextmanager
 def _blocking(stream: socket.socket, way: int) -> Iterator[None]:
-    """Have the system wait in calls in this direction, for as long as Python would, which waits before each part."""
+    """Let the system wait in calls in this direction, for Python's timeout; Python itself would wait before each
+    part."""
     timeout_s = stream.gettimeout()
     seconds, part = divmod(timeout_s or 0.0, 1.0)
     stream.settimeout(None)

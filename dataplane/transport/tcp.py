@@ -1,12 +1,12 @@
 """Bytes over plain sockets, several connections at once, out of the arena or a file, and into the arena (`sockets`).
 
-A channel is the socket itself. The bytes travel in the clear; where the network is not trusted, put them into one that
-is (WireGuard, for one).
+A channel is the socket itself. The bytes are not encrypted; on an untrusted network, use an encrypted one such as
+WireGuard.
 
-The kernel sends pages, not copies, so it may send bytes written after the call. Hence the confirmation: a reader whose
-offer has ended does not get it.
+The kernel sends pages, not copies, so it may send bytes written after the call. Therefore a reader needs the
+confirmation, which it does not get once the offer has ended.
 
-A connection is for one read: kept ones would take places of `channels`' connections, four for each reader.
+A connection is for one read: kept ones would use up the connections of `channels`, four for each reader.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _IDLE_S = 20.0  # seconds without a byte after which a connection is given up
 
 
 class Tcp(Transport):
-    """The transport. `host`: where to listen, on any port; `told`: the address for others, if it differs."""
+    """The transport. `host`: the address to listen on, at any port; `told`: the address for others, if it differs."""
 
     name = "tcp"
     streams = STREAMS
@@ -35,7 +35,7 @@ class Tcp(Transport):
     patience_s = 0.0
 
     def _prepare(self) -> None:
-        """Nothing can be missing."""
+        """Does nothing: no library is needed."""
 
     def _channel(self, stream: socket.socket) -> DataChannel:
         return _TcpChannel(stream)

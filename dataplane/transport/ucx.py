@@ -1,11 +1,11 @@
-"""Bytes by UCX, through `ucxx`: the owner sends tagged messages, the reader receives them where they belong.
+"""Moves bytes by UCX, through `ucxx`: the owner sends tagged messages, the reader receives them in place.
 
 Each end of a channel has a context, a worker and an endpoint of its own. Their addresses are exchanged over the
-channel's socket, and so is a random secret tag: a message is received if it bears the next tag. Long ranges are sent
-from their place, short ones are packed. A few messages are in progress at a time. The owner announces each on the
-socket, and the reader posts no other: so each begun message completes, even if a read ends early, as long as both ends
-live; both drain before they close. (ucxx cancels incomplete messages, but leaks the worker of one that had begun. That
-happens only for peers that vanish, and at most `_MOST_LOST` times.)
+channel's socket, and so is a random secret tag: a message is received if it has the next tag. Long ranges are sent in
+place, short ones are packed. A few messages are in progress at a time. The owner announces each on the socket, and the
+reader posts no other: so each begun message completes, even if a read ends early, as long as both ends live; both drain
+before they close. (ucxx cancels incomplete messages, but leaks the worker of one that had begun. That happens only for
+peers that vanish, and at most `_MOST_LOST` times.)
 
 UCX chooses the network, as set in the environment: UCX_TLS, UCX_NET_DEVICES. The PyPI build of UCX has tcp and shared
 memory alone; one that is built with verbs has RDMA. Endpoints handle errors (else UCX would wait for a peer that has

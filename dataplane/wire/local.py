@@ -191,7 +191,7 @@ class LocalChannel:
 
     @property
     def full(self) -> bool:
-        """Whether so many bytes are unsent that no further replies should be made."""
+        """Whether too many bytes are unsent to make further replies."""
         return self._unsent_bytes > _PAUSE_AT
 
     @property
@@ -206,7 +206,7 @@ class LocalChannel:
 
     async def room(self) -> bool:
         """Wait until there is room for one more message. The caller must send it before it awaits anything else.
-        Returns whether it had to wait. First come, first served. A closed channel has room."""
+        Returns whether it had to wait. First come, first served. A closed channel always has room."""
         if not (self.full or self._rooms) or not self._open:
             return False
         future: asyncio.Future[None] = self._loop.create_future()

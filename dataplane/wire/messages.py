@@ -50,7 +50,7 @@ class SharedRequest(Request, frozen=True):
 
 class Hello(Request, frozen=True, tag="hello"):
     """The first message of a connection. `label` names the client in `Backpressure` and statistics. `writes`:
-    whether the client may write; only then its memory is faulted in beforehand. Answered by `Welcome`."""
+    whether the client may write; only then the node prewarms memory for it. Answered by `Welcome`."""
 
     major: int
     minor: int
@@ -133,7 +133,8 @@ class SegmentGrant(Message, frozen=True):
 
 
 class Welcome(Reply, frozen=True, tag="welcome"):
-    """The answer to `Hello`. `prewarm`: the client populates so many bytes at the start of the granted segment.
+    """The answer to `Hello`. `prewarm`: the number of bytes at the start of the granted segment that the client
+    populates.
     `token`: identifies this client to a forked process that inherits its pins. `shared_s`: seconds that the answer to a
     request about streams or tables (`SharedRequest`) may take in addition to the request's timeout: in a cluster, the
     time of a failover. `ring`: the size in bytes of the ring to which the client records its events; its descriptor

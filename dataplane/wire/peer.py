@@ -257,7 +257,7 @@ class Peers:
             self._say(who, failure(number, other, self._sender(who)))
 
     def _may_wait(self, who: bytes, nbytes: int) -> bool:
-        """Whether one more request of this peer, with so many bytes, may be pending."""
+        """Whether one more request of this peer, with this number of bytes, may be pending."""
         room = nbytes <= _SMALL or self._answering_bytes + nbytes <= _AT_ONCE_BYTES
         return room and self._answering[who] < _AT_ONCE_EACH and self._answering.total() < _AT_ONCE
 

@@ -207,7 +207,7 @@ class PartsFreed(NumberedMessage, frozen=True, tag="parts-freed"):
 
 class Offered(NumberedMessage, frozen=True, tag="offered"):
     """The transport's ticket to read the bytes once. `holder`: the bytes must be requested from this node instead, and
-    the ticket is only for `Withdraw`. `chunk`: if not 0, the bytes come from a disk; entire chunks of this size must be
+    the ticket is only for `Withdraw`. `chunk`: if not 0, the bytes come from a disk; whole chunks of this size must be
     read, and compared with the checksums of the chunks in `sums` (xxh3-64, 8 bytes each, little-endian)."""
 
     ticket: bytes
