@@ -1,12 +1,12 @@
 """Infers the kind of column for a list of Python values.
 
-A list of arrays or of lists of numbers is ragged, whatever their lengths: the kind follows from types, not from
-rows that happen to be equally long. Lists of numbers, text, bytes and dicts become dense, text, bytes and struct
-columns. Values that no column of one type holds exactly become objects (`object_codec`): arrays of text or records,
-arrays and tensors of several dtypes, and all other values. Rows of any type of text or bytes become text and bytes
-columns: `numpy.str_` is returned as str, bytearray as bytes. Numbers are converted only if nothing is lost: ints among
-floats must be equal as floats. Rows that are tuples stay tuples, as objects. If no list has an element, the rows are
-taken for token lists, int64, so that they can be concatenated with the rows of other batches.
+A list of arrays or of lists of numbers is ragged, even if all have the same length: the kind follows from types only.
+Lists of numbers, text, bytes and dicts become dense, text, bytes and struct columns. Values that no column of one type
+holds exactly become objects (`object_codec`): arrays of text or records, arrays and tensors of several dtypes, and all
+other values. Rows of any type of text or bytes become text and bytes columns: `numpy.str_` is returned as str,
+bytearray as bytes. Numbers are converted only if nothing is lost: ints among floats must be equal as floats. Rows that
+are tuples stay tuples, as objects. If no list has an element, the rows are taken for token lists, int64, so that they
+can be concatenated with the rows of other batches.
 """
 
 from __future__ import annotations

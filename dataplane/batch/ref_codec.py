@@ -33,7 +33,7 @@ _MOST_ROWS = 1 << 48  # of a reference or a shard: sums and products of such num
 _MOST_BYTES = 1 << 62
 
 _FEW = 64
-"""Up to so many columns are checked once and cached as valid: batch after batch has the same."""
+"""The most columns that are checked once and cached as valid, because many batches have the same columns."""
 
 _Named = tuple[tuple[str, int, int, int], ...]  # name, field, frame, slot
 
@@ -46,7 +46,7 @@ _Node = Annotated[bytes, msgspec.Meta(min_length=NODE_BYTES, max_length=NODE_BYT
 _Shard = tuple[_Number, _Number, Annotated[int, msgspec.Meta(ge=1, le=_MOST_ROWS)]]  # node, id, rows
 
 MOST_TRACES = 16
-"""Spans that a reference knows it came from."""
+"""The most spans that a reference carries."""
 
 _Trace = Annotated[str, msgspec.Meta(max_length=64)]
 
@@ -77,7 +77,7 @@ class _Ref(msgspec.Struct, frozen=True, array_like=True):
     frames: tuple[_Frame, ...]
     origin: _Frame | None = None
     traces: Annotated[tuple[_Trace, ...], msgspec.Meta(max_length=MOST_TRACES)] = ()
-    cuts: tuple[_Cut, ...] = ()  # one a frame, or none at all
+    cuts: tuple[_Cut, ...] = ()  # one for each frame, or none
 
 
 _encoder = msgspec.msgpack.Encoder()

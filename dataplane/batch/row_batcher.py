@@ -183,7 +183,7 @@ class _DenseMemory:
             if self._copies is None:
                 raise BufferError
             self._copies(given, self._memory, start)
-        except (BufferError, ValueError):  # not one behind another, or not of numbers
+        except (BufferError, ValueError):  # not consecutive, or not of numbers
             self._memory[start:end] = given.tobytes()
         self.nbytes = end
         self.rows += rows

@@ -26,7 +26,7 @@ from dataplane.errors import Closed, Forked, Misuse, PeerUnavailable
 T = TypeVar("T")
 
 CLASSES: dict[type, Callable[[Any, BlockingCall, LoopRunner], Any]] = {}
-"""The blocking class of each asynchronous class. Results of an asynchronous class are wrapped in it."""
+"""The blocking class of each asynchronous class, in which its instances are wrapped."""
 
 _WRAPPED = re.compile(r"\b(Async\w+|Consuming|Delivery|Draft|Taken)\b")  # results that have a blocking class
 _END = object()

@@ -257,13 +257,13 @@ class ColumnAssembly:
 
 
 _LEAST_PINNED, _MOST_PINNED = 256 << 10, 4 << 20
-"""Small shards share a pin up to so many bytes: a quarter of all, within these bounds. Each pin that is dropped takes a
-message, and a few hundred messages take longer than reading those shards."""
+"""Bounds of the bytes of small shards that share a pin, which are a quarter of all bytes within these bounds. Each
+dropped pin takes a message, and a few hundred messages take longer than reading those shards."""
 
 
 _NONE = sm.Held(0, b"", [], [])
 _FEW = 64
-"""Up to so many shards, lists of Python numbers are faster to read than a NumPy table."""
+"""The number of shards up to which lists of Python numbers are faster to read than a NumPy table."""
 
 
 class PinnedShard(NamedTuple):

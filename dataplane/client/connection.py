@@ -336,7 +336,7 @@ class Connection:
             self.keeping(reply)
             return
         if reply.id not in self._pending:
-            raise ProtocolMismatch(f"the node answered request {reply.id}, which nobody made")
+            raise ProtocolMismatch(f"the node answered request {reply.id}, which was not sent")
         future = self._pending.pop(reply.id)
         self._settle()
         if future is None or future.done():

@@ -289,7 +289,8 @@ class AsyncHistory:
             await self._spare(figures["bytes"] - int(self.max_bytes * _SPARED))
 
     async def _spare(self, over: int) -> None:
-        """Remove so many bytes: from each run of prompts its share, the oldest epochs and the lowest rewards first."""
+        """Remove this number of bytes: from each run of prompts its share, the oldest epochs and the lowest rewards
+        first."""
         numbers = await self._table.ready([self._places[0]])
         total, left = len(numbers), over
         for start in range(0, total, _LOOKED):

@@ -405,7 +405,7 @@ class KeptColumns:
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
-        for shard in list(self._kept):  # landed shards that nobody maps were dropped by message
+        for shard in list(self._kept):  # landed shards that no process maps were dropped by message
             self._forget(shard, mapped=True)
 
 

@@ -273,7 +273,7 @@ def _is_in(ref: BatchRef, column: str, shard: int) -> bool:
 
 
 _FEW = 64
-"""References with at most so many columns have their column positions cached (`_known`)."""
+"""The most columns of a reference whose column positions are cached (`_known`)."""
 
 
 class SpanShard:

@@ -77,7 +77,7 @@ class AsyncStream:
         self.settings = opened.settings
         """The tasks and limits that the stream was made with."""
         self.writes = StreamWrites(self)
-        """How rows and columns are written."""
+        """Writes rows and columns."""
         self.logged_waits: set[str] = set()
         """The tasks whose wait was logged."""
         self._unsure: dict[str, int] = {}  # tokens of rows of which it is unknown whether they were begun, by key

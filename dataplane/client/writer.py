@@ -46,7 +46,8 @@ _IN_LOOP = 2 << 20
 """Bytes up to which writing in the event loop takes less time than handing it to a thread."""
 
 _PIECES, _LEAST_PIECE, _MOST_PIECE = 4, 8 << 20, 32 << 20
-"""A put is copied in about so many pieces, of so many bytes: enough for the threads to share the work evenly."""
+"""The approximate number of pieces in which a put is copied, and the bounds of their bytes: enough pieces for the
+threads to share the work evenly."""
 
 _MANY_ROWS = 4096
 """Rows of Python objects from which on planning them takes so long that it is done in a thread."""
@@ -143,8 +144,8 @@ class ShardWriter:
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
 
     async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
-        """Store this node's shards of the reference on so many hosts in all. Returns the other nodes. Raises
-        LimitExceeded if there are fewer, Backpressure, PeerUnavailable."""
+        """Store this node's shards of the reference on this number of hosts, including this one. Returns the other
+        nodes. Raises LimitExceeded if there are fewer, Backpressure, PeerUnavailable."""
         node = self._connection.welcome.node
         shards = [number for owner, number in ref.shards() if owner == node]
         if not shards:

@@ -52,7 +52,7 @@ _COUNTED = itemgetter(LEASED, REDELIVERED, ACKED, EXPIRED)
 _tuple = tuple.__new__  # saves half a microsecond for each of thousands of tuples
 
 FOLD_S = 0.5
-"""Seconds between looks: a ring overflows at 65,000 events a second."""
+"""Seconds between two reads of the rings: a ring overflows at 65,000 events a second."""
 
 _GONE, _GONE_EVENTS = 32, 4096  # ended clients that are remembered, and events of each
 _PART, _LEAST_RINGS = 64, 32  # rings take 1 / _PART of the node's memory, or this number of rings if that is more

@@ -82,7 +82,7 @@ def split(table: Any) -> tuple[RowNames, Any]:
 
 def media_table(contents: dict[str, Any]) -> Any:
     """A table of media by their hashes."""
-    # From buffers: `pyarrow.array` of memoryviews (26.0) keeps a reference to each of them for ever.
+    # From buffers: `pyarrow.array` of memoryviews (26.0) keeps a reference to each of them forever.
     runs = [np.ascontiguousarray(each).view(np.uint8) for each in contents.values()]
     if sum(map(len, runs)) > _APART * len(runs):  # not copied into one
         data = pa.chunked_array([_cell(run) for run in runs], pa.large_binary())

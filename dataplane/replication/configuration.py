@@ -19,7 +19,7 @@ ReplicaId = tuple[str, int]
 
 GENERATION = 1 << 16
 """Epochs per generation. A partition whose configuration the coordinator has lost continues in the next generation; it
-never uses so many epochs in one."""
+never uses that many epochs in one generation."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):

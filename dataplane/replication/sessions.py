@@ -18,7 +18,7 @@ import msgspec
 from dataplane.errors import Rejected
 
 WINDOW = 16
-"""How many of a producer's last numbers have their results kept."""
+"""The number of a producer's last commands whose results are kept."""
 
 MAX_SESSIONS = 1 << 16
 """The most producers that are remembered: those with the latest commands."""

@@ -53,7 +53,7 @@ class ClientShard:
                 landing.set_result(None)
             else:
                 landing.set_exception(error)
-                landing.exception()  # mark the error as retrieved, even if nobody waits any more
+                landing.exception()  # mark the error as retrieved, even if no reader waits any more
 
     def drop(self) -> None:
         """Tell the client that it may reuse its memory."""

@@ -185,7 +185,7 @@ class Persistence:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def close(self) -> None:
-        """Release the directory, whatever is in progress. Idempotent."""
+        """Release the directory, without waiting for operations in progress. Idempotent."""
         self.durable.close()
 
 

@@ -7,7 +7,7 @@ Invariants:
   and after a read, to be read again only after all others. So the newest rows of a queue go to disk, not its oldest;
 - above the high watermark the shards with the furthest reads are written ahead, down to the low watermark. They stay in
   memory until the room is needed: a producer seldom waits for the disk, and no shard is read back unnecessarily;
-- whatever is on disk can be read back, however full memory and disk are, unless everything is pinned: a part of the
+- every shard on disk can be read back, even if memory and disk are full, unless everything is pinned: a part of the
   quota is kept for swapping;
 - a shard that is being moved is not touched until the move has ended; if it is freed meanwhile, it is removed then;
 - a small shard that shares pages is treated like all others, but its memory comes back with the last shard in its

@@ -1,8 +1,8 @@
 """Pages shared by many small, consecutive shards, in the node's own segments.
 
 A page belongs to the shards that have bytes in it. It is returned to the arena, warm, with the last of them; until then
-the bytes of freed shards in it are not reused. So a long-lived row keeps only its own pages, 4 KiB each, whatever its
-neighbours were. The next shard begins where the last one ended, and the following pages are taken as needed, so at most
+the bytes of freed shards in it are not reused. So a long-lived row keeps only its own pages, 4 KiB each, and none of
+its neighbours. The next shard begins where the last one ended, and the following pages are taken as needed, so at most
 the rest of one page is unused at the end.
 
 Invariants: each page here has bytes of a shard that was not returned; no byte of a page is written twice before the

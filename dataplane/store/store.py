@@ -432,7 +432,7 @@ class Store:
         await close_each(self.residency.aclose, *persistent, self.abandon)
 
     def abandon(self) -> None:
-        """Return everything to the host, whatever is in progress; a hanging disk is not waited for. Idempotent."""
+        """Return everything to the host, without waiting for operations in progress or a hanging disk. Idempotent."""
         self.disk.close()
         if self.persistence is not None:
             self.persistence.close()

@@ -61,7 +61,7 @@ class Page:
         self.count = 0
         self.left = 0
         self.changes = 0
-        """A number that grows whenever a row may have become ready."""
+        """A number that increases whenever a row may have become ready."""
         self.room = PAGE if first else _LEAST
         """The number of rows for which the arrays have room."""
         self.columns = np.zeros(self.room, np.uint64)

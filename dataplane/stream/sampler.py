@@ -186,7 +186,7 @@ class Freshest(_BuiltIn, frozen=True, tag="freshest"):
     """The rows of the newest policy version, then those of the next; in a version, the oldest first.
 
     Rows more than `max_lag` versions behind the newest that was appended expire. With `max_age`, rows that were
-    appended more than so many seconds ago are delivered before all others, the oldest first, so that rows of slow
+    appended more than `max_age` seconds ago are delivered before all others, the oldest first, so that rows of slow
     prompts, which have older versions, do not wait until they expire.
     """
 

@@ -20,7 +20,7 @@ class StreamSettings(msgspec.Struct, frozen=True, array_like=True):
     max_deliveries: int = 5
     replicas: int = 1
     group_size: int = 0
-    """The most rows of a group; an append of so many is a whole group. 0: unknown."""
+    """The most rows of a group; an append of this number of rows is a whole group. 0: unknown."""
     durable: bool = False
     """Whether changes that were answered survive the end of every process."""
 

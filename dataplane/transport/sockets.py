@@ -65,7 +65,7 @@ def _connect(family: int, address: tuple[Any, ...], timeout_s: float, over: Call
         while error == errno.EINPROGRESS and not poller.poll(_LOOK_S * 1000):
             left_s -= _LOOK_S
             if left_s <= 0 or over():
-                raise TimeoutError("nobody answers")
+                raise TimeoutError("no answer")
         error = stream.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if error == errno.EINPROGRESS else error
         if error:
             raise OSError(error, os.strerror(error))

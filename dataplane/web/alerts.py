@@ -139,7 +139,7 @@ class Alerts:
                 text = f"{task.name} falls behind in {stream.name}: {task.pending:,} rows pending, and more each second"
                 yield Alert(level="warning", tag="behind", kind="task", of=of, text=text)
             if self._unattended(stream, task):
-                text = f"nobody consumes {task.name} of {stream.name}: {task.pending:,} rows are pending"
+                text = f"no process consumes {task.name} of {stream.name}: {task.pending:,} rows are pending"
                 yield Alert(level="warning", tag="unattended", kind="task", of=of, text=text)
             if task.dead > self._dead.setdefault(of, task.dead):
                 text = f"{task.name} of {stream.name} has given up {task.dead:,} rows"
@@ -174,7 +174,7 @@ def _of_cluster(sample: Sample, placement: ClusterState) -> Iterator[Alert]:
     if placement.leaderless:
         named = ", ".join(label_of(partition) for partition in [*placement.leaderless][:3])
         more = len(placement.leaderless) - 3
-        text = f"nobody leads {named}" + (f" and {more:,} more" if more > 0 else "")
+        text = f"no host leads {named}" + (f" and {more:,} more" if more > 0 else "")
         yield Alert(level="critical", tag="leaderless", kind="cluster", of="partitions", text=text)
 
 

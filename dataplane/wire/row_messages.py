@@ -31,10 +31,10 @@ class OpenStream(SharedRequest, frozen=True, tag="open"):
 
 
 class AdmitRows(SharedRequest, frozen=True, tag="admit"):
-    """Ask for a permit to append so many rows and bytes of this policy version. `key`: the key of the first row (empty:
-    none). `digest`: the digest of the append. `handing`: shards that the client has put and will append by reference;
-    they are freed if the client ends before it sends the `AppendRows`, or the `Cancel` of this request. Answered by
-    `RowsAdmitted`."""
+    """Ask for a permit to append this number of rows and bytes, of this policy version. `key`: the key of the first row
+    (empty: none). `digest`: the digest of the append. `handing`: shards that the client has put and will append by
+    reference; they are freed if the client ends before it sends the `AppendRows`, or the `Cancel` of this request.
+    Answered by `RowsAdmitted`."""
 
     stream: bytes
     rows: int

@@ -11,7 +11,7 @@ MAX_INLINE = 64 << 10
 """The most bytes of a payload inside a message. The client writes larger ones into the arena."""
 
 MAX_CARRIED = 16 << 10
-"""The most bytes of shards that the answer to a `PinShards` contains in place of pins: copying so few is faster than
+"""The most bytes of shards that the answer to a `PinShards` contains in place of pins: copying them is faster than
 pinning and releasing."""
 
 MAX_LAYOUT = 1 << 20

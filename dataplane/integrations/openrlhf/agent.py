@@ -98,7 +98,7 @@ class _PromptState:
 
 
 def _put(inputs: dict[str, Any]) -> OwnedRow:
-    """The handle of stored inputs, which are freed with it until it is sent; also if nobody waits for it any more."""
+    """The handle of stored inputs, which are freed with it until it is sent, even if no task waits for it any more."""
     (row,) = put_rows([inputs])
     assert row is not None, "inputs are no None"
     owned = OwnedRow(row.ref, row.column)

@@ -184,7 +184,7 @@ def store(
             more = _of_handles(plane, name, values, scope, timeout)
             ref = more if ref is None else ref.union(more)
     except BaseException:
-        if made is not None and scope is None:  # nobody else can free what was put
+        if made is not None and scope is None:  # no other code can free the stored rows
             plane.free(made)
         raise
     return ProtoColumns(None if ref is None else ref.select(*kinds), kinds, rows, tensors is not None)

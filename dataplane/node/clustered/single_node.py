@@ -107,4 +107,4 @@ class SingleNode:
 
 
 def _unasked(request: object) -> Message:
-    raise AssertionError(f"nobody asks this node: {request}")
+    raise AssertionError(f"a node without a cluster gets no request of another node: {request}")

@@ -65,8 +65,8 @@ class InlineRequests:
         self._numbers = itertools.count(1)
 
     def put(self, request: sm.PutShard, deadline: Deadline) -> m.Reply | Waiting:
-        """Store columns. Returns the reply, or a function to call and await for it. Raises as `Store.put`. In this and
-        the other methods, whatever a request has stored is freed if it raises."""
+        """Store columns. Returns the reply, or a function to call and await for it. Raises as `Store.put`. In all
+        methods, the shards that a request has stored are freed if it raises."""
         _check(request)
         checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)

@@ -128,7 +128,7 @@ class Permits:
 
 
 def _check_amount(rows: int, nbytes: int) -> None:
-    """Raises LimitExceeded, ProtocolMismatch if no append can have so many rows or bytes."""
+    """Raises LimitExceeded, ProtocolMismatch for more rows or bytes than an append can have."""
     checks.bound("rows of an append", rm.MAX_ROWS, rows)
     if rows < 1 or nbytes < 0:
         raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")

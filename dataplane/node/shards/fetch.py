@@ -33,7 +33,7 @@ from dataplane.wire.peer import Peers
 from dataplane.wire.shard_messages import Selection
 
 MAX_COPIES = 1 << 16
-"""Shards of other nodes that are remembered; those that were asked for longest ago are forgotten."""
+"""Shards of other nodes that are remembered; those that were requested longest ago are forgotten."""
 
 _CONTROL_S = 4.0  # less than clients wait for this node, so that the error names the node that is silent
 

@@ -256,7 +256,7 @@ class DurableShards:
         await self._background.aclose()
 
     def close(self) -> None:
-        """Stop, whatever is in progress. Idempotent."""
+        """Stop, without waiting for operations in progress. Idempotent."""
         self._closed = True
         self._background.cancel()
         self.journal.close()

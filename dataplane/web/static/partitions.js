@@ -142,7 +142,7 @@ export class Partitions {
     for (const name in this.streams)
       for (const [number, leader, followers, isLed] of this.streams[name]) {
         if (rows.length >= 2000) break;
-        const led = isLed ? (named.get(leader) ?? leader) : "nobody";
+        const led = isLed ? (named.get(leader) ?? leader) : "no host";
         rows.push(element("tr", {}, element("th", { scope: "row" }, name), element("td", {}, number), element("td", {}, led), element("td", { class: "wide" }, followers.map((node) => named.get(node) ?? node).join(", "))));
       }
     table.replaceChildren(...rows);
