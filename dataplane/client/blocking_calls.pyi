@@ -58,7 +58,7 @@ class PlaneCalls(Blocking):
         objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
         scope: a name under which to free it later, together with others.
         dedupe: names of columns of which equal rows are stored once.
-        replicas: the number of hosts that store it; with two, it survives the loss of one.
+        replicas: the number of hosts that store the columns; with 2, they survive the loss of one host.
         timeout: seconds to wait for room.
         device: "keep": tensors stay on their device, in memory of this process that other processes of this host map,
             up to the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory, and all of them
@@ -116,8 +116,8 @@ class PlaneCalls(Blocking):
         """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
         freed, in any order. Copies nothing.
 
-        A reference frees only what it owns, however often it is freed. A scope frees only what its putter owned. A row
-        with several owners can be read by any reference to it while one owns it.
+        Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
+        that put the rows. A row can be read by any reference to it until its last owner has freed it.
 
         Raises Freed if a row is gone, OwnerDied if its node is, LimitExceeded (more rows than a message can name, or
         too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
@@ -127,7 +127,7 @@ class PlaneCalls(Blocking):
         """As `retain`, of several references, each with an owner of its own: one message, all or none."""
 
     def stats(self, node: str | None = None) -> Stats:
-        """The current statistics of this host's node, or of the member of its cluster that `members` names so.
+        """The current statistics of this host's node, or of the member `node` of its cluster (see `members`).
 
         Raises PeerUnavailable if there is no such member, or it does not answer.
         """
@@ -151,8 +151,9 @@ class PlaneCalls(Blocking):
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
         max_lag: how many policy versions an appended row may be newer than the oldest row that some task has not done.
-        max_deliveries: how often a row is delivered to a task before it becomes a dead letter; 5 if None.
-        replicas: on how many hosts the columns of its rows are stored; 1 if None. On two, rows survive the loss of one.
+        max_deliveries: the number of deliveries to a task without an ack after which a row is a dead letter; 5 if None.
+        replicas: the number of hosts that store the columns of its rows; 1 if None. With 2, rows survive the loss of
+            one host.
         group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
             any size.
         durable: whether answered requests survive the end of every process, on the disks of nodes with a data directory
@@ -169,7 +170,8 @@ class PlaneCalls(Blocking):
         member `node` leads. Raises as `stats`."""
 
     def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = 60.0) -> Stream:
-        """The stream that `stream.checkpoint` wrote to the file, under its name or another, as it was then.
+        """The stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own name or
+        another.
 
         No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
         seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
@@ -235,7 +237,7 @@ class PlaneCalls(Blocking):
     def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
 
-        role: the one whose deliveries are steps; by default the role at the end of the pipeline. Raises Misuse if no
+        role: the role whose deliveries are steps; by default the one at the end of the pipeline. Raises Misuse if no
         process consumes, or none has the role; PeerUnavailable.
         """
 
@@ -257,8 +259,8 @@ class StreamCalls(Blocking):
     ) -> list[str]:
         """Append rows. Returns their keys.
 
-        columns: as for `plane.put`, or a reference to rows that were put. The stream owns a reference from then on: it
-            is freed when no task needs it any more, and stays until then even if its rows are freed elsewhere.
+        columns: as for `plane.put`, or a reference to rows that were put. From then on the stream owns the rows of a
+            reference: they stay until no task needs them, even if they are freed elsewhere, and are then freed.
         keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
         group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
             stream. A row with None is in a group of its own.
@@ -326,8 +328,8 @@ class StreamCalls(Blocking):
         sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
             one that is not built in runs in this process.
         member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
-            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets again what it had not
-            acked.
+            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets the deliveries again
+            that it had not acked.
         lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
         timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
@@ -346,7 +348,8 @@ class StreamCalls(Blocking):
         back unless it was acked.
 
         lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
-        prefetch: how many further deliveries are leased, and fetched from other hosts, meanwhile.
+        prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
+            body.
         timeout: seconds to wait for each delivery, from when it is asked for.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
             a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
@@ -397,8 +400,8 @@ class StreamCalls(Blocking):
     def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
         caller, and can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
-        hosts that kept the order of the rows died, their keys are unknown: `unnamed` counts them by the node of their
-        producers, as far as those live.
+        hosts with the metadata of the rows died, their keys are unknown: `unnamed` has their number for each live node
+        whose clients appended them.
 
         task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
         """
@@ -804,14 +807,14 @@ class WeightsCalls(Blocking):
             most 256 MiB are held at a time. Each is a `torch.Tensor` with any device, strides and dtype except sparse
             and quantized ones, an array, a `DTensor`, of which each rank publishes its local shard, or a
             `dataplane.weights.Slice` of a tensor. Tensors of the same memory (tied ones) are stored once.
-        rank, ranks: of this publisher, and of all of this version. A rank whose tensors are all empty, or all published
-            by other ranks, publishes an empty part.
+        rank, ranks: the number of this publisher, and how many publish this version. A rank whose tensors are all
+            empty, or all published by other ranks, publishes an empty part.
         timeout: seconds to wait for room.
 
         When it returns, the tensors may be changed. Raises Misuse (no tensor, a name given twice, a version that is not
         new), SchemaMismatch (a value that is no tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown:
         publish it again, and if that raises Misuse because the version is complete, it was published. A publication
-        that failed otherwise or was cancelled shows nothing; its data is removed at once, or with the next complete
+        that failed otherwise or was cancelled is invisible; its data is removed at once, or with the next complete
         version.
         """
 
@@ -847,8 +850,8 @@ class WeightsCalls(Blocking):
         """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
         newest.
 
-        after: the version that is known already.
-        timeout: seconds to wait for each version; None: for ever. Raises NotReady after it.
+        after: only versions newer than this one.
+        timeout: seconds to wait for each version; None: no limit. Raises NotReady at the deadline.
         """
 
     def drop(self) -> None:
