@@ -358,7 +358,7 @@ class Connection:
     def _end(self, error: DataplaneError | None) -> None:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(
-                f"the node at {self.address} has gone, with all that it held but what is durable: close this plane, and"
+                f"the node at {self.address} has gone, and all of its data that is not durable is lost: close this plane, and"
                 " connect to the node that runs now (an integration connects at its next init() or call)",
                 address=self.address,
             )

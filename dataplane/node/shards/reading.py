@@ -53,7 +53,7 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
     name = node.hex()
     if membership.gone(name) or not membership.known(name):
         return OwnerDied(
-            f"node {name} is not in the cluster: it has died, or was never; what it held is lost: put it again",
+            f"node {name} is not in the cluster: it has died, or never existed; its data are lost: put them again",
             node=name,
         )
     return PeerUnavailable(f"node {name} is away from the cluster, and may come back")
