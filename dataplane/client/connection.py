@@ -303,7 +303,7 @@ class Connection:
 
     def _unanswered(self, request: Any, error: _Unanswered) -> DataplaneError:
         if changes(request) and request.id not in self._unsent:
-            return OutcomeUnknown(f"{error}; whether this call was done is not known")
+            return OutcomeUnknown(f"{error}; it is not known whether this call was done")
         return PeerUnavailable(str(error), **error.fields)
 
     def _abandon(self, identifier: int, future: asyncio.Future[m.Reply]) -> None:
@@ -358,8 +358,8 @@ class Connection:
     def _end(self, error: DataplaneError | None) -> None:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(
-                f"the node at {self.address} has gone, and all of its data that is not durable is lost: close this plane, and"
-                " connect to the node that runs now (an integration connects at its next init() or call)",
+                f"the node at {self.address} has gone, and its data are lost unless they are durable: close this plane,"
+                " and connect to the node that runs now (an integration connects at its next init() or call)",
                 address=self.address,
             )
         self._gone = gone = self._gone or error

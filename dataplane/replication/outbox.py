@@ -137,7 +137,7 @@ class LostNodes:
         """Raises OwnerDied if one of these shards, given as (node, number), was lost."""
         for node, shard in shards:
             if not self.there(node, shard):
-                raise OwnerDied(f"node {node.hex()} was lost, and what it stored: put this again", node=node.hex())
+                raise OwnerDied(f"node {node.hex()} was lost with its data: put this again", node=node.hex())
 
     def lose(self, node: bytes, before: int = ALL) -> None:
         """Mark a node's shards below this number as lost; by default all of them, and the node itself."""

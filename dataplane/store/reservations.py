@@ -86,7 +86,7 @@ class Reservations:
         called. Raises LeaseExpired, ProtocolMismatch, Corrupt or LimitExceeded."""
         if number in self._revoked[client]:
             raise LeaseExpired(
-                f"no sign of life for {self.lease_s} s, so the memory was given to others; put again",
+                f"no heartbeat for {self.lease_s} s, so the node took the memory back; put again",
                 lease_s=self.lease_s,
             )
         extent = self._reserved[client].get(number)

@@ -112,9 +112,9 @@ class StreamMachine(StreamLeader, StateMachine):
             if flying is not None and flying[0] and len(keys) == 1:
                 return Decision((flying[0],))
             if flying is not None:
-                raise OutcomeUnknown("this append is on its way, with others or by itself: ask again")
+                raise OutcomeUnknown("this append is already in progress, merged or by itself: ask again")
         if not keys and type(asked) in (r.Append, r.ExtendRow):
-            raise ProtocolMismatch("an append to replicas has a sequence, or could be done twice")
+            raise ProtocolMismatch("an append to a replicated stream needs a sequence, so that it is not done twice")
         commands, result = self._decided(asked, term, now)
         if not commands:
             return Decision((), r.encode_result(result))

@@ -222,7 +222,7 @@ class ReplicatedStream:
                 partition.progress.unlease(places, command.task)
                 # The last lease of the dropped ones has ended.
                 partition.let_go(rows[partition.progress.dropped(places, len(rows))])
-                raise LeaseExpired("some of these rows are lost; what was computed from them does not count")
+                raise LeaseExpired("some of these rows are lost, so the request is refused for all of them")
         places = partition.rows.places(rows)
         fits = partition.progress.open(command.task, places, len(rows))
         if not fits.all():

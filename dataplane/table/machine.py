@@ -80,7 +80,7 @@ class TableMachine(StateMachine):
             if known is not None:
                 return Decision((), r.encode_result(self._again(asked, known)))
         elif isinstance(asked, _OF_CLIENTS):
-            raise ProtocolMismatch("what changes a table has a sequence, or could be done twice")
+            raise ProtocolMismatch("a request that changes a table needs a sequence, so that it is not done twice")
         self._decoded = request, asked
         return Decision((request,))
 

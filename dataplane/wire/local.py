@@ -270,7 +270,7 @@ class LocalChannel:
         if descriptors:
             self._keep_descriptors(min(added, len(self._unsent)))
         if self._unsent_bytes > _MAX_UNSENT:
-            self.close(ProtocolMismatch("the other side does not read what it is sent"))
+            self.close(ProtocolMismatch("the other side does not read its messages"))
 
     def gather(self) -> None:
         """Collect the messages sent until the next step of the event loop, and send them together."""
@@ -419,7 +419,7 @@ class LocalChannel:
             self.close(error)
         except Exception as error:  # the boundary: else the following messages would lie here until more come
             log.error("handling a message from %s failed: %s", self._received, error_line(error))
-            self.close(ProtocolMismatch("a message can not be dealt with; the log says why"))
+            self.close(ProtocolMismatch("a message cannot be handled; the log has the reason"))
         return self._open
 
     def _refuse(self, body: bytes, error: DataplaneError) -> bool:

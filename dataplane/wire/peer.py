@@ -236,7 +236,7 @@ class Peers:
             task.add_done_callback(lambda _: self._ended(who, len(payload), answer))
         else:
             _close(answer)
-            busy = Backpressure("more is asked of this node at a time than it answers")
+            busy = Backpressure("this node has too many pending requests")
             self._say(who, failure(request.id, busy, self._sender(who)))
 
     def _refuse(self, who: bytes, number: int | None, error: Exception) -> None:
@@ -253,7 +253,7 @@ class Peers:
         """Answer a message for another node, if it is a request. A frame is dropped."""
         number = _heads.number(payload)
         if number is not None:
-            other = PeerUnavailable("another node listens where the node that was meant did", address=self.address)
+            other = PeerUnavailable("another node listens at this address now", address=self.address)
             self._say(who, failure(number, other, self._sender(who)))
 
     def _may_wait(self, who: bytes, nbytes: int) -> bool:

@@ -103,7 +103,7 @@ class NeededShards:
         for (node, shard), selected in locations.footprint(ref).items():
             if node != self._node:
                 raise OwnerDied(
-                    f"this was put on node {node.hex()}, which has ended, or is another host's: put it again",
+                    f"this was put on node {node.hex()}, which has ended or is on another host: put it again",
                     node=node.hex(),
                 )
             for columns, rows in selected:
