@@ -75,7 +75,7 @@ def test_writes_with_an_expired_or_missing_sequence_are_refused() -> None:
         asked.write([str(number)])
     with pytest.raises(Rejected, match="answered long ago"):
         asked.run(r.Upsert(client="c", sequence=1, keys=["0"]))
-    with pytest.raises(ProtocolMismatch, match="has a sequence"):
+    with pytest.raises(ProtocolMismatch, match="needs a sequence"):
         asked.run(r.Upsert(keys=["0"]))
     asked.run(r.ForgetClients(clients=["c"]))
     asked.run(r.Upsert(client="c", sequence=1, keys=["new"]))
