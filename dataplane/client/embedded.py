@@ -118,7 +118,7 @@ class EmbeddedNode(Launched):
     """A running node that this process started, at `address`."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Start it and wait until it answers. Raises Rejected if it cannot meet the settings, saying why;
+        """Start it and wait until it answers. Raises Rejected, with the reason, if it cannot meet the settings;
         PeerUnavailable if it does not start."""
         super().__init__(config)
         self._starter = os.getpid()
@@ -164,7 +164,7 @@ class EmbeddedNode(Launched):
                 os.close(watched)
 
     def _reap_later(self) -> None:
-        """Reap the node when it ends: it may go on, for other clients or since the machine is busy."""
+        """Reap the node when it ends. It may run on for other clients, or end late on a busy machine."""
         threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True).start()
 
     def _reap(self) -> None:

@@ -405,9 +405,9 @@ _registered = threading.Lock()  # owned by the first to register
 
 
 def _close_at_end(plane: Plane) -> None:
-    """Close a plane that keeps columns at the end of the process, so that they are copied to the arena. The copies need
-    threads, and the interpreter ends those before it runs `atexit`; so this registers where `concurrent.futures` does.
-    The last registered is called first."""
+    """At the end of the process, close a plane that keeps columns, so that they are copied to the arena. The copies
+    need threads, and the interpreter ends those before it runs `atexit`; so this registers where `concurrent.futures`
+    does. The last registered is called first."""
     _keeping.add(plane)
     if _registered.acquire(blocking=False):
         threading._register_atexit(_close_all)  # type: ignore[attr-defined]

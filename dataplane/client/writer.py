@@ -275,7 +275,7 @@ def _on_device(columns: Any) -> bool:
 
 
 def _nbytes_of(columns: Any) -> int:
-    """Approximately how many bytes the values are; a large number if that cannot be said at once."""
+    """The approximate bytes of the values; a large number if they are not known without a scan."""
     values = columns.values() if isinstance(columns, Mapping) else ()
     sizes = [getattr(each, "nbytes", None) for each in values]
     return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1

@@ -4,8 +4,7 @@ Each step is executed by the current plan for its rows. After it, costs are fitt
 steps. If the plan then exceeds the lower bound by more than it did when it was made, or the rows differ from those that
 it was made for, another one is searched, and used from the next step if it gains more than `gain`.
 
-Invariants: a step is executed by one plan; the executor never switches to a plan that is no better by the measured
-costs.
+Invariants: a step is executed by one plan; the executor only switches to plans that are better by the measured costs.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class WorkerObjects:
         self.bounds: list[int] = []
 
     def use(self, micro_batches: int, bounds: list[int]) -> None:
-        """Switch to another plan. Chunks of other layers are created again."""
+        """Switch to another plan. Chunks with different layers are created anew."""
         if self.bounds and bounds != self.bounds:
             self._objects, self._states = {}, {}
         self.micro_batches, self.bounds = micro_batches, bounds

@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[Any, Any]:
 
 
 class _Sink:
-    """A file for Arrow's writer: buffers are written from where they lie in memory, and added to the checksum."""
+    """A file for Arrow's writer: buffers are written in place, without a copy, and added to the checksum."""
 
     closed = False
 

@@ -90,7 +90,7 @@ def common(one: Box, other: Box) -> Box | None:
 
 
 def _less(box: Box, taken: Box) -> list[Box]:
-    """The box without a part of it, as disjoint boxes."""
+    """The box except for a part of it, as disjoint boxes."""
     left, rest = [], list(box)
     for axis, ((start, stop), (first, last)) in enumerate(zip(box, taken, strict=True)):
         if start < first:

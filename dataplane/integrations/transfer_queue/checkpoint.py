@@ -133,8 +133,9 @@ def _save_values(
 
 
 def _save_pages(plane: Plane, ref: BatchRef, places: Index, file: CheckpointWriter) -> None:
-    """Write the rows in tables of about 32 MiB, one of which is in memory at a time. What does not fit into the node's
-    memory is written in smaller ones: of fewer rows, and of one row column by column. Raises as `Plane.get`."""
+    """Write the rows in tables of about 32 MiB, one of which is in memory at a time. Rows that do not fit into the
+    node's memory are written in smaller tables: of fewer rows, and a single row column by column. Raises as
+    `Plane.get`."""
     step = max(1, _PAGE_BYTES * len(ref) // max(1, ref.nbytes))
     left = [(slice(start, min(start + step, len(ref))), ref) for start in reversed(range(0, len(ref), step))]
     while left:

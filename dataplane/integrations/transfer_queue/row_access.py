@@ -220,7 +220,7 @@ def _ref(partition: JobPartition, indexes: Sequence[int], names: list[str]) -> B
 
 
 def _tensordict(session: Session, read: Callable[[], BatchRef], names: Callable[[BatchRef], Sequence[str]]) -> Any:
-    """The values that `read` refers to. They are read once more if they were replaced before they had come."""
+    """The values that `read` refers to. They are read once more if they were replaced during the read."""
     ref = read()
     try:
         batch = session.plane.get(ref)

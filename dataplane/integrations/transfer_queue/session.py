@@ -151,7 +151,7 @@ def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None, undo: 
 def _join(
     plane: Plane, job: Job, conf: Any, wanted: JobSettings, sampler: BaseSampler | None, started: bool, undo: ExitStack
 ) -> JobSettings:
-    """Make the session. Returns the settings of the job. `undo` restores what was before; only the process that wrote
+    """Make the session. Returns the settings of the job. `undo` restores the former state; only the process that wrote
     the settings ends nodes that were `started`, since others may use them."""
     global _session, _pid
     before = _session if _session is not None and _pid == os.getpid() and _session.job == job else None

@@ -37,7 +37,7 @@ Part = tuple[str, Flags | None, Values]
 
 
 class _Variant(NamedTuple):
-    """Rows of one kind: its name, which rows of the column they are, and those rows."""
+    """Rows of one kind: its name, the positions of the rows in the column, and the rows."""
 
     name: str
     present: Flags
