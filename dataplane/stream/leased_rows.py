@@ -191,7 +191,7 @@ class LeasedRows:
             del self.lost[row]
 
     def _lease(self, demand: Demand, rows: Index, now: float) -> RowLease:
-        self.partition.lease(demand.task, rows)
+        self.partition.progress.lease(demand.task, self.partition.rows.places(rows))
         return self.leases.give(demand.task, rows, demand.columns, demand.who, demand.lease_s, now)
 
     # settling

@@ -155,9 +155,6 @@ class StreamState:
 
     # delivering and settling
 
-    def lease(self, task: int, rows: Index) -> None:
-        self.progress.lease(task, self.rows.places(rows))
-
     def give_back(self, task: int, rows: Index, *, seen: bool = True, reason: str = "") -> Index:
         """Make leased rows pending again or, after `max_deliveries` tries, dead, for this reason. Unless they were
         `seen`, the lease does not count as a try. Returns the dead ones."""
@@ -173,7 +170,8 @@ class StreamState:
         return rows[dead]
 
     def retry(self, task: int, rows: Index) -> Index:
-        """Make those of these rows that are dead letters of the task pending. Returns them."""
+        """Make those of these rows that are there and dead letters of the task pending. Returns them."""
+        rows = rows[self.rows.there(rows)]
         places = self.rows.places(rows)
         dead = self.progress.states(places, len(rows))[task] == DEAD
         rows = rows[dead & ~self.progress.dropped(places, len(rows))]

@@ -246,11 +246,6 @@ class ReplicatedStream:
         if len(rows):
             partition.drop_rows(rows)
 
-    def _do_retry(self, command: r.Retry) -> r.StreamResult:
-        partition = self.leased.partition
-        rows = command.rows[partition.rows.there(command.rows)]
-        return r.FoundRows(partition.retry(self.leased.settings.task(command.task), rows))
-
     def _do_remove(self, command: c.RemoveCommand) -> None:
         partition = self.leased.partition
         rows = command.rows[partition.rows.there(command.rows)]
@@ -366,7 +361,9 @@ _APPLY: dict[type, Callable[[ReplicatedStream, Any], r.StreamResult | None]] = {
     r.Extend: ReplicatedStream._do_extend,
     c.SettleCommand: ReplicatedStream._do_settle,
     r.Drop: ReplicatedStream._do_drop,
-    r.Retry: ReplicatedStream._do_retry,
+    r.Retry: lambda machine, command: r.FoundRows(
+        machine.leased.partition.retry(machine.leased.settings.task(command.task), command.rows)
+    ),
     c.RemoveCommand: ReplicatedStream._do_remove,
     c.FreeReplacedCommand: ReplicatedStream._do_free_replaced,
     r.ExtendRow: ReplicatedStream._do_extend_row,
