@@ -8,6 +8,7 @@ copies have run.
 from __future__ import annotations
 
 import itertools
+import reprlib
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -225,7 +226,10 @@ def values_of(column: str, values: Any) -> Values:
             f"{found} is no column, and its keys ({keys}) are none: put each as a column, or dict(values) for a struct"
         )
         raise mismatch(column, message, expected=_ROWS, found=found)
-    hint = "pass list(values)" if isinstance(values, Iterable) else "pass one value a row, in a list"
+    if isinstance(values, str | bytes | bytearray):
+        hint = f"it is one value: pass [{reprlib.repr(values)}] for one row"
+    else:
+        hint = "pass list(values)" if isinstance(values, Iterable) else "pass one value a row, in a list"
     raise mismatch(column, f"{found} is no sequence of rows: {hint}", expected=_ROWS, found=found)
 
 

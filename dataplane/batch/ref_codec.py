@@ -149,9 +149,8 @@ def unpack(
         columns = found(ref.fields, ref.columns, tuple([frame.width for frame in frames]), ref.rows > 0)
         return ref.rows, columns, frames, origin, ref.traces
     except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError, Corrupt) as error:
-        raise ProtocolMismatch(
-            f"these bytes are no reference that encode() made: {error}", ours=str(VERSION)
-        ) from error
+        why = "" if isinstance(error, msgspec.MsgspecError) else f": {error}"  # its text names the codec's own types
+        raise ProtocolMismatch(f"these bytes are no reference that encode() made{why}", ours=str(VERSION)) from error
 
 
 def _cut(frames: Sequence[Frame], encoded: Sequence[_Cut], rows: int) -> tuple[Frame, ...]:

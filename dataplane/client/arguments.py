@@ -181,10 +181,14 @@ def settings(
     )
 
 
-def check_rows(found: int, rows: int, column: str = "") -> None:
-    """Raises SchemaMismatch if columns of `found` rows are given for `rows` rows."""
+def check_rows(found: int, rows: int, column: str = "", *, piece: bool = False) -> None:
+    """Raises SchemaMismatch if columns of `found` rows are given for `rows` rows. `piece`: they are a piece of a row in
+    progress."""
     if found != rows:
-        message = f"the columns have {found} rows, and {rows} rows are named"
+        if piece:
+            message = f"a piece is one row, and these columns have {found} rows: pass the tokens [1, 2] as [[1, 2]]"
+        else:
+            message = f"the columns have {found} rows, and {rows} {'row is' if rows == 1 else 'rows are'} named"
         raise SchemaMismatch(message, column=column, expected=f"{rows} rows", found=f"{found} rows")
 
 

@@ -141,9 +141,12 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
     except DataplaneError as error:
         return f"the stream's leader does not answer: {error}"
     of, known = figures["task"][task], figures["columns"]
-    said = [f"{of['pending']} rows are pending", f"{of['leased']} leased"]
+    pending, begun = of["pending"], figures["unfinished"]
+    held = [f"{each['rows']} by {each['holder']} for {each['left_s']:.0f} s more" for each in of["holders"]]
+    said = [f"{_count(pending, 'row')} {'is' if pending == 1 else 'are'} pending"]
+    said.append(f"{of['leased']} leased" + (f" ({', '.join(held)})" if held else ""))
     said += [f"dead letters: {of['dead']}"] * (of["dead"] > 0)
-    said += [f"rows in progress, of all groups: {figures['unfinished']}"] * (figures["unfinished"] > 0)
+    said += [f"{'' if pending else 'waits for '}{_count(begun, 'row')} in progress, until finish()"] * (begun > 0)
     missing = [name for name in columns if name not in known]
     if missing and figures["rows"]:
         said.append(f"no row has {', '.join(map(repr, missing))}: the columns are {', '.join(known) or 'none yet'}")
@@ -161,6 +164,10 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
         what = "a row without a group" if each["group"] is None else f"group {each['group']!r}"
         said.append(f"{what} has {each['rows']} of {each['of']} rows")
     return "; ".join(said)
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what if count == 1 else what + 's'}"
 
 
 async def deliveries(

@@ -226,7 +226,7 @@ class StreamWrites:
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
         made = None if piece is None else piece(await self._digest(planned or columns, []))
         if planned is not None:
-            arguments.check_rows(planned.rows, len(rows), planned.columns[0].name)
+            arguments.check_rows(planned.rows, len(rows), planned.columns[0].name, piece=piece is not None)
             if not planned.rows:
                 return
             carried = self._carried(planned)
@@ -265,7 +265,7 @@ class StreamWrites:
         laid = None if self._settings.replicas > 1 else laid_out(columns, sm.MAX_INLINE)
         if laid is None:
             return None
-        arguments.check_rows(laid.rows, len(rows), laid.columns[0][0])
+        arguments.check_rows(laid.rows, len(rows), laid.columns[0][0], piece=piece is not None)
         timeout_s = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)).remaining_s
         carried = rm.Inline(laid.payload, laid.layout, [nbytes for *_, nbytes in laid.columns])
         made = None if piece is None else piece(xxhash.xxh3_128_digest(bytes(laid.payload) + bytes(laid.layout)))

@@ -265,8 +265,9 @@ class LeasedRows:
         dead, expired = progress.tally(task)["dead"], progress.counts[task][EXPIRED]
         if not dead and not expired:
             raise Closed("the stream is closed, and this task has done all of it", drained=True)
-        parts = [f"{dead} are dead letters (stream.dead_letters({name!r}))"] * (dead > 0)
-        parts += [f"{expired} were dropped or expired"] * (expired > 0)
+        letters = "is a dead letter" if dead == 1 else "are dead letters"
+        parts = [f"{dead} {letters} (stream.dead_letters({name!r}))"] * (dead > 0)
+        parts += [f"{expired} {'was' if expired == 1 else 'were'} dropped or expired"] * (expired > 0)
         what = f"the stream is closed, and task {name!r} has not done {dead + expired} of its rows: {'; '.join(parts)}"
         raise Closed(what, drained=True, dead=dead, expired=expired)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -13,6 +13,7 @@ from dataplane.stream.progress import ACKED, EXPIRED, LEASED, PENDING, REDELIVER
 
 _NAMED = 8  # incomplete groups that are listed
 _NAME = 256  # characters of a group's name
+_HOLDERS = 3  # holders of leases that are listed
 
 
 Waiting = Sequence[tuple[int | None, tuple[str, ...]]]
@@ -52,7 +53,7 @@ def _task(leased: LeasedRows, task: int, now: float, waiting: Waiting) -> dict[s
     asked = [columns for of, columns in waiting if of == task]
     totals, there = leased.partition.progress.counts[task], leased.partition.progress.tally(task)
     return {
-        "pending": there["pending"],
+        "pending": max(0, there["pending"] - len(leased.partition.unfinished)),
         "leased": there["leased"],
         "dead": there["dead"],
         "delivered": totals[LEASED],
@@ -66,7 +67,28 @@ def _task(leased: LeasedRows, task: int, now: float, waiting: Waiting) -> dict[s
             for columns in dict.fromkeys(asked)
         },
         "incomplete": _incomplete(leased, task, now),
+        "holders": _holders(leased, task, now),
     }
+
+
+def _holders(leased: LeasedRows, task: int, now: float) -> list[dict[str, Any]]:
+    """The clients that hold rows of the task, those whose leases last longest first."""
+    found: dict[str, tuple[int, float]] = {}
+    for grant in leased.leases:
+        for client in {str(client) for client in grant.held_by.values()} if grant.task == task else ():
+            rows, left_s = found.get(client, (0, 0.0))
+            found[client] = rows + len(grant.rows), max(left_s, grant.expires - now)
+    longest = sorted(found.items(), key=lambda each: -each[1][1])[:_HOLDERS]
+    return [{"holder": client, "rows": rows, "left_s": left_s} for client, (rows, left_s) in longest]
+
+
+def labelled(values: dict[str, Any], label: Callable[[str], str]) -> dict[str, Any]:
+    """The statistics of a stream with the labels of the holders in the place of their names."""
+    tasks = {
+        name: {**task, "holders": [{**each, "holder": label(each["holder"])} for each in task["holders"]]}
+        for name, task in values["task"].items()
+    }
+    return {**values, "task": tasks}
 
 
 def _incomplete(leased: LeasedRows, task: int, now: float) -> list[dict[str, Any]]:

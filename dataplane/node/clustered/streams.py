@@ -33,7 +33,7 @@ from dataplane.stream import requests as r
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import StreamSettings
-from dataplane.stream.statistics import Waiting
+from dataplane.stream.statistics import Waiting, labelled
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
 from dataplane.wire.messages import Done, Message
@@ -85,16 +85,18 @@ class ClusteredStreams:
         partitions.directory.records.dropped = self._dropped
         partitions.members.watch(self._members_changed)
         self._known = frozenset(partitions.members.current)
+        self._owners: dict[str, object] = {}  # by the name of the session
 
     def session(self, owner: object) -> PartitionSession:
         client = f"{self._me}/{next(self._numbers)}"
+        self._owners[client] = owner
         return PartitionSession(client, self.partitions, self._background, together=self._together)
 
     def label(self, client: str) -> str:
-        return client
+        return str(self._owners.get(client, client))
 
     def forget(self, client: str) -> None:
-        pass
+        self._owners.pop(client, None)
 
     async def claim(
         self,
@@ -223,7 +225,7 @@ class ClusteredStreams:
             and record.key == hosted.partition
         }
         measured = {name: _measured(led[name]) for name in sorted(led)[:most]}
-        return {name: values for name, values in measured.items() if values is not None}
+        return {name: labelled(values, self.label) for name, values in measured.items() if values is not None}
 
     def led(self, now: float) -> list[tuple[str, str, LeasedRows, Waiting, bool, float]]:
         """For each partition led here: its key, the name of the stream, its rows, the waiting requests, whether no

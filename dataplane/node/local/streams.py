@@ -28,7 +28,7 @@ from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.statistics import Waiting as WaitingFor
-from dataplane.stream.statistics import figures
+from dataplane.stream.statistics import figures, labelled
 from dataplane.wire import row_messages as rm
 
 T = TypeVar("T")
@@ -346,7 +346,7 @@ class LocalStreams:
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
         names = sorted(name for name in self._by_name if after is None or name > after)[:most]
-        return {name: self._by_name[name].figures() for name in names}
+        return {name: labelled(self._by_name[name].figures(), self.label) for name in names}
 
     async def claim(
         self,

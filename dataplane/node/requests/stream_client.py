@@ -36,6 +36,7 @@ from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.stream import requests as r
 from dataplane.stream.admission import LET_IN
 from dataplane.stream.pieces import RowPiece
+from dataplane.stream.statistics import labelled
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from dataplane.wire import shard_messages as sm
@@ -151,7 +152,7 @@ class StreamClient:
                 bounds["most"] = min(most, _MAX_LISTED)
         own = msgspec.structs.replace(request.asked, **bounds)
         if self._local is not None:
-            return rm.StreamAnswer(request.id, stream.token, self._local.find(stream.token).run(own))
+            return self._answered(request.id, stream, self._local.find(stream.token).run(own))
         return partial(self._asked, request.id, own, stream)
 
     async def _asked(self, identifier: int, asked: r.FromClient, stream: OpenedStream) -> rm.StreamAnswer:
@@ -168,6 +169,11 @@ class StreamClient:
         else:
             deadline = Deadline.after(_MEASURE_S) if isinstance(asked, r.Measure) else None
             result = await self._on(stream, lambda at: self._session.ask(at, asked, r.StreamResult, deadline))
+        return self._answered(identifier, stream, result)
+
+    def _answered(self, identifier: int, stream: OpenedStream, result: Any) -> rm.StreamAnswer:
+        if isinstance(result, r.PartitionFigures):
+            result = r.PartitionFigures(labelled(result.values, self._service.label))
         return rm.StreamAnswer(identifier, stream.token, result)
 
     def _release_snapshot(self, partition: Any, taken: r.SnapshotTaken) -> None:
