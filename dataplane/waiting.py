@@ -129,6 +129,11 @@ class RequestWait:
             waits.open.add(self)
 
     @property
+    def kind(self) -> str:
+        """The present reason."""
+        return self._kind
+
+    @property
     def key(self) -> tuple[int, str, str]:
         """The key under which it is counted."""
         return self._place, self._kind, self._what

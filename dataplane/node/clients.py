@@ -364,6 +364,15 @@ class Client:
         await self.send_later(m.Figures(request.id, figures.values))
 
 
+_MOST_WAITERS = 8  # clients that are named
+
+
+def memory_waiters(clients: Collection[Client]) -> list[str]:
+    """The labels of the first clients whose requests wait for memory."""
+    waits = (each.label for each in clients if any(wait.kind == "memory" for wait in each.waits.open))
+    return list(itertools.islice(waits, _MOST_WAITERS))
+
+
 _MOST_GRAPHS = 3 << 20  # bytes of performance reports in one answer; clients beyond it are counted in `left_out`
 _ENTRY = 64  # bytes, about, of one wait or one request that ended it
 

@@ -31,7 +31,7 @@ from dataplane.closing import close_each
 from dataplane.cluster.groups import first_of
 from dataplane.config import ClusterConfig, NodeConfig, beyond_host, environment
 from dataplane.errors import PeerUnavailable, Rejected, Unauthenticated
-from dataplane.node.clients import Client, NodeServices, graphs_of
+from dataplane.node.clients import Client, NodeServices, graphs_of, memory_waiters
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.local.tables import LocalTables
 from dataplane.node.memory_trim import MemoryTrim
@@ -296,6 +296,7 @@ class NodeServer:
             "reserved_bytes": store.reserved,
             "waiting": store.budget.waiting,
             "waiting_bytes": store.budget.waiting_bytes,
+            "waiters": memory_waiters(self._clients) if store.budget.waiting else [],
             "waits": store.budget.waits,
             "waited_s": store.budget.waited_s,
             "put_bytes": store.put,

@@ -18,10 +18,10 @@ class Stats:
     without bulk data. leads and follows are the partitions of streams and tables that this node leads, and whose log it
     follows, each with the epoch of its replica set.
 
-    waiting is the number of requests that wait for memory now; waits is the total number, and waited_s their total
-    time. holders lists the holders of memory, the largest first, and then those of the disk: dicts of `holder`, a
-    process; `bytes`; `how` ("pinned", "reserved", "stored", "spilled"); `owner` ("stream NAME", "table NAME", "scope
-    NAME", or empty); and `oldest_s`, the age of the oldest shard of these.
+    waiting is the number of requests that wait for memory now, and waiters names their processes, at most 8; waits is
+    the total number, and waited_s their total time. holders lists the holders of memory, the largest first, and then
+    those of the disk: dicts of `holder`, a process; `bytes`; `how` ("pinned", "reserved", "stored", "spilled"); `owner`
+    ("stream NAME", "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the oldest shard of these.
 
     streams has the statistics of each stream by its name, of the first 50 if there are more; streams_in_all is their
     number, and `plane.streams()` has all of them; tables and tables_in_all are the same for the tables led by this
@@ -42,6 +42,7 @@ class Stats:
     reserved_bytes: int = 0
     waiting: int = 0
     waiting_bytes: int = 0
+    waiters: tuple[str, ...] = ()
     waits: int = 0
     waited_s: float = 0.0
     put_bytes: int = 0
@@ -73,4 +74,4 @@ class Stats:
         """The statistics that a node sent. Values unknown to this version are left out."""
         known = {each.name for each in fields(cls)}
         given = {name: value for name, value in values.items() if name in known}
-        return cls(**given | {"holders": tuple(given.get("holders", ()))})
+        return cls(**given | {name: tuple(given.get(name, ())) for name in ("holders", "waiters")})

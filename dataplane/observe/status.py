@@ -18,11 +18,11 @@ def status_text(stats: Stats) -> str:
     rows = [
         ("node", f"{stats.node}, pid {stats.pid}, up {duration(stats.uptime_s)}, {stats.clients} clients"),
         ("memory", share(stats.memory_used, stats.memory_budget) + f"  peak {format_size(stats.memory_peak)}"),
-        ("disk", share(stats.disk_used, stats.disk_budget)),
+        ("disk", disk_text(stats)),
         ("shards", f"{stats.shards}, of them {stats.spilled_shards} on disk only"),
         ("pinned", format_size(stats.pinned_bytes)),
         ("reserved", format_size(stats.reserved_bytes)),
-        ("waiting", f"{stats.waiting} requests for {format_size(stats.waiting_bytes)}"),
+        ("waiting", waiting_text(stats)),
         ("waited", f"{stats.waits} times, {stats.waited_s:.1f} s in all"),
         ("put", f"{format_size(stats.put_bytes)}, freed {format_size(stats.freed_bytes)}"),
         ("spilled", f"{format_size(stats.spilled_bytes)}, restored {format_size(stats.restored_bytes)}"),
@@ -37,7 +37,7 @@ def status_text(stats: Stats) -> str:
     for name, stream in stats.streams.items():
         rows.append(("stream", f"{name}: {stream_text(stream)}"))
         rows += [("", f"  {task}: {task_text(figures)}") for task, figures in stream["task"].items()]
-        rows += [("", f"  {line}") for line in waiters(stream)]
+        rows += [("", f"  {line}") for line in (*waiters(stream), *hints(stream))]
     if stats.streams_in_all > len(stats.streams):
         rows.append(("streams", f"{stats.streams_in_all - len(stats.streams)} more"))
     for name, table in stats.tables.items():
@@ -57,6 +57,8 @@ def stream_text(stream: Mapping[str, Any]) -> str:
         f"oldest {duration(stream['oldest_s'])}",
         f"version {stream['latest_version']}",
     ]
+    if stream["unfinished"]:
+        parts.append(f"{stream['unfinished']:,} in progress")
     if stream["groups"]:
         parts.append(f"{stream['groups']:,} groups")
     return ", ".join(parts + ["closed"] * bool(stream["closed"]))
@@ -85,6 +87,25 @@ def waiters(stream: Mapping[str, Any]) -> list[str]:
             there = f"{group['rows']} of {group['of']} rows, {group['dropped']} dropped"
             lines.append(f"{name} waits for the group {group['group']!r} since {duration(group['age_s'])}: {there}")
     return lines
+
+
+def hints(stream: Mapping[str, Any]) -> list[str]:
+    """The calls that list the dead letters of a stream, in one line; none if there are none."""
+    dead = [f"stream.dead_letters({name!r})" for name, task in stream["task"].items() if task["dead"]]
+    return [f"dead letters: {', '.join(dead)}"] if dead else []
+
+
+def waiting_text(stats: Stats) -> str:
+    """The requests that wait for memory, and the processes that sent them."""
+    requests = f"{stats.waiting:,} request{'' if stats.waiting == 1 else 's'} for {format_size(stats.waiting_bytes)}"
+    return requests + (f", of {', '.join(stats.waiters)}" if stats.waiters else "")
+
+
+def disk_text(stats: Stats, width: int = _BAR) -> str:
+    """The use of the disk for spilling. Without it, shards on disk are those of durable columns."""
+    if stats.disk_budget:
+        return share(stats.disk_used, stats.disk_budget, width)
+    return "spilling is off" + ("; durable columns are in the data directory" if stats.spilled_shards else "")
 
 
 def _waits(count: int, what: str, whose: str) -> str:

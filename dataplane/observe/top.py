@@ -12,7 +12,16 @@ from typing import Any
 
 from dataplane.config import format_size
 from dataplane.observe.stats import Stats
-from dataplane.observe.status import duration, printable, share, stream_text, waiters
+from dataplane.observe.status import (
+    disk_text,
+    duration,
+    hints,
+    printable,
+    share,
+    stream_text,
+    waiters,
+    waiting_text,
+)
 from dataplane.store.budget import attributed
 
 _TASK = "  {:<20} {:>10} {:>10} {:>12} {:>8} {:>10} {:>7}"
@@ -35,7 +44,7 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
     bar = max(8, min(40, width - 44))
     yield f"dataplane {stats.node}  pid {stats.pid}  up {duration(stats.uptime_s)}  {stats.clients} clients"
     yield f"memory {share(stats.memory_used, stats.memory_budget, bar)}"
-    yield f"disk   {share(stats.disk_used, stats.disk_budget, bar)}"
+    yield f"disk   {disk_text(stats, bar)}"
     yield (
         f"shards {stats.shards:,} ({stats.spilled_shards:,} on disk only)"
         f"  pinned {format_size(stats.pinned_bytes)}  reserved {format_size(stats.reserved_bytes)}"
@@ -70,7 +79,7 @@ def _waiting(stats: Stats) -> Iterator[str]:
     """The waiting clients, shown first: this is the most important part."""
     lines = [f"{name}: {line}" for name, stream in stats.streams.items() for line in waiters(stream)]
     if stats.waiting:
-        lines.insert(0, f"memory: {stats.waiting} requests for {format_size(stats.waiting_bytes)}")
+        lines.insert(0, f"memory: {waiting_text(stats)}")
     if lines:
         yield ""
         yield "who waits for what"
@@ -92,6 +101,7 @@ def _stream(name: str, stream: Mapping[str, Any], before: Mapping[str, Any] | No
             f"{figures['expired'] + figures['dead']:,}",
             f"{figures['waiting']:,}",
         )
+    yield from (f"  {line}" for line in hints(stream))
 
 
 def _rate(now: float, then: float, seconds: float) -> float:

@@ -59,6 +59,7 @@ def test_a_waiting_call_does_not_block_calls_of_other_threads(tmp_path: Path) ->
         large = Threads(1, lambda _: plane.free(plane.put({"x": pattern(1, 12 * MIB)}, timeout=600)))
         eventually(lambda: plane.stats().waiting == 1, "it waits")
         assert [plane.stats().waiting for _ in range(20)] == [1] * 20, "it waits meanwhile"
+        assert [f"pid {os.getpid()}" in each for each in plane.stats().waiters] == [True], "its process is named"
         plane.free(held)
         eventually(lambda: large.calls[0] >= 1, "it goes on")
         large.stop()

@@ -27,6 +27,7 @@ def stream(**changed: Any) -> dict[str, Any]:
         "oldest_s": 65.0,
         "latest_version": 7,
         "closed": False,
+        "unfinished": 0,
         "waiting": 0,
         "groups": 0,
         "behind": [],
