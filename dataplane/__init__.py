@@ -25,12 +25,19 @@ if TYPE_CHECKING:
     from dataplane.batch.slicing import packed_share as packed_share
     from dataplane.client.draft import dense as dense
     from dataplane.client.draft import ragged as ragged
+    from dataplane.client.loader import Loader as Loader
     from dataplane.client.loader import loader as loader
+    from dataplane.client.recorder import Recording as Recording
+    from dataplane.client.sync import Appender as Appender
     from dataplane.client.sync import Delivery as Delivery
     from dataplane.client.sync import Draft as Draft
+    from dataplane.client.sync import History as History
     from dataplane.client.sync import Plane as Plane
+    from dataplane.client.sync import Row as Row
     from dataplane.client.sync import Stream as Stream
     from dataplane.client.sync import Table as Table
+    from dataplane.client.sync import Taken as Taken
+    from dataplane.client.sync import Weights as Weights
     from dataplane.client.sync import connect as connect
     from dataplane.config import NodeConfig as NodeConfig
     from dataplane.errors import Backpressure as Backpressure
@@ -74,8 +81,21 @@ _HOMES = {
     "batch.slicing": ("packed_share",),
     "client.draft": ("dense", "ragged"),
     "observe.stats": ("Stats",),
-    "client.loader": ("loader",),
-    "client.sync": ("Delivery", "Draft", "Plane", "Stream", "Table", "connect"),
+    "client.loader": ("Loader", "loader"),
+    "client.recorder": ("Recording",),
+    "client.sync": (
+        "Appender",
+        "Delivery",
+        "Draft",
+        "History",
+        "Plane",
+        "Row",
+        "Stream",
+        "Table",
+        "Taken",
+        "Weights",
+        "connect",
+    ),
     "stream.sampler": (
         "Candidates",
         "Choice",

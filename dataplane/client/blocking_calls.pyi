@@ -146,7 +146,8 @@ class PlaneCalls(Blocking):
         durable: bool | None = None,
         history: Any = None,
     ) -> Stream:
-        """The stream with this name, created if it does not exist; without tasks, an existing one.
+        """The stream with this name, created if it does not exist; without tasks, an existing one, as it is. With
+        tasks, a setting that is None means its default, also for an existing stream, which must have been made with it.
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
@@ -266,7 +267,7 @@ class StreamCalls(Blocking):
             stream. A row with None is in a group of its own.
         version: the policy version that made the rows, an integer for each row or one for all.
         tags: for each name a text, number or flag for each row, or one for all. Samplers read them.
-        timeout: seconds to wait for room in the stream and the node.
+        timeout: seconds to wait for room in the stream and the node; 60 if None.
         narrow: as for `plane.put`: integers are stored in the narrowest dtype that holds those of this append.
         objects: as for `plane.put`: "refuse" raises SchemaMismatch if a column would be stored as objects.
 
@@ -302,6 +303,7 @@ class StreamCalls(Blocking):
         rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
             with a row for each. A column that a row has already is refused, unless `replace` is true, or unless an
             earlier holder of the row for the same task added it and did not ack.
+        timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
         another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
@@ -350,7 +352,7 @@ class StreamCalls(Blocking):
         lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
-        timeout: seconds to wait for each delivery, from when it is asked for.
+        timeout: seconds to wait for each delivery, from when it is asked for; 600 if None.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
             a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
@@ -537,7 +539,11 @@ class RowCalls(Blocking):
     def __repr__(self) -> str: ...
     def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
         """Append a piece: columns of one row, as for `stream.append`, or a reference to such a row. version: the
-        policy version that made it; None: that of the piece before. Pieces may have different columns.
+        policy version that made it; None: that of the piece before. timeout: seconds to wait for room in the node, 60
+        if None. Pieces may have different columns.
+
+        Only ragged columns are joined. A text column, as any other, is that of its last piece: pieces of text replace
+        each other; append tokens, or the whole text with the last piece.
 
         An append whose outcome is unknown can be repeated with the same arguments: it is done once. Raises
         LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not count),
@@ -561,7 +567,8 @@ class RowCalls(Blocking):
         """Renew the lease, as each piece does. Raises LeaseExpired."""
 
     def release(self) -> None:
-        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it."""
+        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it. A
+        later call of this object takes the row back, unless another process has resumed it."""
 
     def ref(self) -> BatchRef:
         """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""

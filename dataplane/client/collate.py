@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -15,8 +15,10 @@ MASK = "_mask"
 """The suffix of the name of a padded column's mask."""
 
 
-def named(how: Any, padding_value: Any) -> Callable[[Batch], Any]:
-    """The function of this name, or this function. Raises Misuse."""
+def named(how: Any, padding_value: Any, columns: Collection[str]) -> Callable[[Batch], Any]:
+    """The function of this name, or this function, for batches of these columns. Raises Misuse."""
+    if isinstance(padding_value, Mapping) and (unknown := [name for name in padding_value if name not in columns]):
+        raise Misuse(f"padding_value names {unknown[0]!r}, and the columns are {', '.join(columns)}")
     if how == "jagged":
         return jagged
     if how == "padded":

@@ -100,7 +100,7 @@ def loader(
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
     how |= {"member": member, "replica": replica, "replicas": replicas}
     how["lease"] = arguments.seconds(lease, what="a lease")
-    made = collating.named(collate, padding_value)
+    made = collating.named(collate, padding_value, columns)
     placed: dict[str, Any] = {"pin_memory": pin_memory, "device": device}
     return Loader(stream, task, collate=made, prefetch=prefetch, **placed, timeout=timeout, at_end=at_end, how=how)
 

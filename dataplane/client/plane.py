@@ -266,7 +266,8 @@ class AsyncPlane:
         durable: bool | None = None,
         history: Any = None,
     ) -> AsyncStream:
-        """The stream with this name, created if it does not exist; without tasks, an existing one.
+        """The stream with this name, created if it does not exist; without tasks, an existing one, as it is. With
+        tasks, a setting that is None means its default, also for an existing stream, which must have been made with it.
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.

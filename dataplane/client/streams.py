@@ -118,7 +118,7 @@ class AsyncStream:
             stream. A row with None is in a group of its own.
         version: the policy version that made the rows, an integer for each row or one for all.
         tags: for each name a text, number or flag for each row, or one for all. Samplers read them.
-        timeout: seconds to wait for room in the stream and the node.
+        timeout: seconds to wait for room in the stream and the node; 60 if None.
         narrow: as for `plane.put`: integers are stored in the narrowest dtype that holds those of this append.
         objects: as for `plane.put`: "refuse" raises SchemaMismatch if a column would be stored as objects.
 
@@ -188,6 +188,7 @@ class AsyncStream:
         rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
             with a row for each. A column that a row has already is refused, unless `replace` is true, or unless an
             earlier holder of the row for the same task added it and did not ack.
+        timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
         another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
@@ -296,7 +297,7 @@ class AsyncStream:
         lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
-        timeout: seconds to wait for each delivery, from when it is asked for.
+        timeout: seconds to wait for each delivery, from when it is asked for; 600 if None.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
             a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 

@@ -40,12 +40,15 @@ class RowToken:
     key: str
     group: str | int | None
     version: int
-    """The policy version under which it was begun."""
+    """The policy version under which it was begun; `AsyncRow.version` is that of the last piece."""
     tags: dict[str, Any]
     pieces: int
     """The number of its pieces."""
     spans: list[tuple[int, int]]
-    """Policy versions in order, each with its number of tokens."""
+    """For each policy version, in order, `(version, tokens)`: the version and its number of tokens. The column
+    `version_spans` of the finished row has `[start, stop, version]` instead."""
+    tokens: int
+    """The number of its tokens."""
     age_s: float
     """Seconds since it was begun."""
     free: bool
@@ -54,12 +57,8 @@ class RowToken:
     @classmethod
     def of(cls, row: Listed) -> RowToken:
         """The row as its leader lists it."""
-        return cls(row.key, row.group, row.version, row.tags, row.pieces, row.spans, row.age_s, row.free)
-
-    @property
-    def tokens(self) -> int:
-        """The number of its tokens."""
-        return sum(count for _, count in self.spans)
+        tokens = sum(count for _, count in row.spans)
+        return cls(row.key, row.group, row.version, row.tags, row.pieces, row.spans, tokens, row.age_s, row.free)
 
 
 class AsyncRow:
@@ -73,7 +72,8 @@ class AsyncRow:
         """The policy version of the last piece, and of a next piece that names none."""
         self.tags = listed.tags
         self.spans = listed.spans
-        """The policy versions at the time it was begun or resumed, in order, each with its number of tokens."""
+        """The policy versions at the time it was begun or resumed, in order, each as `(version, tokens)`; the column
+        `version_spans` of the finished row has `[start, stop, version]`."""
         self.ended = False
         """Whether it was finished or abandoned here."""
         self._ended_by = ""  # "finished" or "abandoned"
@@ -96,7 +96,11 @@ class AsyncRow:
 
     async def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
         """Append a piece: columns of one row, as for `stream.append`, or a reference to such a row. version: the
-        policy version that made it; None: that of the piece before. Pieces may have different columns.
+        policy version that made it; None: that of the piece before. timeout: seconds to wait for room in the node, 60
+        if None. Pieces may have different columns.
+
+        Only ragged columns are joined. A text column, as any other, is that of its last piece: pieces of text replace
+        each other; append tokens, or the whole text with the last piece.
 
         An append whose outcome is unknown can be repeated with the same arguments: it is done once. Raises
         LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not count),
@@ -205,7 +209,8 @@ class AsyncRow:
         await (self.finish() if kind is None else self.release())
 
     async def release(self) -> None:
-        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it."""
+        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it. A
+        later call of this object takes the row back, unless another process has resumed it."""
         self._released = True
         try:
             await self._stream.ask(r.RenewRow(key=self.key, token=self._token, free=True), r.Succeeded)

@@ -36,27 +36,34 @@ def _no_rows() -> Index:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The rows that are ready for a task, in the order they were appended. Each array has a value for each row."""
+    """The rows that are ready for a task, in the order they were appended.
 
-    #: The number of the row's group. A row without a group is in one of its own.
+    Arrays with a value for each row:
+
+    - `group`: the number of the row's group; a row without a group is in one of its own;
+    - `version`: the policy version that made the row;
+    - `age_s`: seconds since the row was appended;
+    - `group_rows`: number of rows of the row's group in the stream now, ready or not, without dropped ones;
+    - `group_dropped`: number of dropped rows of the row's group;
+    - `lengths[name]`: for each column that the sampler `needs`, the length of the row's first dimension;
+    - `tags[name]`: for each of its `tags_read`, the value of the row: integers, floats, strings or objects.
+
+    Of the stream:
+
+    - `latest`: the newest policy version that was appended;
+    - `closed`: whether no more rows will be appended;
+    - `whole`: whether these are all ready rows.
+    """
+
     group: Index
-    #: The policy version that made the row.
     version: Index
-    #: Seconds since the row was appended.
     age_s: Floats
-    #: Number of rows of the row's group in the stream now, ready or not, without dropped ones.
     group_rows: Index
-    #: Number of dropped rows of the row's group.
     group_dropped: Index
-    #: For each column that the sampler `needs`, the length of each row's first dimension.
     lengths: Mapping[str, Index]
-    #: By tag, the value of each row: an array of integers, floats, strings or objects.
     tags: Mapping[str, npt.NDArray[Any]]
-    #: The newest policy version that was appended.
     latest: int
-    #: Whether the stream is closed: no more rows will be appended.
     closed: bool
-    #: Whether these are all ready rows.
     whole: bool
 
     def __len__(self) -> int:
@@ -65,13 +72,15 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choice:
-    """Positions among the candidates."""
+    """Positions among the candidates.
 
-    #: The rows to deliver, in this order, each once.
+    - `rows`: the rows to deliver, in this order, each once;
+    - `expired`: the rows that expire: they are never delivered to this task;
+    - `full`: whether no more rows fit: then `rows` are delivered even if they are fewer than the requested minimum.
+    """
+
     rows: Index
-    #: The rows that expire: they are never delivered to this task.
     expired: Index = field(default_factory=_no_rows)
-    #: Whether no more rows fit: then these are delivered even if they are fewer than the requested minimum.
     full: bool = False
 
 
@@ -268,8 +277,9 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
 class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
     """The rows that `within` chooses (Fifo if None), to be split over shards with about the same number of tokens.
 
-    The delivery has the same rows as with `within` alone. The consumer splits it into `shards` by the lengths of
-    `column`: see `balance.balanced`.
+    The delivery has the same rows as with `within` alone. Its `split` divides them into `shards` parts by the lengths
+    of `column`. `within` is a built-in sampler, because it runs in the node. With a sampler of your own, `split` makes
+    runs of nearly equal length; to balance tokens, give each rank `delivery.ref[positions]` with positions of your own.
     """
 
     column: str
@@ -280,7 +290,10 @@ class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
         _name("TokenBalanced: column", self.column)
         _whole_number("TokenBalanced: shards", self.shards, least=1)
         if not isinstance(self.within, Fifo | CompleteGroups | Freshest | Weighted | None):
-            raise Misuse(f"TokenBalanced: within is another of the built-in samplers, not {self.within!r}")
+            raise Misuse(
+                f"TokenBalanced: within is another of the built-in samplers, since it runs in the node, not"
+                f" {self.within!r}: with a sampler of your own, give each rank delivery.ref[positions]"
+            )
 
     @property
     def needs(self) -> tuple[str, ...]:

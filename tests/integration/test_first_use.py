@@ -294,9 +294,11 @@ def test_a_timed_out_group_expires_including_rows_that_are_not_ready(plane: dp.P
 
 def test_a_wait_names_the_holder_of_leased_rows_and_counts_rows_in_progress_apart(plane: dp.Plane) -> None:
     stream = stream_of(plane, 2)
-    with plane.stream("rollouts").consume("actor", rows=2, columns=["x"], lease=50):
-        with pytest.raises(dp.NotReady, match=rf"0 rows are pending; 2 leased \(2 by .*pid {os.getpid()}\) for \d+ s more"):
-            stream.consume("actor", rows=1, columns=["x"], timeout=0.1)
+    held = stream.consume("actor", rows=2, columns=["x"], lease=50)
+    said = rf"0 rows are pending; 2 leased \(2 by .*pid {os.getpid()}\) for \d+ s more"
+    with pytest.raises(dp.NotReady, match=said):
+        stream.consume("actor", rows=1, columns=["x"], timeout=0.1)
+    held.ack()
     row = stream.begin(columns={"x": [2]})
     with pytest.raises(dp.NotReady, match=r"0 rows are pending; 0 leased; waits for 1 row in progress, until finish"):
         stream.consume("actor", rows=1, columns=["x"], timeout=0.1)

@@ -81,6 +81,11 @@ def test_jagged_batches_have_all_kinds_of_columns(stream: Stream) -> None:
     assert [(row["x"].item(), row["t"]) for row in batch["mixed"]] == [(1, "u"), (2, "v"), (3, "w")]
 
 
+def test_a_padding_value_for_a_column_that_is_not_read_is_refused(stream: Stream) -> None:
+    with pytest.raises(dp.Misuse, match="padding_value names 'idz', and the columns are id, ids, "):
+        one_batch(stream, collate="padded", padding_value={"idz": 1})
+
+
 def test_padded_batches_have_masks_and_padding_values(stream: Stream) -> None:
     batch = one_batch(stream, collate="padded", padding_value={"ids": -1})
     masked = {f"{name}_mask" for name in ("ids", "half", "image", "patches")}

@@ -156,6 +156,7 @@ def test_a_row_that_is_released_in_its_block_is_left_in_progress(stream: Any) ->
         row.append({"response_ids": [[1]]})
         row.release()
     (listed,) = stream.unfinished()
+    assert f"tokens={listed.tokens}" in repr(listed)
     assert (listed.key, listed.pieces, listed.free) == ("r", 1, True)
     with stream.resume("r") as row:
         row.release()
