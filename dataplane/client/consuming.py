@@ -156,7 +156,8 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
         said.append(f"too few of those have {', '.join(map(repr, columns))}, or the sampler chooses none")
     if of["pending"] and not missing:
         said += [
-            f"{its['dead']} are dead letters of task {name!r}, and may lack its columns: stream.dead_letters({name!r})"
+            f"task {name!r} has {_count(its['dead'], 'dead letter')}, which may lack its columns:"
+            f" stream.dead_letters({name!r})"
             for name, its in figures["task"].items()
             if name != task and its["dead"]
         ]

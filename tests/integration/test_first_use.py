@@ -284,7 +284,7 @@ def test_a_timed_out_group_expires_including_rows_that_are_not_ready(plane: dp.P
     how: dict[str, Any] = {"rows": 2, "columns": ["x", "reward"]}
     with stream.consume("trainer", **how, sampler=dp.CompleteGroups(2)) as delivery:
         assert delivery.groups == ["q", "q"]
-    with pytest.raises(dp.NotReady, match=r"1 are dead letters of task 'reward'.*dead_letters\('reward'\)"):
+    with pytest.raises(dp.NotReady, match=r"task 'reward' has 1 dead letter,.*dead_letters\('reward'\)"):
         stream.consume("trainer", **how, sampler=dp.CompleteGroups(2), timeout=0.1)
     with pytest.raises(dp.NotReady):
         stream.consume("trainer", **how, sampler=dp.CompleteGroups(2, timeout=0.0), timeout=0.1)

@@ -38,7 +38,7 @@ async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeyp
         fetcher = Fetcher(ME, stored, mine, members, TransportChoice(()))
         with pytest.raises(OutcomeUnknown, match="free it again"):
             await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
-        assert heard.is_set()
+        await heard.wait()
         members.lose(OWNER)
         await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
         await fetcher.aclose()
