@@ -110,7 +110,6 @@ def recording(scratch: Path) -> list[Row]:
 
     def record(_: bool) -> None:
         began = clock()
-        recorder.last = began
         recorder.record(CODE["put"], began)
 
     with node(scratch, observe=False) as address, dp.connect(address) as plane:
