@@ -389,12 +389,13 @@ class StreamCalls(Blocking):
         """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
         or their lease expired. They stay in the stream until they are dropped, or done after a `retry`."""
 
-    def retry(self, task: str, rows: BatchRef | Sequence[str] | None = None) -> int:
+    def retry(self, task: str, keys: Sequence[str] | None = None) -> int:
         """Make dead letters of this task pending again, as if they had never been delivered to it. Returns how many
         there were.
 
-        rows: their keys or a reference to them, such as `keys` or `ref` of `dead_letters`. None: all dead letters of
-            the task, at most 65,536 in one call. Rows that are not dead letters of the task are left as they are.
+        keys: those of `dead_letters`, or some of them. None: all dead letters of the task, at most 65,536 in one call.
+            Rows that are not dead letters of the task are left as they are. For a task that takes whole groups, the
+            other dead letters of their groups are retried too.
 
         Raises Misuse for a task or row that does not exist.
         """

@@ -359,20 +359,22 @@ class AsyncStream:
         asked = r.ListDeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
         return DeadLetters(self._token, await self.ask(asked, r.Letters))
 
-    async def retry(self, task: str, rows: BatchRef | Sequence[str] | None = None) -> int:
+    async def retry(self, task: str, keys: Sequence[str] | None = None) -> int:
         """Make dead letters of this task pending again, as if they had never been delivered to it. Returns how many
         there were.
 
-        rows: their keys or a reference to them, such as `keys` or `ref` of `dead_letters`. None: all dead letters of
-            the task, at most 65,536 in one call. Rows that are not dead letters of the task are left as they are.
+        keys: those of `dead_letters`, or some of them. None: all dead letters of the task, at most 65,536 in one call.
+            Rows that are not dead letters of the task are left as they are. For a task that takes whole groups, the
+            other dead letters of their groups are retried too.
 
         Raises Misuse for a task or row that does not exist.
         """
-        numbers, _, keys = self.writes.named(() if rows is None else rows)
-        if rows is not None and not numbers and not keys:
+        self.settings.task(arguments.text("a task", task))
+        named = arguments.listed("keys", keys or ())
+        if keys is not None and not named:
             return 0
-        asked = r.Retry(task=arguments.text("a task", task), rows=np.frombuffer(numbers, np.int64), keys=keys)
-        return len((await self.ask(asked, r.FoundRows)).rows)
+        asked = r.Retry(task=task, keys=arguments.keys_of(named, len(named)))
+        return (await self.ask(asked, r.RetryResult)).rows
 
     async def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first

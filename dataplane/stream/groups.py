@@ -63,9 +63,11 @@ class GroupCounts:
         """Raises Misuse if new rows would make a group larger than `size`, including its dropped rows."""
         for name, more in Counter(group for group in groups if group is not None).items():
             number = self._numbers.get(name)
-            there = 0 if number is None else int(self._members[number] + self._dropped[number])
+            # Not `_dropped` alone: a replica that was restored from a snapshot does not know it.
+            gone = 0 if number is None else int((self._dropped[number] - self._past[:, number]).max())
+            there = 0 if number is None else int(self._members[number]) + gone
             if there + more > size:
-                dropped = "" if number is None or not self._dropped[number] else f", {self._dropped[number]} dropped"
+                dropped = f", {gone} dropped" if gone else ""
                 raise Misuse(
                     f"group {name!r} has {there} rows{dropped}, and {more} more would make it larger than the stream's"
                     f" group_size of {size}: append at most {size} rows a group, and give each prompt its own group"

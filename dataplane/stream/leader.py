@@ -281,10 +281,11 @@ class StreamLeader(ReplicatedStream):
 
     def _retry(self, asked: r.Retry, now: float) -> r.Retry:
         partition, task = self.leased.partition, self.leased.settings.task(asked.task)
-        rows = np.unique(np.concatenate((asked.rows, partition.keys.numbers(asked.keys) if asked.keys else _NONE)))
+        rows = partition.keys.numbers(asked.keys) if asked.keys else partition.progress.in_state(task, DEAD)
         partition.require(rows)
-        if not len(rows):
-            rows = partition.progress.in_state(task, DEAD)[:_MOST_RETRIED]
+        rows = np.unique(rows[:_MOST_RETRIED])
+        if task in self.leased.group_sizes:  # it would not be given a part of a group
+            rows = np.union1d(rows, partition.mates(rows))
         return replace(asked, rows=rows, keys=[])
 
     def _leave(self, asked: r.EndClient, now: float) -> c.Command | None:
@@ -312,7 +313,7 @@ def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
         return f"{why}; {stuck}"
     behind = leased.partition.behind()
     if not behind and (dead := leased.partition.dead_letters()):
-        return f"{why}; it holds dead letters of {', '.join(dead)}, which are there until they are dropped"
+        return f"{why}; it holds dead letters of {', '.join(dead)}, which stay until they are dropped or retried"
     left = {
         task: sum(rows.values())
         for task, rows in zip(leased.settings.tasks, leased.partition.progress.left, strict=True)

@@ -169,8 +169,8 @@ class StreamState:
         self.let_go(rows[dropped])
         return rows[dead]
 
-    def retry(self, task: int, rows: Index) -> Index:
-        """Make those of these rows that are there and dead letters of the task pending. Returns them."""
+    def retry(self, task: int, rows: Index) -> int:
+        """Make those of these rows that are there and dead letters of the task pending. Returns their number."""
         rows = rows[self.rows.there(rows)]
         places = self.rows.places(rows)
         dead = self.progress.states(places, len(rows))[task] == DEAD
@@ -180,7 +180,7 @@ class StreamState:
         self.groups.dead(task, self.metadata.groups(places), -1)
         for row in rows.tolist():
             self.reasons[task].pop(row, None)
-        return rows
+        return len(rows)
 
     def settle(self, task: int, rows: Index, state: int) -> None:
         """Mark rows as ACKED or EXPIRED for a task. Rows with which all tasks are done are removed."""
@@ -321,11 +321,15 @@ class StreamState:
         """The lengths of these rows in a ragged column; 0 if unknown."""
         return self.metadata.lengths(self.rows.places(rows), column)
 
+    def mates(self, rows: Index) -> Index:
+        """All rows of the groups of these rows."""
+        numbers = np.unique(self.metadata.groups(self.rows.places(rows)))
+        return self.metadata.in_groups(numbers[numbers >= 0].tolist())
+
     def whole_groups(self, task: int, rows: Index) -> Index:
         """These rows and the others of their groups that are pending for the task, ready or not; rows in progress are
         left out."""
-        numbers = np.unique(self.metadata.groups(self.rows.places(rows)))
-        others = self.metadata.in_groups(numbers[numbers >= 0].tolist())
+        others = self.mates(rows)
         others = others[~np.isin(others, list(self.unfinished.begun))]
         places = self.rows.places(others)
         pending = self.progress.states(places, len(others))[task] == PENDING

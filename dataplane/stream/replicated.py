@@ -361,7 +361,7 @@ _APPLY: dict[type, Callable[[ReplicatedStream, Any], r.StreamResult | None]] = {
     r.Extend: ReplicatedStream._do_extend,
     c.SettleCommand: ReplicatedStream._do_settle,
     r.Drop: ReplicatedStream._do_drop,
-    r.Retry: lambda machine, command: r.FoundRows(
+    r.Retry: lambda machine, command: r.RetryResult(
         machine.leased.partition.retry(machine.leased.settings.task(command.task), command.rows)
     ),
     c.RemoveCommand: ReplicatedStream._do_remove,

@@ -30,6 +30,7 @@ from dataplane.stream.results import (
     Delivered as Delivered,
     Succeeded as Succeeded,
     PartitionFigures as PartitionFigures,
+    RetryResult as RetryResult,
     FoundRows as FoundRows,
     GrantGiven as GrantGiven,
     HeldRows as HeldRows,
@@ -170,12 +171,12 @@ class Drop(StreamRequest, frozen=True, tag=10, kw_only=True):
 
 
 class Retry(StreamRequest, frozen=True, tag=48, kw_only=True):
-    """Make dead letters of a task pending again, by offset and by key, or all. Rows that are no dead letters of the
-    task are left as they are. Answered by `FoundRows` with those that were."""
+    """Make dead letters of a task pending again, by key, or all. The leader replaces the keys by rows. Rows that are
+    not dead letters of the task are left as they are. Answered by `RetryResult`."""
 
     task: str
-    rows: Index = _NONE
     keys: list[str] = []
+    rows: Index = _NONE
 
 
 class Close(StreamRequest, frozen=True, tag=11, kw_only=True):

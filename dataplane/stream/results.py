@@ -122,6 +122,12 @@ class FoundRows(StreamResult, frozen=True, tag=12):
     rows: Index
 
 
+class RetryResult(StreamResult, frozen=True, tag=8):
+    """The number of rows that are pending again."""
+
+    rows: int
+
+
 class HeldRows(StreamResult, frozen=True, tag=18):
     """References to the columns on the node that rows need. `next`, `pieces`: the last column batch, by number, and how
     many of its references were given, to go on after these; `next` is -1 at the end. `last`: the number of the last
@@ -199,8 +205,8 @@ ToClient = (
     Succeeded
     | Delivered
     | CandidateRows
-    | FoundRows
     | Letters
+    | RetryResult
     | PartitionFigures
     | UnfinishedRows
     | SnapshotTaken

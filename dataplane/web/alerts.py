@@ -141,7 +141,8 @@ class Alerts:
             if self._unattended(stream, task):
                 text = f"no process consumes {task.name} of {stream.name}: {task.pending:,} rows are pending"
                 yield Alert(level="warning", tag="unattended", kind="task", of=of, text=text)
-            if task.dead > self._dead.setdefault(of, task.dead):
+            least = self._dead[of] = min(self._dead.get(of, task.dead), task.dead)  # fewer after a retry
+            if task.dead > least:
                 text = f"{task.name} of {stream.name} has given up {task.dead:,} rows"
                 yield Alert(level="warning", tag="dead letters", kind="task", of=of, text=text)
             for group, rows, whole, age_s in task.incomplete[:1]:

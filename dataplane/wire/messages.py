@@ -50,7 +50,7 @@ class SharedRequest(Request, frozen=True):
 
 class Hello(Request, frozen=True, tag="hello"):
     """The first message of a connection. `label` names the client in `Backpressure` and statistics. `writes`:
-    whether the client may write; only then the node prewarms memory for it. Answered by `Welcome`."""
+    whether the client may write; only then it is granted memory to prewarm. Answered by `Welcome`."""
 
     major: int
     minor: int

@@ -216,11 +216,13 @@ def test_a_dead_letter_that_is_retried_is_delivered_again_and_not_reported_at_th
     stream.close()
     assert stream.retry("actor", ["b", "c"]) == 1, "c is no dead letter"
     assert stream.retry("actor", []) == stream.retry("other") == 0
+    with pytest.raises(dp.Misuse, match="no task 'trainer'"):
+        stream.retry("trainer", [])
     with pytest.raises(dp.Misuse, match="there is no row 'd'"):
         stream.retry("actor", ["d"])
     left = stream.dead_letters("actor")
     assert (left.keys, left.reasons) == (["a"], ["out of memory"])
-    assert stream.retry("actor", left.ref) == 1
+    assert stream.retry("actor", left.keys) == 1
     stream.consume("actor", rows=1, columns=["x"]).nack("once more: it has two tries again")
     done = stream.deliveries("actor", rows=1, columns=["x"], at_end="raise")
     assert [delivery.get()["x"].to_list() for delivery in done] == [[0], [1], [2]]
@@ -232,7 +234,7 @@ def test_dead_letters_of_a_group_are_retried_as_a_group_without_the_dropped_ones
     how: dict[str, Any] = {"rows": 3, "columns": ["x"], "sampler": dp.CompleteGroups(3), "timeout": 0}
     stream.consume("actor", **how).nack("out of memory")
     stream.drop_rows(["b"])
-    assert stream.retry("actor") == 2
+    assert stream.retry("actor", ["a"]) == 2, "it takes whole groups"
     with stream.consume("actor", **how) as delivery:
         assert delivery.keys == ["a", "c"]
 

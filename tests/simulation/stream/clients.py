@@ -278,8 +278,7 @@ class Janitor(Client):
             self.call(r.Close(client=self.name, sequence=self.next_sequence()), self._done)
         elif rows and not self.ending and rows[0] % 2:
             task = next(name for task, name in enumerate(TASKS) if checker.model.dead(rows[0], task))
-            offsets = np.array(rows, np.int64)
-            self.call(r.Retry(client=self.name, sequence=self.next_sequence(), task=task, rows=offsets), self._done)
+            self.call(r.Retry(client=self.name, sequence=self.next_sequence(), task=task), self._done)
         elif rows or rng.random() < 0.15:
             rows = rows or checker.some(rng)
             offsets = np.array(rows, np.int64)

@@ -232,6 +232,19 @@ def test_a_returned_node_appends_new_columns_and_its_lost_rows_stay_lost(part: P
     assert not len(part.leader.leased.partition.rows.all())
 
 
+def test_replicas_agree_on_a_group_of_which_rows_were_done_dropped_and_retried() -> None:
+    part = Partition(StreamSettings(("train", "score"), max_deliveries=1, group_size=3))
+    part.append(3, groups=["g"] * 3)
+    part.ack(part.consume("train", rows=1).grant)
+    part.ack(part.consume("score", rows=1, sampler=None, chosen=at(1)).grant)
+    part.ask(r.Drop(client="c", sequence=part.sequence(), rows=at(0, 1)))
+    part.append(1, groups=["g"])
+    part.nack(part.consume("train").grant)
+    retry = r.Retry(client="c", sequence=part.sequence(), task="train")
+    assert part.ask(retry).rows == part.ask(retry).rows == 2, "once, and the answer again"
+    assert part.consume("train").rows.tolist() == [2, 3]
+
+
 def test_a_stream_that_was_cleared_is_closed(part: Partition) -> None:
     part.append(1)
     part.ask(r.Clear(client="p", sequence=part.sequence()))

@@ -46,6 +46,8 @@ def test_the_dead_letters_of_a_task_are_forgotten_with_its_stream() -> None:
     assert feed._attention._dead == {}
     assert [tags(second, s=dead(4)) for second in range(20, 30)][-1] == []
     assert [tags(second, s=dead(5)) for second in range(30, 40)][-1] == ["dead letters"]
+    assert [tags(second, s=dead(0)) for second in range(40, 50)][-1] == [], "they were retried"
+    assert [tags(second, s=dead(1)) for second in range(50, 60)][-1] == ["dead letters"]
 
 
 @each_case(
