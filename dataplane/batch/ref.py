@@ -235,7 +235,8 @@ class BatchRef:
         its tokens. start, stop: integers, or an array of one for each row (`len(ref)`). With an array, rows may have
         different lengths afterwards; a dense column is ragged then. Slices of slices count within the earlier ones.
         Freeing or retaining the reference concerns whole rows. Raises SchemaMismatch (there is no such column or
-        dimension), Misuse (not an integer), LimitExceeded (more than 64 slices of slices, or 4 zig-zag shares).
+        dimension), Misuse (not an integer), LimitExceeded (a column was cut more than 64 times by this and
+        `share_rows`, or more than 4 times by `share_rows(zigzag=True)`).
         """
         return slicing.sliced(self, name, axis, slicing.slice_step(start, stop, self._rows))
 

@@ -2,9 +2,9 @@
 
 In: dense tensors of any device and strides, nested tensors of both layouts, lists of tensors. Tensors that require grad
 are detached, conjugate and negative views are resolved. Contiguous host memory is read in place; other host memory is
-copied by torch, which transposes five times as fast as NumPy, and device memory by `device.staging`, after the work
-queued on the planning thread's CUDA streams at the time of the plan. Sparse, quantized, meta and distributed tensors
-are refused.
+copied by torch, which transposes five times as fast as NumPy. Device memory is copied by `device.staging`: the copy
+waits for the work that was queued, when the put was planned, on the CUDA streams of the thread that planned it. Sparse,
+quantized, meta and distributed tensors are refused.
 
 Out: tensors over memory given as bytes, which they keep alive.
 """

@@ -151,7 +151,8 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
 
 
 async def _linked(connection: Connection, node: bytes, wanted: Sequence[Wanted]) -> list[int]:
-    """Links to these rows of shards of the node. A shard's rows are never split, because they get one link."""
+    """Retain these rows of shards of the node. Returns the number of a link for each shard. A message has all wanted
+    rows of a shard, because they get one link."""
     made: list[int] = []
     try:
         for some in portions(wanted, _nbytes):
@@ -166,7 +167,8 @@ async def _linked(connection: Connection, node: bytes, wanted: Sequence[Wanted])
 
 
 def _nbytes(wanted: Wanted) -> int:
-    """The bytes of a shard in a message, such that a message has at most `MAX_RETAINED`. Raises LimitExceeded."""
+    """The bytes that the rows of a shard take in a request. They count as at least `_BYTES / MAX_RETAINED`, so that no
+    request names more than `MAX_RETAINED` shards. Raises LimitExceeded if one shard's rows do not fit into one."""
     _, selection = wanted
     size = _PART + sum(_PART * (1 + len(ordinals)) + len(packed) for ordinals, (_, _, packed) in selection)
     if size > _BYTES:

@@ -150,8 +150,9 @@ def _exchanged(
     *,
     stays: int | None = None,
 ) -> tuple[list[Batch], list[Batch]]:
-    """The rows of this rank's references, of which all but the one at `stays` are sent to other ranks; and the
-    received batches, in the order of chains. A rank that cannot read reports that to the others."""
+    """Read this rank's references, and send the batch of each to other ranks, except that of the reference at position
+    `stays`. Returns the batches read, and the batches received, in the order of `AgreedTransfers.chains`. A rank that
+    cannot read reports that to the others."""
     named = None if refs is None else [b""] * len(refs)
     own: list[Batch] = []
     packs: list[PackedBatch] = []

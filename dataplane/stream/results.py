@@ -173,7 +173,8 @@ class PartitionFigures(StreamResult, frozen=True, tag=13):
 
 
 class SnapshotTaken(StreamResult, frozen=True, tag=14):
-    """The number of the snapshot at this leader, the head, and the pages that have rows, of `PAGE` numbers each."""
+    """`snapshot`: its number at this leader. `head`: the state of the stream as a whole. `pages`: the pages that have
+    rows; a page is `PAGE` consecutive row numbers."""
 
     snapshot: int
     head: Head

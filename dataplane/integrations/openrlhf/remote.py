@@ -61,7 +61,8 @@ class Inputs:
 
 @dataclass(slots=True)
 class _Parts:
-    """The parts of an item: its rows by column, the inputs that it has, and the objects whose lifetime it shares."""
+    """The parts of an item: its rows by column; its multimodal inputs (dicts of tensors, or handles), which are stored
+    apart; and the tensors and handles in it, with the last of which its rows are freed."""
 
     rows: dict[str, ObjectRow] = field(default_factory=dict)
     inputs: list[Any] = field(default_factory=list)
@@ -245,8 +246,8 @@ class SentRows:
         self._known: dict[tuple[int, ...], _SentTensors] = {}
 
     def put(self, stored: Sequence[_Parts], every: Sequence[_Parts]) -> BatchRef:
-        """Put a row for `every` item; `stored`: the items that have rows, which give the columns. Raises as
-        `Plane.put`."""
+        """Put one row for each of `every`; an item without values gets an empty row. `stored`: the items with values;
+        the columns are those of the first. Raises as `Plane.put`."""
         names = list(stored[0].rows)
         columns = {name: object_rows.values_of([each.rows.get(name, _EMPTY) for each in every]) for name in names}
         ref = self.plane.put(columns, **self._options)
