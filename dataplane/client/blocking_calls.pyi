@@ -301,8 +301,8 @@ class StreamCalls(Blocking):
         """Add columns to rows, in any order of rows and stages.
 
         rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
-            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless an
-            earlier holder of the row for the same task added it and did not ack.
+            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless `rows`
+            is of a delivery, and an earlier holder of the row for the same task added it in this way and did not ack.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
@@ -422,7 +422,8 @@ class StreamCalls(Blocking):
         timeout: float | None = None,
     ) -> Row:
         """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on,
-        and is delivered to no task before it is finished.
+        and is delivered to no task before it is finished. As a context manager it is finished at the end of the block,
+        and released if an exception leaves the block.
 
         key, group, version, tags, timeout: as for `append`, of one row.
         columns: a mapping of those that the row has from the start, such as its prompt, each of one row.
@@ -572,7 +573,7 @@ class RowCalls(Blocking):
         later call of this object takes the row back, unless another process has resumed it."""
 
     def ref(self) -> BatchRef:
-        """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
+        """The row as it is now, with all columns of its pieces; `finish` adds `version_spans`. Raises LeaseExpired."""
 
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
         """Read the row as it is now, or these columns of it. Raises as `Plane.get`, LeaseExpired."""

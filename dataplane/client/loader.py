@@ -94,8 +94,8 @@ def loader(
 
     Iterating raises NotReady at the deadline; LeaseExpired if a step took longer than the lease, and its rows go to
     others; Closed if the plane was closed or the stream dropped; Misuse, Lost, and the errors of `collate`. After an
-    error, a new iteration can begin. Use it only in the process that connected: it cannot be the dataset of a
-    `DataLoader` with workers.
+    error, a new iteration can begin. Iterate it itself, in the process that connected: it is not a dataset for torch's
+    `DataLoader`.
     """
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
     how |= {"member": member, "replica": replica, "replicas": replicas}

@@ -214,13 +214,15 @@ class StreamWrites:
         replace: bool,
         timeout: float | None,
         piece: Callable[[bytes], RowPiece] | None = None,
-    ) -> None:
+    ) -> dict[str, bytes]:
         """Add columns to rows. With `piece`, add the next piece to a row in progress instead: `piece` is called with a
-        digest of the columns, and returns the description of the piece."""
+        digest of the columns, and returns the description of the piece. Returns the lengths of the rows in each ragged
+        column, as int64."""
         asked = self.extending(rows, columns, replace, timeout, piece)
         if asked is not None:
             await self._connection.exchange(asked)
-            return
+            told: dict[str, bytes] = asked.request.lengths
+            return told
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
         named = self.named(rows)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
@@ -228,12 +230,12 @@ class StreamWrites:
         if planned is not None:
             arguments.check_rows(planned.rows, len(rows), planned.columns[0].name, piece=piece is not None)
             if not planned.rows:
-                return
+                return {}
             carried = self._carried(planned)
             if carried is not None:
                 asked = self._bringing(carried, _lengths(planned), named, replace, deadline.remaining_s, made)
                 await self._connection.exchange(asked)
-                return
+                return _lengths(planned)
         staged = "" if planned is None else self._next_scope()
         try:
             ref, lengths = await self._stored(columns, planned, staged, deadline)
@@ -249,6 +251,7 @@ class StreamWrites:
                 spares=await self._spares(ref, deadline),
             )
             await self._connection.request(request, m.Done, 0.0)
+            return lengths
         except BaseException:
             self._unstage(staged)
             raise

@@ -186,8 +186,8 @@ class AsyncStream:
         """Add columns to rows, in any order of rows and stages.
 
         rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
-            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless an
-            earlier holder of the row for the same task added it and did not ack.
+            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless `rows`
+            is of a delivery, and an earlier holder of the row for the same task added it in this way and did not ack.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
@@ -370,11 +370,9 @@ class AsyncStream:
         Raises Misuse for a task or row that does not exist.
         """
         self.settings.task(arguments.text("a task", task))
-        named = arguments.listed("keys", keys or ())
-        if keys is not None and not named:
-            return 0
+        named = [] if keys is None else arguments.listed("keys", keys)
         asked = r.Retry(task=task, keys=arguments.keys_of(named, len(named)))
-        return (await self.ask(asked, r.RetryResult)).rows
+        return (await self.ask(asked, r.RetryResult)).rows if named or keys is None else 0
 
     async def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
@@ -411,7 +409,8 @@ class AsyncStream:
         timeout: float | None = None,
     ) -> AsyncRow:
         """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on,
-        and is delivered to no task before it is finished.
+        and is delivered to no task before it is finished. As a context manager it is finished at the end of the block,
+        and released if an exception leaves the block.
 
         key, group, version, tags, timeout: as for `append`, of one row.
         columns: a mapping of those that the row has from the start, such as its prompt, each of one row.

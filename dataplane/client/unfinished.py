@@ -71,13 +71,14 @@ class AsyncRow:
         self.version = listed.spans[-1][0] if listed.spans else listed.version
         """The policy version of the last piece, and of a next piece that names none."""
         self.tags = listed.tags
-        self.spans = listed.spans
-        """The policy versions at the time it was begun or resumed, in order, each as `(version, tokens)`; the column
-        `version_spans` of the finished row has `[start, stop, version]`."""
+        self.spans = [*listed.spans]
+        """The policy versions of its tokens so far, in order, each as `(version, tokens)`; the column `version_spans`
+        of the finished row has `[start, stop, version]`."""
         self.ended = False
         """Whether it was finished or abandoned here."""
         self._ended_by = ""  # "finished" or "abandoned"
         self._stream = stream
+        self._counted = listed.tokens  # the column of tokens
         self._token = token
         self._lease_s = lease_s
         self._pieces = listed.pieces
@@ -88,7 +89,7 @@ class AsyncRow:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that it had when it was begun or resumed."""
+        """The number of its tokens so far."""
         return sum(count for _, count in self.spans)
 
     def __repr__(self) -> str:
@@ -113,29 +114,38 @@ class AsyncRow:
             self._require()
             made = self.version if given is None else given
             try:
-                await self._bring(columns, made, timeout)
+                tokens = await self._bring(columns, made, timeout)
             except Misuse:
                 if not self._unsure:
                     raise
-                self._pieces = (await self._listed()).pieces  # it arrived, and this is another piece
+                listed = await self._listed()
+                self._pieces, self.spans = listed.pieces, [*listed.spans]  # it arrived, and this is another piece
                 self._unsure = False
-                await self._bring(columns, made, timeout)
+                tokens = await self._bring(columns, made, timeout)
             self.version, self._pieces, self._last = made, self._pieces + 1, None
+            if tokens and self.spans and self.spans[-1][0] == made:
+                self.spans[-1] = made, self.spans[-1][1] + tokens
+            elif tokens:
+                self.spans.append((made, tokens))
 
-    async def _bring(self, columns: Any, version: int, timeout: float | None) -> None:
+    async def _bring(self, columns: Any, version: int, timeout: float | None) -> int:
+        """Append the next piece. Returns the number of its tokens."""
         unsure, self._unsure = self._unsure, True
         try:
-            await self._put(columns, self._pieces, version, False, timeout)
+            lengths = await self._put(columns, self._pieces, version, False, timeout)
         except (LeaseExpired, Misuse):  # it did not arrive
             self._unsure = unsure
             raise
         self._unsure = False
+        return int(np.frombuffer(lengths.get(self._counted, b""), np.int64).sum())
 
-    async def _put(self, columns: Any, number: int, version: int, last: bool, timeout: float | None) -> None:
+    async def _put(
+        self, columns: Any, number: int, version: int, last: bool, timeout: float | None
+    ) -> dict[str, bytes]:
         def piece(digest: bytes) -> RowPiece:
             return RowPiece(self._token, number, version, last, int.from_bytes(digest[:7], "little"))
 
-        await self._stream.writes.extend([self.key], columns, False, timeout, piece)
+        return await self._stream.writes.extend([self.key], columns, False, timeout, piece)
 
     async def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
         """Finish the row: from now on it is delivered to tasks, with a column `version_spans`.
@@ -176,9 +186,11 @@ class AsyncRow:
         await self._stream.ask(r.RenewRow(key=self.key, token=self._token), r.Succeeded)
 
     async def ref(self) -> BatchRef:
-        """The row as it is now, with all columns of its pieces. Raises LeaseExpired."""
+        """The row as it is now, with all columns of its pieces; `finish` adds `version_spans`. Raises LeaseExpired."""
         self._require()
-        return BatchRef.decode((await self._listed()).columns)
+        ref = BatchRef.decode((await self._listed()).columns)
+        brought = [name for name in ref.columns if name != SPANS]
+        return ref.select(*brought) if brought else ref
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
         """Read the row as it is now, or these columns of it. Raises as `AsyncPlane.get`, LeaseExpired."""

@@ -268,7 +268,7 @@ class StreamLeader(ReplicatedStream):
             groups,
             versions,
             tags,
-            {name: leased.partition.lengths(rows, name) for name in measured},
+            {name: leased.partition.metadata.lengths(leased.partition.rows.places(rows), name) for name in measured},
             asked.replica,
         )
 

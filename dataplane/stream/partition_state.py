@@ -317,10 +317,6 @@ class StreamState:
             found.append(self.unfinished.listed(row, now, self.keys.names(one)[0], groups[0], tags))
         return found
 
-    def lengths(self, rows: Index, column: str) -> Index:
-        """The lengths of these rows in a ragged column; 0 if unknown."""
-        return self.metadata.lengths(self.rows.places(rows), column)
-
     def mates(self, rows: Index) -> Index:
         """All rows of the groups of these rows."""
         numbers = np.unique(self.metadata.groups(self.rows.places(rows)))

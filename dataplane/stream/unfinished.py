@@ -199,8 +199,8 @@ class UnfinishedRowsTable:
         if begun.token != token and not self.free(row, now):
             left_s = self._until[row] - now
             raise LeaseExpired(
-                f"another process holds this row: it is free once that releases it or ends, or in {left_s:.1f} s if"
-                " nothing is appended"
+                "this row is held by another process, or by another object in this one: it is free once it is released,"
+                f" or the process ends, or in {left_s:.1f} s if nothing is appended"
             )
 
     def heard(self, row: int, token: int, now: float) -> None:

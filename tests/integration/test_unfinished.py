@@ -225,9 +225,14 @@ def test_unfinished_rows_round_trip_through_a_checkpoint(plane: Any, stream: Any
         again.consume("actor", rows=1, columns=["response_ids"], timeout=0.01)
     taken_up = again.resume("r")
     assert taken_up.tokens == 3
+    assert [*taken_up.get()] == ["prompt", "response_ids"]
     taken_up.append({"response_ids": [[4]]}, version=3)
+    taken_up.append({"prompt": ["q"]}, version=4)
+    assert taken_up.spans == again.unfinished()[0].spans == [(2, 2), (3, 2)]
+    with pytest.raises(dp.LeaseExpired, match="by another object in this one"):
+        again.resume("r")
     taken_up.finish()
     found = taken(again, "prompt", "response_ids", "version_spans")
-    assert found["response_ids"] == [[1, 2, 3, 4]]
+    assert (found["prompt"], found["response_ids"]) == (["q"], [[1, 2, 3, 4]])
     assert found["version_spans"] == [[[0, 2, 2], [2, 4, 3]]]
     again.drop()

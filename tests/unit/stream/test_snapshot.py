@@ -105,7 +105,7 @@ def known(stream: Stream) -> tuple[Any, ...]:
         versions,
         {name: values for name, values in tags.items() if set(values) != {None}},
         np.round(stream.now - leased.partition.metadata.arrived(places), 6).tolist(),
-        leased.partition.lengths(rows, "ids").tolist(),
+        leased.partition.metadata.lengths(leased.partition.rows.places(rows), "ids").tolist(),
         states.tolist(),
         np.where(done, 0, leased.partition.progress.tries(places, len(rows))).tolist(),
         [np.stack(leased.partition.groups.sizes(numbers, task)).tolist() for task in range(len(TASKS))],
