@@ -394,8 +394,8 @@ class StreamCalls(Blocking):
         there were.
 
         keys: those of `dead_letters`, or some of them. None: all dead letters of the task, at most 65,536 in one call.
-            Rows that are not dead letters of the task are left as they are. For a task that takes whole groups, the
-            other dead letters of their groups are retried too.
+            Rows that are not dead letters of the task are left as they are. If the stream has a `group_size`, or the
+            task has taken whole groups, the other dead letters of their groups are retried too.
 
         Raises Misuse for a task or row that does not exist.
         """

@@ -17,8 +17,8 @@ MASK = "_mask"
 
 def named(how: Any, padding_value: Any, columns: Collection[str]) -> Callable[[Batch], Any]:
     """The function of this name, or this function, for batches of these columns. Raises Misuse."""
-    if isinstance(padding_value, Mapping) and (unknown := [name for name in padding_value if name not in columns]):
-        raise Misuse(f"padding_value names {unknown[0]!r}, and the columns are {', '.join(columns)}")
+    if isinstance(padding_value, Mapping) and (unknown := [name for name in padding_value if name not in (*columns,)]):
+        raise Misuse(f"padding_value names {unknown[0]!r}, and the columns are {', '.join(map(str, columns))}")
     if how == "jagged":
         return jagged
     if how == "padded":

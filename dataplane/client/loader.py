@@ -100,6 +100,8 @@ def loader(
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
     how |= {"member": member, "replica": replica, "replicas": replicas}
     how["lease"] = arguments.seconds(lease, what="a lease")
+    if isinstance(columns, str) or not columns:
+        raise Misuse(f"columns is a list of one name or more, not {columns!r}")
     made = collating.named(collate, padding_value, columns)
     placed: dict[str, Any] = {"pin_memory": pin_memory, "device": device}
     return Loader(stream, task, collate=made, prefetch=prefetch, **placed, timeout=timeout, at_end=at_end, how=how)
@@ -127,8 +129,6 @@ class Loader:
         if not isinstance(stream, Stream):
             raise Misuse(f"a loader takes plane.stream(NAME) of a synchronous plane, not {type(stream).__name__}")
         stream.settings.task(task)
-        if isinstance(how["columns"], str) or not how["columns"]:
-            raise Misuse(f"columns is a list of one name or more, not {how['columns']!r}")
         if not 1 <= arguments.whole("min_rows", how["min_rows"]) <= arguments.whole("rows", how["rows"]):
             raise Misuse(f"rows is 1 or more, and min_rows 1 to rows: not {how['rows']!r} and {how['min_rows']!r}")
         if arguments.whole("prefetch", prefetch) < 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import time
 from collections import Counter
@@ -45,8 +44,6 @@ from dataplane.wire import row_messages as rm
 if TYPE_CHECKING:
     from dataplane.client.histories import HistoryFollower
     from dataplane.client.recorder import Recording, Replay
-
-log = logging.getLogger(__name__)
 
 _MOST_UNFINISHED = 4096
 _CONSUME = CODE["consume"]
@@ -364,15 +361,15 @@ class AsyncStream:
         there were.
 
         keys: those of `dead_letters`, or some of them. None: all dead letters of the task, at most 65,536 in one call.
-            Rows that are not dead letters of the task are left as they are. For a task that takes whole groups, the
-            other dead letters of their groups are retried too.
+            Rows that are not dead letters of the task are left as they are. If the stream has a `group_size`, or the
+            task has taken whole groups, the other dead letters of their groups are retried too.
 
         Raises Misuse for a task or row that does not exist.
         """
         self.settings.task(arguments.text("a task", task))
         named = [] if keys is None else arguments.listed("keys", keys)
         asked = r.Retry(task=task, keys=arguments.keys_of(named, len(named)))
-        return (await self.ask(asked, r.RetryResult)).rows if named or keys is None else 0
+        return 0 if keys is not None and not named else (await self.ask(asked, r.RetryResult)).rows
 
     async def lost(self, task: str | None = None) -> LostRows:
         """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
@@ -420,8 +417,9 @@ class AsyncStream:
 
         Raises as `append`.
         """
-        if columns is not None and (not hasattr(columns, "keys") or SPANS in {**columns}):
-            raise Misuse(f"a row begins with a mapping of names to columns, without {SPANS!r}; not {columns!r:.100}")
+        if columns is not None and (not hasattr(columns, "keys") or {SPANS, tokens} & {**columns}.keys()):
+            what = f"a mapping of names to columns, without {SPANS!r} and {tokens!r}, which its pieces bring"
+            raise Misuse(f"a row begins with {what}; not {columns!r:.100}")
         token, lease_s = self._unsure.get(key or "") or row_token(), row_lease(lease)
         first = {**(columns or {}), SPANS: [np.zeros((0, 3), np.int64)]}
         how: dict[str, Any] = {"keys": None if key is None else [key], "group": group, "version": version, "tags": tags}

@@ -88,9 +88,9 @@ class Row(RowCalls, Context):
     group: str | int | None = of_inner("group")
     tags: dict[str, Any] = of_inner("tags")
     spans: list[tuple[int, int]] = of_inner(
-        "spans", "Each policy version in order, as `(version, tokens)`; as `tokens`."
+        "spans", "The policy versions of its tokens so far, in order, each as `(version, tokens)`."
     )
-    tokens: int = of_inner("tokens", "The number of tokens that it had when it was begun or resumed.")
+    tokens: int = of_inner("tokens", "The number of its tokens so far.")
     version: int = of_inner("version", "The policy version of the last piece.")
     ended: bool = of_inner("ended", "Whether it was finished or abandoned here.")
 

@@ -120,6 +120,7 @@ class AsyncRow:
                     raise
                 listed = await self._listed()
                 self._pieces, self.spans = listed.pieces, [*listed.spans]  # it arrived, and this is another piece
+                made = listed.spans[-1][0] if given is None and listed.spans else made
                 self._unsure = False
                 tokens = await self._bring(columns, made, timeout)
             self.version, self._pieces, self._last = made, self._pieces + 1, None
@@ -162,6 +163,7 @@ class AsyncRow:
                 return
             if self._last is None:
                 listed = await self._listed()
+                self.spans = [*listed.spans]
                 version = stale_version(listed.spans, stale_share, listed.version)
                 self._last = {SPANS: [_spans(listed.spans)]}, listed.pieces, version
             columns, number, version = self._last

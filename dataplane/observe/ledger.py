@@ -21,7 +21,7 @@ _ZERO: Counts = (0, 0, 0, 0)
 
 
 class TaskCounts(NamedTuple):
-    """A task of a stream now: pending rows, waiting consumers, and its counts."""
+    """A task of a stream now: rows that it is not done with, waiting consumers, and its counts."""
 
     lag: int
     waiting: int

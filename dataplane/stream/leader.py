@@ -280,12 +280,12 @@ class StreamLeader(ReplicatedStream):
         return replace(asked, rows=rows, keys=[], groups=[])
 
     def _retry(self, asked: r.Retry, now: float) -> r.Retry:
-        partition, task = self.leased.partition, self.leased.settings.task(asked.task)
-        rows = partition.keys.numbers(asked.keys) if asked.keys else partition.progress.in_state(task, DEAD)
+        leased, partition, task = self.leased, self.leased.partition, self.leased.settings.task(asked.task)
+        dead = partition.progress.in_state(task, DEAD)
+        rows = np.unique(partition.keys.numbers(asked.keys) if asked.keys else dead[:_MOST_RETRIED])
         partition.require(rows)
-        rows = np.unique(rows[:_MOST_RETRIED])
-        if task in self.leased.group_sizes:  # it would not be given a part of a group
-            rows = np.union1d(rows, partition.mates(rows))
+        if leased.settings.group_size or task in leased.group_sizes:  # the rest of a group would never be whole
+            rows = np.union1d(rows, np.intersect1d(partition.mates(rows), dead))
         return replace(asked, rows=rows, keys=[])
 
     def _leave(self, asked: r.EndClient, now: float) -> c.Command | None:

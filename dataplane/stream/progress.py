@@ -293,9 +293,12 @@ class StreamProgress:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def tally(self, task: int) -> dict[str, int]:
+        """The number of rows in each state. Dropped rows are not pending."""
         total = np.zeros(len(STATES), np.int64)
         for page in self._rows.pages.values():
-            total += np.bincount(self._sheet(page).state[task, : page.count][page.present], minlength=len(STATES))
+            sheet = self._sheet(page)
+            state, dropped = sheet.state[task, : page.count], sheet.dropped[: page.count]
+            total += np.bincount(state[page.present & ~(dropped & (state == PENDING))], minlength=len(STATES))
         return dict(zip(STATES, total.tolist(), strict=True))
 
     def restore(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:

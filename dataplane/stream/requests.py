@@ -175,8 +175,8 @@ class Retry(StreamRequest, frozen=True, tag=48, kw_only=True):
     not dead letters of the task are left as they are. Answered by `RetryResult`."""
 
     task: str
-    keys: list[str] = []
     rows: Index = _NONE
+    keys: list[str] = []
 
 
 class Close(StreamRequest, frozen=True, tag=11, kw_only=True):

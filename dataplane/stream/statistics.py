@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,7 +23,7 @@ Waiting = Sequence[tuple[int | None, tuple[str, ...]]]
 
 def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
     """All statistics. `docs/operations.md` explains each. `now` is a time of the clock of the stream."""
-    oldest = leased.partition.metadata.oldest()
+    oldest, holders = leased.partition.metadata.oldest(), _holders(leased, now)
     return {
         **msgspec.structs.asdict(leased.settings),
         "rows": leased.partition.rows.count,
@@ -39,7 +40,10 @@ def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
         "waiting": sum(task is None for task, _ in waiting),
         "groups": leased.partition.groups.open,
         "behind": leased.partition.behind(_idle(leased, waiting)),
-        "task": {name: _task(leased, number, now, waiting) for number, name in enumerate(leased.settings.tasks)},
+        "task": {
+            name: _task(leased, number, now, waiting) | {"holders": holders[number]}
+            for number, name in enumerate(leased.settings.tasks)
+        },
     }
 
 
@@ -67,19 +71,24 @@ def _task(leased: LeasedRows, task: int, now: float, waiting: Waiting) -> dict[s
             for columns in dict.fromkeys(asked)
         },
         "incomplete": _incomplete(leased, task, now),
-        "holders": _holders(leased, task, now),
     }
 
 
-def _holders(leased: LeasedRows, task: int, now: float) -> list[dict[str, Any]]:
-    """The clients that hold rows of the task, those whose leases last longest first."""
-    found: dict[str, tuple[int, float]] = {}
+def _holders(leased: LeasedRows, now: float) -> list[list[dict[str, Any]]]:
+    """By task: the clients that hold rows and have not acked them, those whose leases last longest first."""
+    found: list[dict[Any, tuple[int, float]]] = [{} for _ in leased.settings.tasks]
     for grant in leased.leases:
-        for client in {str(client) for client in grant.held_by.values()} if grant.task == task else ():
-            rows, left_s = found.get(client, (0, 0.0))
-            found[client] = rows + len(grant.rows), max(left_s, grant.expires - now)
-    longest = sorted(found.items(), key=lambda each: -each[1][1])[:_HOLDERS]
-    return [{"holder": client, "rows": rows, "left_s": left_s} for client, (rows, left_s) in longest]
+        holding = found[grant.task]
+        for client in {client for replica, client in grant.held_by.items() if replica not in grant.acked}:
+            rows, until_s = holding.get(client, (0, 0.0))
+            holding[client] = rows + len(grant.rows), max(until_s, grant.expires)
+    return [
+        [
+            {"holder": str(client), "rows": rows, "left_s": until_s - now}
+            for client, (rows, until_s) in heapq.nlargest(_HOLDERS, holding.items(), key=lambda each: each[1][1])
+        ]
+        for holding in found
+    ]
 
 
 def labelled(values: dict[str, Any], label: Callable[[str], str]) -> dict[str, Any]:

@@ -234,7 +234,7 @@ def test_dead_letters_of_a_group_are_retried_as_a_group_without_the_dropped_ones
     how: dict[str, Any] = {"rows": 3, "columns": ["x"], "sampler": dp.CompleteGroups(3), "timeout": 0}
     stream.consume("actor", **how).nack("out of memory")
     stream.drop_rows(["b"])
-    assert stream.retry("actor", ["a"]) == 2, "it takes whole groups"
+    assert stream.retry("actor", ["a"]) == 2, "a group is retried whole"
     with stream.consume("actor", **how) as delivery:
         assert delivery.keys == ["a", "c"]
 

@@ -93,7 +93,9 @@ class ClusteredStreams:
         return PartitionSession(client, self.partitions, self._background, together=self._together)
 
     def label(self, client: str) -> str:
-        return str(self._owners.get(client, client))
+        """The label of a client of this node; of another node's, the node."""
+        owner = self._owners.get(client)
+        return f"a process of node {client.partition('/')[0]}" if owner is None else str(owner)
 
     def forget(self, client: str) -> None:
         self._owners.pop(client, None)
