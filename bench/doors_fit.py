@@ -5,13 +5,13 @@ model generates and computes is made up (`tests/integrations/verl/fit`). `--scal
 full size needs 24 GiB for SimpleStorage. Each storage by turns, in a Ray of its own. Files of images are as large as
 their pixels; with `--smooth` they are JPEG of about a fourteenth, as photographs are.
 
-Storage's share of the steps is the time in which any process of the run was in storage or waited for it (`fit.timed`):
-the trainer, an agent loop, or `tqbridge` in a rank; and the processor time of storage's own threads in the agent loops,
-which do not wait for them. Looking for finished rows, which the trainer does while it has nothing else to do, is left
-out, and so is the first step, in which processes start, connect and import. Peaks are of the processes' own memory,
-beyond what they had as training began, verl's own included; of the driver's, what its calls of storage added until they
-returned, all together, is told apart; of a rank's gets, what the greatest added. Memory that processes share is counted
-once, as what the node stores as rows are cleared.
+Storage's share of the steps is the time in which any process of the run was in storage or waited for it
+(`bench.doors_fit_times`): the trainer, an agent loop, or `tqbridge` in a rank; and the processor time of storage's own
+threads in the agent loops, which do not wait for them. Looking for finished rows, which the trainer does while it has
+nothing else to do, is left out, and so is the first step, in which processes start, connect and import. Peaks are of
+the processes' own memory, beyond what they had as training began, verl's own included; of the driver's, what its calls
+of storage added until they returned, all together, is told apart; of a rank's gets, what the greatest added. Memory
+that processes share is counted once, as what the node stores as rows are cleared.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from . import processor, rollout  # noqa: F401  # the processor registers itself
 
 rollout.register()
 if "FIT_TIMES" in os.environ:
-    from . import timed
+    from bench import doors_fit_times
 
-    timed.wrap()
+    doors_fit_times.wrap()
 if "RANK" in os.environ and "verl.workers.engine_workers" in sys.modules:  # a trainer's rank
     from verl.utils.distributed import initialize_global_process_group_ray
 

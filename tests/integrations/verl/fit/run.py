@@ -29,7 +29,7 @@ class Job:
     """What one run is: `store` one of STORES, or "module", which is "Dataplane" by the environment in place of the
     configuration; sizes in prompts, of which each has so many responses.
 
-    `timed` writes times in place of rows (`timed`).
+    `timed` writes times in place of rows (`bench.doors_fit_times`).
     """
 
     model: Path
