@@ -12,32 +12,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-import torch
 
 import dataplane as dp
+from tests.gpu.conftest import cuda
 from tests.integration.ranks import Ranks
 from tests.processes import MIB, StandingNode, eventually
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there are no two GPUs here"),
-    pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.timeout(240),
-]
+pytestmark = cuda(devices=2, timeout=240)
 
 CONTROL = 160 << 10  # bytes that go over gloo beside the pieces of numbers
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path / "node", memory="512MiB") as standing:
-        yield standing
-
-
-@pytest.fixture
-def plane(node: StandingNode) -> Iterator[dp.Plane]:
-    with dp.connect(node.address) as connected:
-        yield connected
 
 
 @pytest.fixture

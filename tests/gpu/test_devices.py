@@ -1,11 +1,7 @@
-"""Rows on CUDA devices: read there, filled there, fed to a loop there, and sent there by a collective.
-
-`make test-gpu` runs these and the others that are marked `gpu`. Elsewhere they are skipped.
-"""
+"""Rows on CUDA devices: read there, filled there, fed to a loop there, and sent there by a collective."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +13,11 @@ pytest.importorskip("torch")
 import torch
 
 import dataplane as dp
-from tests.processes import StandingNode
+from tests.gpu.conftest import cuda
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-    pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.timeout(120),
-]
+pytestmark = cuda()
 
 SIZES = [0, 1, 4096, (8 << 20) - 4, 8 << 20, (40 << 20) + 4]  # bytes around the ring's buffers, and more than all
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[dp.Plane]:
-    with StandingNode(tmp_path, memory="512MiB") as node, dp.connect(node.address) as connected:
-        yield connected
 
 
 @pytest.mark.parametrize("nbytes", SIZES)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +12,10 @@ pytest.importorskip("torch")
 import torch
 
 import dataplane as dp
+from tests.gpu.conftest import cuda
 from tests.processes import MIB, StandingNode, Worker, eventually
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-    pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.timeout(120),
-]
+pytestmark = cuda()
 
 ROWS = 8
 
@@ -48,12 +42,6 @@ def produce(pipe: Any, address: str) -> None:
         while (told := pipe.recv()) is not None:
             torch.cuda._sleep(100_000_000)
             pipe.send(plane.put(columns(told), device="keep"))
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, memory="256MiB") as node:
-        yield node
 
 
 def test_kept_device_columns_are_mapped_by_another_process(node: StandingNode) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 pytest.importorskip("torch")
@@ -12,22 +9,11 @@ pytest.importorskip("torch")
 import torch
 
 import dataplane as dp
-from tests.processes import StandingNode
+from tests.gpu.conftest import cuda
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here"),
-    pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
-    pytest.mark.timeout(120),
-]
+pytestmark = cuda()
 
 _CYCLES = 200_000_000  # of the device: a tenth of a second or more
-
-
-@pytest.fixture
-def plane(tmp_path: Path) -> Iterator[dp.Plane]:
-    with StandingNode(tmp_path, memory="512MiB") as node, dp.connect(node.address) as connected:
-        yield connected
 
 
 @pytest.mark.parametrize("nbytes", [4, 4096, (8 << 20) - 4, 8 << 20, (100 << 20) + 4])
