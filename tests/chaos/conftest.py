@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import _workers as _workers
+from tests.integration.test_hosts import pair as pair
 from tests.integration.test_hosts import planes as planes
 from tests.integration.test_hosts import two as two
 from tests.mounts import mounted

@@ -12,18 +12,12 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.integration.test_hosts import Host, Hosts, Planes, members, together
+from tests.integration.test_hosts import Hosts, Planes, connected, members, together
 from tests.processes import MIB, eventually, pattern
 
 
 def test_reads_from_a_killed_host_are_right_or_fail_with_a_typed_error(tmp_path: Path) -> None:
-    with (
-        Host(tmp_path / "one", memory="64MiB") as host,
-        Host(tmp_path / "two", host, memory="64MiB") as second,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
-    ):
-        together(one, other)
+    with connected(tmp_path, memory="64MiB") as ((host, _), (one, other)):
         refs = [one.put({"x": pattern(seed, 8 * MIB)}) for seed in range(6)]
         outcomes: list[str] = []
         begun = threading.Event()

@@ -26,7 +26,7 @@ from dataplane.coordinator.etcd import EtcdCoordinator
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
 from tests import keys
-from tests.integration.test_hosts import Host, members, together
+from tests.integration.test_hosts import Host, connected, members
 from tests.processes import MIB, WAIT_S, eventually, pattern
 
 encode = msgspec.msgpack.encode
@@ -46,14 +46,8 @@ Nodes = tuple[list[Host], list[Any]]
 
 @pytest.fixture
 def nodes(tmp_path: Path, key: Path | None) -> Iterator[Nodes]:
-    with (
-        Host(tmp_path / "one", key=key) as one,
-        Host(tmp_path / "two", one, key=key) as other,
-        dp.connect(one.address) as here,
-        dp.connect(other.address) as there,
-    ):
-        together(here, there)
-        yield [one, other], [here, there]
+    with connected(tmp_path, key=key) as made:
+        yield made
 
 
 def still_well(nodes: Nodes) -> None:

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import pytest
 import dataplane as dp
 from tests.cases import each_case
 from tests.etcd import EtcdServer, needs_etcd
-from tests.integration.test_hosts import LEASE_S, Host, leader, members, together
+from tests.integration.test_hosts import LEASE_S, Host, connected, leader, members, together
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.processes import eventually
 
@@ -61,11 +61,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with ExitStack() as stack:
-        hosts = [stack.enter_context(Host(tmp_path / "0"))]
-        hosts += [stack.enter_context(Host(tmp_path / name, *hosts)) for name in "12"]
-        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
-        together(*planes)
+    with connected(tmp_path, 3) as (hosts, planes):
         yield Cluster(hosts, planes)
 
 
@@ -128,12 +124,7 @@ def led(planes: list[Any]) -> dict[str, set[str]]:
 @pytest.mark.long
 @each_case("how", ["away", "wiped"])
 def test_rows_flow_while_the_coordinator_is_down_and_after_it_was_wiped(tmp_path: Path, how: str) -> None:
-    with ExitStack() as stack:
-        etcd = stack.enter_context(EtcdServer(tmp_path))
-        join = f"etcd://{etcd.address}/flow"
-        hosts = [stack.enter_context(Host(tmp_path / str(number), join)) for number in range(3)]
-        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
-        together(*planes)
+    with EtcdServer(tmp_path) as etcd, connected(tmp_path, 3, f"etcd://{etcd.address}/flow") as (hosts, planes):
         flow = Flow(planes)
         Cluster(hosts, planes).followed()
         before = led(planes)

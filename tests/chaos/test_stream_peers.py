@@ -23,7 +23,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import partition_messages as parts
 from dataplane.wire import peer_messages as pm
 from tests.chaos.test_peers import voices
-from tests.integration.test_hosts import Host, leader, together
+from tests.integration.test_hosts import Host, connected, leader
 from tests.integration.test_stream_hosts import drained, ids, nothing_kept
 from tests.processes import MIB, eventually
 
@@ -35,15 +35,9 @@ encode = msgspec.msgpack.encode
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[tuple[list[Host], list[Any]]]:
-    with (
-        Host(tmp_path / "one") as one,
-        Host(tmp_path / "two", one) as other,
-        dp.connect(one.address) as here,
-        dp.connect(other.address) as there,
-    ):
-        together(here, there)
-        order = slice(None, None, -1 if leader([here, there], "rollouts") else 1)
-        yield [one, other][order], [here, there][order]
+    with connected(tmp_path) as (hosts, planes):
+        order = slice(None, None, -1 if leader(planes, "rollouts") else 1)
+        yield hosts[order], planes[order]
 
 
 class Facts:

@@ -10,7 +10,7 @@ import pytest
 
 import dataplane as dp
 from tests.etcd import needs_etcd
-from tests.integration.test_hosts import Host, together
+from tests.integration.test_hosts import connected
 from tests.processes import MIB, StandingNode, eventually
 
 
@@ -92,13 +92,7 @@ def test_a_durable_history_survives_a_restart(tmp_path: Path) -> None:
 
 @needs_etcd
 def test_hosts_share_a_history_and_outlive_one_of_them(tmp_path: Path) -> None:
-    with (
-        Host(tmp_path / "0") as one,
-        Host(tmp_path / "1", one) as two,
-        dp.connect(one.address) as first,
-        dp.connect(two.address) as second,
-    ):
-        together(first, second)
+    with connected(tmp_path) as ((one, _), (first, second)):
         first.history("h").add("p", [1, 2, 3, 4], epoch=1)
         second.history("h").add("p", [5, 6, 7, 8], epoch=2)
         assert tokens_of(second.history("h"), "p") == [[1, 2, 3, 4], [5, 6, 7, 8]]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -132,30 +132,43 @@ def together(*planes: Any) -> None:
     eventually(lambda: all(members(plane) == everybody for plane in planes), "all know each other")
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[tuple[Host, Host]]:
-    with Host(tmp_path / "one") as one, Host(tmp_path / "two", one) as other:
-        yield one, other
+@contextmanager
+def connected(
+    directory: Path, count: int = 2, *join: str, each: Sequence[dict[str, Any]] = (), **settings: Any
+) -> Iterator[tuple[list[Host], list[Any]]]:
+    """Hosts that know each other, and a plane on each. `each`: what only one of them is told."""
+    with ExitStack() as undo:
+        hosts: list[Host] = []
+        for number, own in enumerate(each or [{}] * count):
+            hosts.append(undo.enter_context(Host(directory / str(number), *join, *hosts, **settings, **own)))
+        planes = [undo.enter_context(dp.connect(host.address)) for host in hosts]
+        together(*planes)
+        yield hosts, planes
+
+
+Planes = list[Any]
+Hosts = list[Host]
+Connected = tuple[Hosts, Planes]
 
 
 @pytest.fixture
-def planes(two: tuple[Host, Host]) -> Iterator[tuple[Any, Any]]:
-    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
-        together(one, other)
-        yield one, other
+def pair(tmp_path: Path) -> Iterator[Connected]:
+    with connected(tmp_path) as made:
+        yield made
 
 
-Planes = tuple[Any, Any]
-Hosts = tuple[Host, Host]
+@pytest.fixture
+def two(pair: Connected) -> Hosts:
+    return pair[0]
+
+
+@pytest.fixture
+def planes(pair: Connected) -> Planes:
+    return pair[1]
 
 
 def test_a_batch_combines_rows_of_local_and_remote_hosts(tmp_path: Path) -> None:
-    with ExitStack() as stack:
-        hosts = [stack.enter_context(Host(tmp_path / "0"))]
-        for name in "12":
-            hosts.append(stack.enter_context(Host(tmp_path / name, *hosts)))
-        planes = [stack.enter_context(dp.connect(host.address)) for host in hosts]
-        together(*planes)
+    with connected(tmp_path, 3) as (_, planes):
         refs = [plane.put({"x": pattern(seed, 8 << 10, 4), "s": [f"{seed}"] * 4}) for seed, plane in enumerate(planes)]
         for plane in planes:
             batch = plane.get(dp.concat([refs[1], refs[0], refs[2][[3, 1]], refs[0]]))
@@ -171,18 +184,15 @@ def test_a_batch_combines_rows_of_local_and_remote_hosts(tmp_path: Path) -> None
 @pytest.fixture
 def spilled(tmp_path: Path) -> Iterator[tuple[Planes, list[dp.BatchRef]]]:
     """Eight batches of 2 MiB on a host with memory for four, and another host."""
-    with (
-        Host(tmp_path / "one", memory="8MiB", spill="64MiB", compression="never") as host,
-        Host(tmp_path / "two", host) as second,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
+    with connected(tmp_path, each=[{"memory": "8MiB", "spill": "64MiB", "compression": "never"}, {}]) as (
+        _,
+        (one, other),
     ):
-        together(one, other)
         yield (one, other), [one.put({"x": pattern(seed, 2 * MIB, 64)}) for seed in range(8)]
 
 
 def files(tmp_path: Path) -> list[Path]:
-    return sorted((tmp_path / "one" / "spill").rglob("*.spill"))
+    return sorted((tmp_path / "0" / "spill").rglob("*.spill"))
 
 
 def test_shards_spilled_by_their_owner_are_sent_from_disk(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
@@ -230,15 +240,7 @@ def test_an_altered_spill_file_is_corrupt_on_all_hosts(
 @pytest.mark.long
 def test_a_thousand_remote_shards_are_read_in_one_get(tmp_path: Path) -> None:
     """Too large to come with their descriptions, and more than are offered, or asked for, at a time."""
-    with (
-        Host(tmp_path / "one", memory="192MiB") as host,
-        Host(tmp_path / "two", host, memory="192MiB") as second,
-        Host(tmp_path / "three", host, memory="192MiB") as third,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
-        dp.connect(third.address) as last,
-    ):
-        together(one, other, last)
+    with connected(tmp_path, 3, memory="192MiB") as ((host, _, _), (one, other, last)):
         refs = [one.put({"x": pattern(seed, 96 << 10)}) for seed in range(1000)]
         expected = np.concatenate([pattern(seed, 96 << 10) for seed in range(1000)])
         got: list[bool] = []
@@ -256,41 +258,22 @@ def test_a_thousand_remote_shards_are_read_in_one_get(tmp_path: Path) -> None:
         assert one.stats().pinned_bytes == 0
 
 
-class Many:
-    """Hosts that know each other, and a plane on each."""
-
-    def __init__(self, directory: Path, count: int, **settings: Any) -> None:
-        self._undo = ExitStack()
-        self.hosts: list[Host] = []
-        for number in range(count):
-            self.hosts.append(self._undo.enter_context(Host(directory / str(number), *self.hosts, **settings)))
-        self.planes = [self._undo.enter_context(dp.connect(host.address)) for host in self.hosts]
-
-    def __enter__(self) -> Many:
-        together(*self.planes)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-
 def sent(host: Host) -> int:
     return int(host.facts()["sent"])
 
 
 @each_case("how", ["taken for others", "killed"])
 def test_a_lost_copy_is_read_from_the_owner_instead(tmp_path: Path, how: str) -> None:
-    with Many(tmp_path, 3, memory="8MiB") as many:
-        one, other, last = many.planes
+    with connected(tmp_path, 3, memory="8MiB") as (hosts, (one, other, last)):
         ref = one.put({"x": pattern(1, 4 * MIB)})
         other.get(ref)
-        eventually(lambda: sent(many.hosts[0]) == 4 * MIB, "it has come")
+        eventually(lambda: sent(hosts[0]) == 4 * MIB, "it has come")
         if how == "killed":
-            many.hosts[1].kill()
+            hosts[1].kill()
         else:
             other.put({"x": pattern(2, 6 * MIB)}, timeout=60)
         assert np.array_equal(last.get(ref, timeout=60)["x"].numpy(), pattern(1, 4 * MIB))
-        eventually(lambda: sent(many.hosts[0]) == 8 * MIB, "it has come from the owner")
+        eventually(lambda: sent(hosts[0]) == 8 * MIB, "it has come from the owner")
 
 
 def test_a_shard_freed_by_a_remote_reader_is_freed_on_both_hosts(two: Hosts, planes: Planes) -> None:
@@ -312,13 +295,7 @@ def test_a_shard_freed_by_a_remote_reader_is_freed_on_both_hosts(two: Hosts, pla
 
 @pytest.mark.long
 def test_copies_beyond_the_budget_are_bounded(tmp_path: Path) -> None:
-    with (
-        Host(tmp_path / "one", memory="64MiB") as host,
-        Host(tmp_path / "two", host, memory="8MiB") as second,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
-    ):
-        together(one, other)
+    with connected(tmp_path, each=[{"memory": "64MiB"}, {"memory": "8MiB"}]) as (_, (one, other)):
         refs = [one.put({"x": pattern(seed, 2 * MIB)}) for seed in range(16)]
         own = other.put({"x": pattern(99, 2 * MIB)})
         for _ in range(2):
@@ -356,13 +333,7 @@ def key(tmp_path: Path) -> Path:
 def test_a_node_listening_on_every_address_advertises_the_given_one(
     tmp_path: Path, key: Path, listen: str, advertise: str
 ) -> None:
-    with (
-        Host(tmp_path / "one", listen=listen, key=key, advertise=advertise) as host,
-        Host(tmp_path / "two", host, listen=listen, key=key, advertise=advertise) as second,
-        dp.connect(host.address) as one,
-        dp.connect(second.address) as other,
-    ):
-        together(one, other)
+    with connected(tmp_path, listen=listen, key=key, advertise=advertise) as (_, (one, other)):
         told = f"[{advertise}]" if ":" in advertise else advertise
         for member in one.members()["members"].values():
             assert member["address"].startswith(f"tcp://{told}:")

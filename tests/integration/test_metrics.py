@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import dataplane as dp
-from tests.integration.test_hosts import Host, together
+from tests.integration.test_hosts import connected
 from tests.optional import needs
 from tests.processes import MIB, StandingNode, eventually, pattern
 from tests.tools import tool
@@ -173,13 +173,7 @@ def queries() -> list[tuple[str, str]]:
 def test_every_dashboard_query_has_data_in_a_real_prometheus(tmp_path: Path) -> None:
     tool("prometheus")
     options: dict[str, Any] = {"metrics": ANY, "memory": "4MiB", "spill": "64MiB"}
-    with (
-        Host(tmp_path / "0", **options) as one,
-        Host(tmp_path / "1", one, **options) as two,
-        dp.connect(one.address) as here,
-        dp.connect(two.address) as there,
-    ):
-        together(here, there)
+    with connected(tmp_path, **options) as (_, (here, there)):
         stream = here.stream("rollouts", tasks=["actor", "reward"])
         targets = [plane.stats().metrics for plane in (here, there)]
         with Prometheus(tmp_path, targets) as prometheus:

@@ -17,7 +17,7 @@ from tests.cases import each_case
 from tests.processes import StandingNode, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # as in test_hosts
-    from tests.integration.test_hosts import Host, together
+    from tests.integration.test_hosts import Host, connected
 
 
 def columns(rows: int = 8) -> dict[str, Any]:
@@ -97,13 +97,7 @@ def test_rows_retained_by_a_process_outlive_it(node: StandingNode) -> None:
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[tuple[Any, Any, Host, Host]]:
-    with (
-        Host(tmp_path / "one") as one,
-        Host(tmp_path / "two", one) as two,
-        dp.connect(one.address) as near,
-        dp.connect(two.address) as far,
-    ):
-        together(near, far)
+    with connected(tmp_path) as ((one, two), (near, far)):
         yield near, far, one, two
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 import dataplane as dp
 from dataplane import cli
-from tests.integration.test_hosts import Host, together
+from tests.integration.test_hosts import connected
 from tests.processes import StandingNode, Worker, eventually
 from tests.tools import tool
 
@@ -121,27 +120,23 @@ def test_the_last_events_of_a_killed_client_are_in_the_trace(
 
 
 def test_events_of_all_hosts_are_traced_on_one_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with contextlib.ExitStack() as stack:
-        one = stack.enter_context(Host(tmp_path / "0"))
-        two = stack.enter_context(Host(tmp_path / "1", one))
-        with dp.connect(one.address) as here, dp.connect(two.address) as there:
-            together(here, there)
-            with Worker(produce, one.address) as producer:
-                producer.hear()
-                with Worker(consume, two.address) as consumer:
-                    consumer.hear()
-                    events = traced(two.address, tmp_path / "t.json", capsys)
-                    consumer.say()
-                producer.say()
-            nodes = {name.split()[1] for name in names(events).values() if name.startswith("node ")}
-            assert nodes == {here.stats().node, there.stats().node}
-            found = arrows(events)
-            assert ("append", "consume") in found
-            assert ("consume", "ack") in found
-            # On one machine clocks agree: what was asked for after the other's end begins after it.
-            last = max(each["ts"] for each in events if each["name"] == "append")
-            acked = max(each["ts"] for each in events if each["name"] == "ack")
-            assert acked > last
+    with connected(tmp_path) as ((one, two), planes):
+        with Worker(produce, one.address) as producer:
+            producer.hear()
+            with Worker(consume, two.address) as consumer:
+                consumer.hear()
+                events = traced(two.address, tmp_path / "t.json", capsys)
+                consumer.say()
+            producer.say()
+        nodes = {name.split()[1] for name in names(events).values() if name.startswith("node ")}
+        assert nodes == {plane.stats().node for plane in planes}
+        found = arrows(events)
+        assert ("append", "consume") in found
+        assert ("consume", "ack") in found
+        # On one machine clocks agree: what was asked for after the other's end begins after it.
+        last = max(each["ts"] for each in events if each["name"] == "append")
+        acked = max(each["ts"] for each in events if each["name"] == "ack")
+        assert acked > last
 
 
 def test_a_trace_can_be_opened_by_the_perfetto_reader(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

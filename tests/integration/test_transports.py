@@ -20,7 +20,7 @@ from dataplane.transport import choice
 from dataplane.transport.base import TransportError
 from dataplane.transport.tcp import Tcp
 from tests.cases import each_case
-from tests.integration.test_hosts import Host, _serve, members, together
+from tests.integration.test_hosts import Host, _serve, connected, members
 from tests.processes import MIB, eventually
 
 INSTALLED = {
@@ -57,11 +57,9 @@ def made(tmp_path: Path) -> Iterator[Any]:
     with ExitStack() as undo:
 
         def make(one: tuple[str, ...], other: tuple[str, ...], **more: Any) -> tuple[Any, Any]:
-            first = undo.enter_context(Host(tmp_path / "one", transports=one, memory="64MiB", **more))
-            second = undo.enter_context(Host(tmp_path / "two", first, transports=other, memory="64MiB", **more))
-            planes = [undo.enter_context(dp.connect(host.address)) for host in (first, second)]
-            together(*planes)
-            return planes[0], planes[1]
+            each = [{"transports": one}, {"transports": other}]
+            _, (first, second) = undo.enter_context(connected(tmp_path, each=each, memory="64MiB", **more))
+            return first, second
 
         yield make
 

@@ -15,7 +15,7 @@ from dataplane.pipeline import messages as m
 from tests.cases import each_case
 from tests.integration.pipeline import stages
 from tests.integration.pipeline.stages import ROWS
-from tests.integration.test_hosts import Host, together
+from tests.integration.test_hosts import connected
 from tests.processes import StandingNode, eventually
 
 METHOD = "forkserver"
@@ -131,13 +131,7 @@ def test_a_step_without_a_valid_result_leaves_nothing(plane: dp.Plane) -> None:
 
 def test_outputs_of_a_step_that_was_given_up_are_freed_on_other_hosts(tmp_path: Path) -> None:
     pipeline = Pipeline([Stage("double", stages.double, ("x",), ("y",)), Stage("no", stages.read_on, ("y",), ("z",))])
-    with (
-        Host(tmp_path / "0") as here,
-        Host(tmp_path / "1", here) as there,
-        dp.connect(here.address) as plane,
-        dp.connect(there.address) as other,
-    ):
-        together(plane, other)
+    with connected(tmp_path) as ((_, there), (plane, other)):
         cluster = Cluster((PlanHost(address=there.address), PlanHost()))
         plan = fifo(pipeline, ROWS, cluster, {"double": [0], "no": [1]}, in_turn(ROWS, 1))
         with Executor(plane, pipeline, plan, method=METHOD) as executor:
