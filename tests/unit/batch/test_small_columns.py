@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import hypothesis.extra.numpy as hnp
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch import infer, object_codec
-from dataplane.batch.field import MAX_COLUMNS
+from dataplane.batch.batch import Column, StoredPiece
+from dataplane.batch.dtypes import INTEGERS, storage
+from dataplane.batch.field import MAX_COLUMNS, Field
+from dataplane.batch.layout import aligned_bytes, check_contents
+from dataplane.batch.layout_check import check_layout
+from dataplane.batch.put_options import narrowed
 from dataplane.batch.put_plan import plan
+from dataplane.batch.rows import RowIndices
 from dataplane.batch.small_columns import LARGE, Single, laid_out, laid_out_row, single
 from tests.cases import each_case
-from tests.unit.batch.exact import filled
+from tests.unit.batch.exact import filled, piece, same
 
 _DTYPES = ["<f4", ">f4", "<i8", "u1", "?", "<c8", "<f2", "<M8[us]"]
 _MOST = 64 << 10
@@ -117,3 +125,100 @@ _NO_SINGLE = [
 @each_case("value", _NO_SINGLE, ids=str)
 def test_a_complex_value_is_left_to_the_put_plan(value: Any) -> None:
     assert single("x", [value], as_object=False) is None
+
+
+ROWS = 250
+_MIXED: dict[str, Any] = {
+    "dense": np.arange(4.0 * ROWS).reshape(ROWS, 4),
+    "strided": np.arange(8 * ROWS).reshape(ROWS, 8)[:, ::2],
+    "tensor": torch.arange(4 * ROWS).view(4, ROWS).t(),
+    "ragged": [np.arange(i % 17) for i in range(ROWS)],
+    "tensors": [torch.ones(i % 5, 3) * i for i in range(ROWS)],
+    "images": [np.full((i % 3, 2, i % 4), i) for i in range(ROWS)],
+    "text": [f"answer {i}" for i in range(ROWS)],
+    "bytes": [b"x" * (i % 2000) for i in range(ROWS)],
+    "object": [None if i % 2 else i for i in range(ROWS)],
+    "struct": [{"a": i} if i % 3 else {"b": [i] * (i % 4)} for i in range(ROWS)],
+    "twice": [f"prompt {i // 8}" for i in range(ROWS)],
+}
+
+
+@each_case("piece", [1, 100, 4096, 1 << 30])
+def test_jobs_write_every_byte_in_any_order_and_in_threads(piece: int) -> None:
+    planned = plan(_MIXED, dedupe=["twice"])
+    results = []
+    for fill in (0, 255):
+        memory = aligned_bytes(planned.nbytes)
+        memory[:] = fill
+        jobs = planned.jobs(memory, piece)
+        with ThreadPoolExecutor(4) as pool:
+            for done in [pool.submit(job) for job in jobs[::-1]]:
+                done.result()
+        results.append(memory)
+    assert bool((results[0] == results[1]).all())
+    layout = planned.layout()
+    check_layout(layout.encode(), planned.nbytes)
+    check_contents(layout, results[0])
+
+
+# Integers stored in the narrowest dtype that holds them, and read in the one that they were given in.
+
+WIDTHS = st.sampled_from([*INTEGERS, ">i4", ">u8", ">i2"])
+SHAPES = st.sampled_from([(), (3,), (2, 2), (0,)])
+
+
+def stored(values: Any, rows: RowIndices | None = None, *, dedupe: bool = False, name: str = "x") -> StoredPiece:
+    return piece(name, narrowed({name: values}, True)[name], rows, dedupe=dedupe)
+
+
+def column(*pieces: StoredPiece, order: Any = None) -> Column:
+    return Column("x", pieces[0].layout.field.declared, pieces, order)
+
+
+def fewest(values: Any, wide: np.dtype[Any]) -> int:
+    """The bytes of the narrowest integer that holds all of them."""
+    found = [v for array in values for v in np.asarray(array).reshape(-1).tolist()]
+    low, high = min(found, default=0), max(found, default=0)
+    names = [n for n in INTEGERS if np.iinfo(n).min <= low and high <= np.iinfo(n).max]
+    return min(wide.itemsize, *(np.dtype(name).itemsize for name in names))
+
+
+@st.composite
+def blocks(draw: Any) -> list[list[np.ndarray[Any, Any]]]:
+    """Rows of a column in a few blocks, with values of a range of each block's own."""
+    dtype, shape = np.dtype(draw(WIDTHS)), draw(SHAPES)
+    info, found = np.iinfo(dtype), []
+    for _ in range(draw(st.integers(1, 3))):
+        most = draw(st.sampled_from([0, 1, 7, 8, 15, 16, 31, 32, 63, 64]))
+        low = max(info.min, draw(st.sampled_from([0, -(1 << most) // 2])))
+        bounded = st.integers(low, max(low, min(info.max, (1 << most) - 1)))
+        lengths = draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
+        found.append([draw(hnp.arrays(dtype, (n, *shape), elements=bounded)) for n in lengths])
+    return found
+
+
+@given(blocks(), st.booleans(), st.data())
+def test_narrowed_integers_round_trip_in_their_declared_dtype(given_: Any, dedupe: bool, data: Any) -> None:
+    pieces = [stored(block, dedupe=dedupe) for block in given_]
+    rows = [row for block in given_ for row in block]
+    order = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)), np.int64)
+    whole = Column("x", Field("ragged", pieces[0].layout.field.declared.dtype, (None, *rows[0].shape[1:])), pieces)
+    picked = Column("x", whole.field, pieces, order)
+    for found, expected in ((whole, rows), (picked, [rows[at] for at in order.tolist()])):
+        assert same(list(found.numpy()), expected)
+        assert found.to_list() == [row.tolist() for row in expected]
+        np.testing.assert_array_equal(found.lengths(), [len(row) for row in expected])
+        for narrow, row in zip(found.narrow().numpy(), expected, strict=True):
+            np.testing.assert_array_equal(narrow, row)
+            assert narrow.dtype.itemsize <= row.dtype.itemsize
+    for stored_, block in zip(pieces, given_, strict=True):
+        assert storage(stored_.layout.field.dtype).itemsize == fewest(block, rows[0].dtype)
+
+
+def test_only_the_integers_of_a_struct_are_narrowed() -> None:
+    rows = [{"ids": [1, 2], "logprobs": [0.5, 1.0]}, {"logprobs": [2.0]}, {"ids": [70_000], "logprobs": []}]
+    piece = stored(rows)
+    assert dict(piece.layout.field.children)["ids"].dtype == "int64:int32"
+    assert dict(piece.layout.field.children)["logprobs"].dtype == "float64"
+    assert column(piece).to_list() == rows
+    assert same(column(piece).narrow().numpy()[0]["ids"], np.array([1, 2], np.int32))

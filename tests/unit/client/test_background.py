@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import subprocess
+import sys
 import threading
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
 
 from dataplane.client import background
 from dataplane.client.background import Background, end_all
+from dataplane.client.blocking import Blocking
+from dataplane.client.embedded import ClusterNode
+from dataplane.errors import PeerUnavailable
 
 
 class Place:
@@ -54,3 +62,50 @@ async def test_a_plane_does_not_wait_for_work_that_got_no_thread(monkeypatch: py
             await end_all(place)
     finally:
         work._begun.set()
+
+
+# Blocking iterators: what is left to be closed at their end.
+
+
+class Caller:
+    """Runs coroutines, until its node has gone."""
+
+    gone = False
+
+    def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        if not self.gone:
+            return asyncio.run(coroutine)
+        coroutine.close()
+        raise PeerUnavailable("the node has gone", address="there")
+
+
+def test_a_blocking_iterator_closes_without_error_after_the_node_is_lost() -> None:
+    async def items() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+
+    calls, turns = Caller(), Any
+    made: Any = Blocking(None, calls, turns)._each(items())  # type: ignore[arg-type]
+    assert next(made) == 1
+    calls.gone = True
+    made.close()
+
+
+# The end of a node of a cluster that this process started.
+
+
+def test_a_node_that_ends_just_before_it_is_killed_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    ours, theirs = socket.socketpair()
+    node = ClusterNode.__new__(ClusterNode)
+    node._open, node._process = ours, os.pidfd_open(process.pid)
+
+    def late(timeout_s: float | None) -> bool:
+        process.communicate()  # it is reaped, after the node's time had passed
+        return False
+
+    monkeypatch.setattr(node, "_ended", late)
+    with theirs:
+        node.close()
+    assert node._process == -1
+    assert ours.fileno() == -1

@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import dataplane as dp
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
+from dataplane.batch.rows import RowIndices
 from dataplane.client.connection import Connection
+from dataplane.client.ownership import part_nbytes, parts_of, portions
 from dataplane.client.reader import Getter
 from dataplane.stream import requests as r
 from dataplane.stream.settings import StreamSettings
@@ -360,3 +363,16 @@ def test_a_failed_put_releases_its_columns_with_its_error(node: StandingNode, si
                 del column
             assert gone() is None
         assert kept[0, 9] == 9
+
+
+# What is freed is told in messages, and none is too large for one.
+
+
+def test_a_free_of_millions_of_rows_is_split_into_valid_messages() -> None:
+    rows = RowIndices.index(np.arange(0, 6_000_000, 2))
+    told = list(portions([*parts_of(1, (0,), rows), *parts_of(2, (0, 1), RowIndices.range(0, 9))], part_nbytes))
+    assert all(len(msgspec.msgpack.encode(sm.Free(1, [], portion, ""))) < m.MAX_FRAME for portion in told)
+    parts = [part for portion in told for part in portion]
+    found = np.concatenate([RowIndices.decode(encoded).array() for shard, _, encoded in parts if shard == 1])
+    assert np.array_equal(found, rows.array())
+    assert parts[-1] == (2, [0, 1], (0, 9, b""))

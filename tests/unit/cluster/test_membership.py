@@ -7,6 +7,7 @@ later that has happened."""
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from dataplane.cluster.detector import Detector
+from dataplane.cluster.detector import Detector, refused
 from dataplane.cluster.membership import Member, Membership
+from dataplane.cluster.placement import Rendezvous
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.wire import auth
@@ -257,3 +259,40 @@ async def test_registrations_without_the_cluster_key_create_no_member(
     await coordinator.register(b"copied..".hex(), mine, 3600.0)  # another's entry is not one's own
     four = start(b"four....".hex(), key=key)
     await until(lambda: one.sees == four.sees == {ONE, TWO, b"four....".hex()})
+
+
+# The proof that a process has ended: its host refuses connections.
+
+
+async def test_a_host_refuses_when_all_addresses_of_its_name_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        async def resolve(*_: Any, **__: Any) -> list[Any]:
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port)) for host in ("127.0.0.2", "127.0.0.1")]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+        assert not await refused(f"tcp://trainer-3:{port}"), "one of them listens"
+    assert await refused(f"tcp://trainer-3:{port}")
+
+
+async def test_an_unresolvable_host_name_proves_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def resolve(*_: Any, **__: Any) -> list[Any]:
+        raise socket.gaierror("unknown")
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolve)
+    assert not await refused("tcp://trainer-3:7000")
+
+
+# Placement by rendezvous hashing: the same for all, evenly, and moving no more than must.
+
+NODES = [bytes([i]) * 8 for i in range(16)]
+GROUPS: list[str | int] = [*(f"prompt-{i}" for i in range(4000)), *range(4000)]
+
+
+def test_only_placements_of_a_leaving_node_move() -> None:
+    before, after = Rendezvous(NODES), Rendezvous(NODES[1:])
+    was = [before.nodes[at] for at in before.winners("rollouts", GROUPS)]
+    now = [after.nodes[at] for at in after.winners("rollouts", GROUPS)]
+    moved = [a != b for a, b in zip(was, now, strict=True)]
+    assert moved == [node == NODES[0] for node in was]

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import socket
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import dataplane as dp
 from dataplane.config import NodeConfig
+from dataplane.errors import LimitExceeded
+from dataplane.node import memory_trim
+from dataplane.node.memory_trim import MemoryTrim
 from dataplane.node.node import NodeServer
+from dataplane.node.requests.row_requests import PendingShards
+from dataplane.node.requests.waiting_bytes import WaitingBytes, footprint
+from dataplane.table import requests as t
+from dataplane.wire import row_messages as rm
+from dataplane.wire import shard_messages as sm
+from dataplane.wire.boundary import encoded
+from dataplane.wire.client_messages import AnyRequest, decoder
 from tests.cases import each_case
 from tests.processes import StandingNode, Worker
 
@@ -96,3 +110,99 @@ def test_a_node_that_fails_to_start_leaves_no_files(
 
 def _refuse(*_: Any, **__: Any) -> None:
     raise OSError(errno.ENOMEM, "refused")
+
+
+# Memory is given back to the host together, and seldom.
+
+
+async def test_memory_freed_together_is_trimmed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_trim, "_SOON_S", 0.01)
+    cooled = asyncio.Event()
+    trim = MemoryTrim(cooled.set)
+    trim.freed((8 << 20) - 1)
+    assert trim._timer is None
+    for _ in range(100):
+        trim.due()
+    trim.freed(1)
+    async with asyncio.timeout(60):
+        await cooled.wait()
+    assert trim.count == 1
+    trim.freed(8 << 20)
+    assert trim._timer is not None
+    assert trim._timer.when() >= asyncio.get_running_loop().time() + 5, "trims are ten seconds apart"
+    trim.close()
+
+
+# What is about to be handed over is freed when who hands it goes, and only then.
+
+
+def test_pending_shards_are_freed_once_when_their_client_leaves() -> None:
+    freed: list[int] = []
+    handing = PendingShards(freed.extend)
+    handing.begin(1, [5, 6])
+    handing.begin(2, [7])
+    handing.begin(3, [])
+    handing.begin(4, [8])
+    handing.end(2)
+    handing.end(9)
+    assert len(handing) == 3
+    handing.leave()
+    assert freed == [5, 6, 8]
+    handing.leave()
+    assert (freed, len(handing)) == ([5, 6, 8], 0)
+
+
+# What requests that wait keep: how much that is, and that clients share a bound.
+
+REQUESTS: dict[str, Callable[[], Any]] = {
+    "a payload": lambda: sm.PutShard(1, bytes(1 << 20), b"", "", 1.0),
+    "numbers": lambda: sm.PinShards(1, list(range(1000, 101_000)), 1.0),
+    "large numbers": lambda: sm.PinShards(1, [(1 << 62) + i for i in range(100_000)], 1.0),
+    "short names": lambda: rm.AskTable(1, "t", b"", t.FindReady(columns=[f"{i:05d}" for i in range(50_000)]), 1.0),
+    "shards of others": lambda: sm.Prefetch(1, [], [(b"12345678", 300 + i, []) for i in range(50_000)], 1.0),
+    "empty lists": lambda: sm.Prefetch(1, [], [(b"", 1, [([], (0, 1, b""))]) for _ in range(30_000)], 1.0),
+    "numbers of rows": lambda: rm.AskTable(1, "t", b"", t.ClearRows(rows=np.arange(100_000)), 1.0),
+    "tags": lambda: rm.AskTable(1, "t", b"", t.Upsert(tags=[{"a": i, f"b{i}": "x"} for i in range(20_000)])),
+}
+
+
+@each_case("what", REQUESTS)
+def test_the_estimated_footprint_of_a_request_is_close_to_its_memory(what: str) -> None:
+    """As it is decoded: too little would let clients use more than they may, too much would refuse them for nothing."""
+    body = bytes(encoded(REQUESTS[what]()))
+    requests = decoder(AnyRequest)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        request = requests.decode(body)
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken / 1.6 < footprint(request, 1 << 40) < 3 * taken
+
+
+def test_clients_share_a_bound_and_each_has_a_guaranteed_share() -> None:
+    waits = WaitingBytes(bound=1000, share=100)
+    greedy, modest = waits.client(), waits.client()
+    greedy.take(1000)
+    with pytest.raises(LimitExceeded) as caught:
+        greedy.take(1)
+    assert (caught.value.asked, caught.value.limit) == (1001, 1000)
+    modest.take(100)
+    with pytest.raises(LimitExceeded):
+        modest.take(1)
+    assert (greedy.nbytes, modest.nbytes, waits.nbytes) == (1000, 100, 1100)
+    greedy.give_back(500)
+    modest.take(300)
+    for client in (greedy, modest):
+        client.give_back(client.nbytes)
+    assert waits.nbytes == 0
+
+
+def test_waiting_bytes_are_given_back_after_an_exception() -> None:
+    waits = WaitingBytes()
+    client = waits.client()
+    with pytest.raises(ZeroDivisionError), client.keep(10):
+        assert waits.nbytes == 10
+        raise ZeroDivisionError
+    assert waits.nbytes == 0

@@ -14,12 +14,15 @@ from dataplane.pipeline import (
     Model,
     Pipeline,
     Plan,
+    Result,
     Rows,
+    Span,
     Stage,
     fifo,
     gpipe,
     in_turn,
     interleaved,
+    measure,
     plan,
     plan_model,
 )
@@ -133,3 +136,14 @@ class TestStages:
     def test_invalid_pipelines_are_refused_with_a_reason(self, stages: list[Stage], reason: str) -> None:
         with pytest.raises(ValueError, match=reason):
             Pipeline(stages)
+
+
+# Costs from finished steps.
+
+
+def test_a_token_cost_without_measured_tokens_is_unchanged() -> None:
+    pipeline = Pipeline([Stage("see", None, ("x",), ("y",), Cost(token_s=1e-3, tokens="images"))])
+    rows = Rows.of([5, 6], images=[0, 0])
+    plan = fifo(pipeline, rows, Cluster.uniform(1), {"see": [0]}, in_turn(rows, 1))
+    result = Result(0, None, 1.0, 1.0, (Span(0, 0, 0.0, 1.0, 0.5, 0.5),))
+    assert measure(pipeline, [(plan, rows, result)]) == pipeline

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dataplane.batch import locations
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
@@ -17,19 +18,24 @@ from dataplane.errors import (
     Corrupt,
     DataplaneError,
     LeaseExpired,
+    Misuse,
     NotReady,
     OwnerDied,
     ProtocolMismatch,
 )
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
+from dataplane.stream.column_batch import ColumnBatch
+from dataplane.stream.keys import Keys
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.packing import PackedIntegers, pack
 from dataplane.stream.page import PAGE
+from dataplane.stream.rows import StreamRows
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.stream.settings import StreamSettings
 from dataplane.stream.snapshot_format import ColumnsState, open_sealed, seal
 from tests.cases import each_case
+from tests.unit.stream.example_streams import stored
 
 INT, INTS = Field("dense", "int64", ()), Field("ragged", "int64", (None,))
 SETTINGS = StreamSettings(("train", "score"), max_deliveries=2)
@@ -344,3 +350,56 @@ def test_an_unopened_partition_is_opened_once() -> None:
     part.fail_over()
     assert part.ask(r.Find(keys=[f"~g.{1 << 40}"])).rows.tolist() == [1 << 40]
     assert part.consume().rows.tolist() == [1 << 40]
+
+
+# What rows are called, and which append is the same again.
+
+
+def named(*keys: str, first: int = 0) -> Keys:
+    known = Keys("m")
+    known.add(keys, first, b"digest")
+    return known
+
+
+@each_case("key", ["c", "~", "~m.", "~m.5", "~m.-1", "~m.x", "~m.²", "~m." + "9" * 19, "~3", "~n.3", ""])
+def test_invalid_row_keys_are_refused(key: str) -> None:
+    with pytest.raises(Misuse, match="there is no row"):
+        named("a", first=5).numbers([key])
+
+
+# Where the columns of rows are, and when the batches that brought them are done.
+
+
+def found(rows: StreamRows, numbers: list[int], column: str) -> list[tuple[int, int]]:
+    pieces = locations.pieces(rows.ref(np.array(numbers), [column]), column)
+    return [(piece.shard, at) for piece in pieces for at in piece.rows.array().tolist()]
+
+
+def shards(batches: list[ColumnBatch]) -> list[int]:
+    return [batch.ref.shards()[0][1] for batch in batches]
+
+
+def test_a_restored_row_has_no_columns_from_before_its_removal() -> None:
+    """Its page is there still, for others: a row has moved away, and comes back."""
+    rows, again = StreamRows(), np.array([1])
+    rows.append(stored(1, 2, "x"))
+    rows.append(stored(2, 1, "x"))
+    assert shards(rows.remove(again)) == []
+    rows.restore(again)
+    assert rows.holds(again, "x").tolist() == [-2]
+    rows.extend(again, stored(3, 1, "x"), replace=False)
+    assert found(rows, [0, 1, 2], "x") == [(1, 0), (3, 0), (2, 0)]
+    assert shards(rows.remove(again)) == [3], "and the first batch is needed still"
+    assert shards(rows.remove(np.array([0, 2]))) == [1, 2]
+
+
+def test_empty_pages_are_removed_except_the_last_one() -> None:
+    rows = StreamRows()
+    rows.append(stored(1, 2 * PAGE + 1, "x"))
+    rows.remove(np.arange(1, 2 * PAGE + 1))
+    assert sorted(rows.pages) == [0, 2]
+    assert rows.there(np.array([-1, 0, 1, PAGE, 2 * PAGE, 2 * PAGE + 1, 9 * PAGE])).tolist() == [False, True] + 5 * [
+        False
+    ]
+    rows.append(stored(2, 1, "x"))
+    assert found(rows, [2 * PAGE + 1], "x") == [(2, 0)]

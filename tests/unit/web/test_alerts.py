@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from bench.cluster_figures import GeneratedPlane
+from dataplane.web import causes
 from dataplane.web.alerts import HOLD_S, Alert
+from dataplane.web.causes import Causes, CauseText
 from dataplane.web.cluster_view import look
 from dataplane.web.feed import Feed
 from tests.cases import each_case
+from tests.processes import until
 from tests.unit.observe.figures import task
 from tests.unit.web.looking import A, looked, part, stats
 
@@ -61,3 +69,43 @@ def test_each_fault_raises_its_alert_in_time(ill: str, tag: str, within_s: float
     assert named
     assert named[0] <= 20 + within_s
     assert {alert.tag for alerts in found.values() for alert in alerts} <= {tag, "leaderless"}
+
+
+# The causes that the page shows: those of the time that has viewers.
+
+OLD = CauseText(what="reward: code in score", cost="0.15 s of a step, 90 %", where="job.py:19", chain="", change="")
+
+
+@asynccontextmanager
+async def watching(found: Causes, plane: Any, seen: asyncio.Event) -> AsyncIterator[None]:
+    task = asyncio.create_task(found.watch(plane, seen))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_causes_are_forgotten_while_nobody_views_them() -> None:
+    found = Causes()
+    found.found = (OLD,)
+    async with watching(found, SimpleNamespace(graphs=object()), asyncio.Event()):
+        await until(lambda: found.found == ())
+
+
+async def test_a_diagnosis_that_fails_is_logged_and_followed_by_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(causes, "WATCH_S", 0.0)
+    asked = 0
+
+    async def graphs() -> None:
+        nonlocal asked
+        asked += 1
+        raise ValueError("an odd graph")
+
+    seen = asyncio.Event()
+    seen.set()
+    async with watching(Causes(), SimpleNamespace(graphs=graphs), seen):
+        await until(lambda: asked > 2)
+    assert "an odd graph" in caplog.text

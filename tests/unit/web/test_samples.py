@@ -5,7 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from dataplane.web.placement import EVENTS, ClusterState
 from dataplane.web.samples import MAX_NAME, sample
+from dataplane.web.waits import WebWait, WebWaits
 from tests.unit.web.looking import A, B, looked, part, stats
 
 
@@ -33,3 +35,51 @@ def test_untrusted_names_are_shortened_and_printable() -> None:
         assert len(text) <= MAX_NAME + 1
         assert text.isprintable()
     assert len(msgspec.json.encode(made)) < 4000
+
+
+# Who waits for whom, and for what.
+
+
+def waits_at(at_s: float, waits: WebWaits, **changed: object) -> list[WebWait]:
+    return waits.took(sample(looked(at_s, stats(A, **changed), stats(B)), None))
+
+
+def test_a_request_that_waits_for_memory_names_the_holder() -> None:
+    holders = ({"holder": "train.py (pid 31)", "bytes": 1 << 20, "how": "pinned"},)
+    [wait] = waits_at(0.0, WebWaits(), waiting=2, waiting_bytes=4096, holders=holders)
+    assert wait.whom == "train.py (pid 31) (1.0 MiB pinned)"
+    assert wait.what == "4.0 KiB of memory on a:1"
+
+
+# Failovers and members, from what hosts say that they lead.
+
+KEY = f"rollouts/s1/0-{A}"
+
+
+def kinds(placement: ClusterState) -> list[str]:
+    return [event.kind for event in placement.events]
+
+
+def test_a_new_leader_after_the_loss_of_the_old_one_is_a_failover_event() -> None:
+    placement = ClusterState()
+    assert placement.took(looked(0.0, stats(A, leads={KEY: 1}), stats(B, follows={KEY: 1}))) == {"rollouts"}
+    assert placement.took(looked(1.0, stats(B, follows={KEY: 1}), silent={A: "gone"})) == set()
+    assert [*placement.leaderless] == [KEY]
+    assert placement.took(looked(2.0, stats(B, leads={KEY: 2}), silent={A: "gone"})) == {"rollouts"}
+    assert placement.leaderless == {}
+    assert kinds(placement) == ["failover"]
+    assert (placement.events[0].what, placement.events[0].source, placement.events[0].target) == (
+        "rollouts 0",
+        "a:1",
+        "b:1",
+    )
+
+
+def test_events_and_names_are_bounded() -> None:
+    placement = ClusterState()
+    for second in range(400):
+        other = f"{second:016x}"
+        placement.took(looked(float(second), stats(A), stats(other)))
+    assert len(placement.events) == EVENTS
+    assert len(placement.names) <= 2 * 2 + EVENTS
+    assert placement.events[-1].number > 700

@@ -7,19 +7,23 @@ import errno
 import os
 import socket
 import stat
+import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import hypothesis.strategies as st
 import msgspec
 import pytest
+from hypothesis import given
 
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
-from dataplane.wire.framing import frame
+from dataplane.wire.framing import Framer, frame
 from dataplane.wire.local import LocalChannel, connect, listen
+from tests.cases import each_case
 from tests.processes import until
 
 messages: msgspec.msgpack.Decoder[Any] = decoder(AnyRequest | AnyReply)
@@ -237,3 +241,31 @@ async def test_a_message_that_cannot_be_encoded_is_misuse_and_the_channel_stays_
         one.channel.send(sm.ShardStored(1, 1 << 64))
     one.channel.send(m.ReadStats(2))
     assert await two.message() == m.ReadStats(2)
+
+
+# Frames: cut anywhere on the way, put together again; lengths that nobody may send.
+
+bodies = st.lists(st.binary(max_size=200), max_size=12)
+
+
+def framed(body: bytes) -> bytes:
+    return struct.pack("<I", len(body)) + body
+
+
+@given(bodies, st.data())
+def test_messages_survive_any_fragmentation(sent: list[bytes], data: st.DataObject) -> None:
+    stream = b"".join(map(framed, sent))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=20)))
+    framer = Framer()
+    got: list[bytes] = []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += framer.feed(stream[start:end])
+    assert got == sent
+    assert list(framer.feed(b"")) == []
+
+
+@each_case("size", [m.MAX_FRAME + 1, 2**31, 2**32 - 1])
+def test_an_invalid_frame_length_is_refused_before_buffering(size: int) -> None:
+    framer = Framer()
+    with pytest.raises(ProtocolMismatch, match=str(size)):
+        list(framer.feed(struct.pack("<I", size)))

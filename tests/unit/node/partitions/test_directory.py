@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import msgspec
 import pytest
 
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.errors import Corrupt, Lost, Misuse, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import Backpressure, Corrupt, Lost, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions import directory
-from dataplane.node.partitions.record import EPOCHS, LostPartition, Record
+from dataplane.node.partitions.record import EPOCHS, LostPartition, Record, encode
 from tests.cases import each_case
 from tests.unit.node.partitions.bench import Bench, benches, until
 
@@ -214,3 +216,56 @@ async def test_a_published_restored_stream_survives_a_discard() -> None:
         await node.directory.publish(record)
         await node.directory.discard(record)
         assert await node.append(record.key or "", "a") == (0,)
+
+
+# Records as a directory sees them change.
+
+
+async def test_a_record_watch_continues_after_an_invalid_value_was_written(caplog: pytest.LogCaptureFixture) -> None:
+    coordinator = ProcessCoordinator()
+    async with benches(1, coordinator) as [node]:
+        record = await node.directory.open(S, b"s")
+        before, later = encode(record), msgspec.structs.replace(record, version=record.version + 1)
+        with caplog.at_level(logging.ERROR):
+            await coordinator.swap(f"streams/{S}", before, b"\xc1")
+            await until(lambda: "no record" in caplog.text)
+        await coordinator.swap(f"streams/{S}", b"\xc1", encode(later))
+        await until(lambda: node.directory.records.find(S) == later)
+
+
+# Followers, and what is left of a replica that has ended.
+
+KEY = "rollouts/s0/0-n0"
+
+
+def full(*_: object) -> NoReturn:
+    raise Backpressure("there is no space left on the disk")
+
+
+async def test_another_follower_is_recruited_when_the_first_choice_has_a_full_disk() -> None:
+    async with benches(3) as nodes:
+        leader = nodes[0]
+        (first,) = leader.replicas.recruiting.others(KEY, leader.name, 1)
+        refusing = next(node for node in nodes if node.name == first)
+        refusing.replicas._logs = full
+        made = await leader.replicas.create(KEY, leader.name, followers=1)
+        assert not made.followers, "it goes on with fewer"
+
+        def follower() -> Bench | None:
+            hosted = leader.at(KEY)
+            names = [] if hosted is None else [name for name, _ in hosted.configuration.followers]
+            return next((node for node in nodes if node.name in names), None)
+
+        assert await until(follower) not in (leader, refusing)
+
+
+async def test_the_watch_of_an_ended_replica_stops() -> None:
+    async with benches(1) as [node]:
+        await node.replicas.create(KEY, node.name)
+        hosted = node.replicas.find(KEY)
+        assert hosted is not None
+        watching = hosted.watching
+        assert watching is not None
+        node.replicas.end(hosted)
+        await asyncio.wait([watching], timeout=10)
+        assert watching.done()

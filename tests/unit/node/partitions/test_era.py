@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.node.clustered.durable import PartitionStorage
 from dataplane.node.partitions.era import KEY, Era
+from dataplane.node.partitions.record import DURABLE
+from dataplane.replication.log import ExtendLog
+from dataplane.replication.messages import LogEntry
 from dataplane.store.durable.database import Database, DirectoryUnusable, Journal, Notes
-from tests.unit.node.partitions.bench import until
+from dataplane.store.durable.directory import DataDirectory
+from dataplane.store.durable.shards import DurableShards
+from tests.unit.node.partitions.bench import Bench, until
 
 
 @asynccontextmanager
@@ -58,3 +67,49 @@ async def test_a_running_node_records_the_new_era_of_an_emptied_coordinator(tmp_
         await until(lambda: coordinator._registry._values.get(KEY) not in (None, before))
     async with started(tmp_path, coordinator) as running:
         assert not running.done()
+
+
+# The logs of durable partitions, as one node opens and deletes them.
+
+PARTITION = f"s/0{DURABLE}"
+
+
+@asynccontextmanager
+async def node(directory: Path) -> AsyncIterator[tuple[Bench, DurableShards]]:
+    durable = DurableShards(DataDirectory(directory))
+    keeping = PartitionStorage(cast(Any, SimpleNamespace(durable=durable)))
+    bench = Bench("a", ProcessCoordinator(), keeps=True, logs=keeping.log)
+    try:
+        yield bench, durable
+    finally:
+        await bench.aclose()
+        await durable.aclose()
+
+
+async def test_a_hanging_disk_blocks_only_durable_partitions(tmp_path: Path) -> None:
+    answers = threading.Event()
+    async with node(tmp_path) as (bench, durable):
+        old = await bench.replicas.host(f"s/1{DURABLE}")
+        hung = durable.journal.run(durable.directory.database.read, lambda sql: answers.wait())
+        waiting = [asyncio.ensure_future(bench.replicas.host(PARTITION)) for _ in range(2)]
+        bench.replicas.end(old, forget=True)
+        assert not (await bench.replicas.host("s/0")).durable
+        assert not any(each.done() for each in waiting)
+        answers.set()
+        first, second = await asyncio.gather(*waiting)
+        assert first is second, "one log is opened once"
+        await hung
+
+
+async def test_a_partition_hosted_again_after_its_log_was_deleted_starts_empty(tmp_path: Path) -> None:
+    async with node(tmp_path) as (bench, _):
+        hosted = await bench.replicas.host(PARTITION)
+        assert hosted._disk is not None
+        await hosted._disk.save([ExtendLog(1, (LogEntry(1, b"old"),))])
+        bench.replicas.end(hosted, forget=True)
+        again = await bench.replicas.host(PARTITION)
+        assert again.me != hosted.me
+        assert again._disk is not None
+        assert again._disk.load()[1].entries == []
+        await again._disk.save([ExtendLog(1, (LogEntry(1, b"new"),))])
+        assert [entry.command for entry in again._disk.load()[1].entries] == [b"new"]

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dataplane.errors import OutcomeUnknown, PeerUnavailable
+from dataplane.batch.rows import RowIndices
+from dataplane.clock import Deadline
+from dataplane.cluster.membership import Membership
+from dataplane.errors import Freed, OutcomeUnknown, PeerUnavailable
 from dataplane.node.shards import fetch
 from dataplane.node.shards.fetch import Fetcher
+from dataplane.node.shards.reading import ShardReads
+from dataplane.node.shards.remote import Want
+from dataplane.node.shards.shard_replicas import ShardReplicas
+from dataplane.store.store import Store
 from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
+from dataplane.wire.peer import Peers
 from tests.cases import each_case
-from tests.processes import until
+from tests.processes import WAIT_S, until
 from tests.unit.node.shards.members import ME
-from tests.unit.node.shards.owners import OWNER, owning
-from tests.unit.store.stores import moving
+from tests.unit.node.shards.owners import NBYTES, OWNER, Owner, owning
+from tests.unit.store.stores import content, moving
 
 
 async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,3 +85,98 @@ async def test_a_retain_that_fails_has_retained_nothing(
         go.set()
         await until(lambda: freed == [7])
         await fetcher.aclose()
+
+
+# Copies that are forgotten or freed while others are described.
+
+ROW: list[Want] = [((0,), RowIndices.range(0, 1), [])]
+
+
+@pytest.fixture
+async def fetching(tmp_path: Path) -> AsyncIterator[tuple[Fetcher, Store, Owner]]:
+    async with (
+        owning() as (owner, peers, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        fetcher = Fetcher(ME, store, peers, members, TransportChoice(()))
+        yield fetcher, store, owner
+        await fetcher.aclose()
+
+
+async def find(fetcher: Fetcher, *shards: int) -> list[int]:
+    return await fetcher.find([(OWNER, shard, ROW) for shard in shards], Deadline.after(WAIT_S))
+
+
+def read(store: Store, numbers: list[int]) -> list[bytes]:
+    pinned = store.pin_now("reader", numbers)
+    assert pinned is not None
+    found = [store.arena.read(each.extent)[:NBYTES] for each in pinned]
+    store.unpin("reader", numbers)
+    return found
+
+
+async def test_copies_named_by_a_request_are_not_evicted_for_its_other_copies(
+    fetching: tuple[Fetcher, Store, Owner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest copies are, and become the newest by being asked for."""
+    fetcher, store, owner = fetching
+    monkeypatch.setattr(fetch, "MAX_COPIES", 3)
+    await find(fetcher, 1, 2, 3)
+    numbers = await find(fetcher, 2, 1, 4)
+    assert read(store, numbers) == [content(shard, NBYTES) for shard in (2, 1, 4)]
+    assert fetcher.copies == 3
+    assert owner.asked == [1, 2, 3, 4]
+
+
+async def test_shards_pinned_for_fetches_have_a_readable_holder_name(fetching: tuple[Fetcher, Store, Owner]) -> None:
+    fetcher, store, _ = fetching
+    numbers = await find(fetcher, 1)
+    assert store.pin_now(fetcher, numbers)
+    (held,) = store.statistics().holders
+    assert (held["holder"], held["how"]) == ("reads of other nodes' shards", "pinned")
+    store.unpin(fetcher, numbers)
+
+
+async def test_a_copy_freed_by_another_client_during_a_fetch_raises_freed(
+    fetching: tuple[Fetcher, Store, Owner],
+) -> None:
+    fetcher, _, owner = fetching
+    await find(fetcher, 1)
+    owner.go.clear()
+    finding = asyncio.create_task(find(fetcher, 1, 2))
+    await until(lambda: owner.asked == [1, 2])
+    await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
+    owner.go.set()
+    with pytest.raises(Freed, match="shard 1 was freed"):
+        await finding
+
+
+# Replicas that their owner frees while they are being stored.
+
+MIB = 1 << 20
+
+
+def replicas_of(store: Store, peers: Peers, members: Membership) -> ShardReplicas:
+    reading = ShardReads(ME, peers, members, TransportChoice(()))
+    return ShardReplicas(ME, store, peers, members, reading)
+
+
+@each_case("times", [1, 2])
+async def test_a_replica_that_is_freed_while_it_waits_for_memory_does_not_stay(tmp_path: Path, times: int) -> None:
+    async with (
+        owning() as (_, peers, members),
+        moving({"memory": MIB, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        replicas = replicas_of(store, peers, members)
+        (held,) = await store.reservations.reserve("client", [MIB], Deadline.after(WAIT_S))
+        taking = [
+            asyncio.create_task(replicas.take(pm.TakeReplicas(number, OWNER, [1, 2], WAIT_S)))
+            for number in range(times)
+        ]
+        await until(lambda: len(store.budget._puts) == times)
+        replicas.free(OWNER, [(1, [], (0, 0, b""))])
+        store.reservations.abort("client", [held.shard])
+        await asyncio.gather(*taking)
+        assert replicas.here((OWNER, 1)) is None
+        assert list(store.shards) == [replicas.here((OWNER, 2))]
+        assert not replicas._taking

@@ -12,9 +12,12 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.rows import RowIndices
 from dataplane.errors import PeerUnavailable
+from dataplane.node.shards import remote_operations
 from dataplane.node.shards.reading import WantedRanges
 from dataplane.node.shards.remote import Remote, Want
+from dataplane.node.shards.remote_operations import RemoteOperations
 from tests.cases import each_case
+from tests.unit.node.shards.members import Members
 
 ROWS, ROW = 1024, 1024
 SIZE = ROWS * ROW
@@ -112,3 +115,68 @@ async def test_a_byte_range_requested_during_a_fetch_is_fetched_next() -> None:
     assert there(memory, 1, 3)
     assert not remote.want([*rows(1, 2), *rows(2, 3)])
     assert total(remote._there) < SIZE
+
+
+# What needs a host ends with it, and its caller's cancellations stay its caller's.
+
+
+async def yes(node: bytes) -> bool:
+    return True
+
+
+async def wait(running: RemoteOperations, *nodes: bytes, then: float = 0.0) -> None:
+    async with running.needing(*nodes):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(then)
+
+
+async def test_a_remote_operation_ends_when_any_needed_host_is_lost() -> None:
+    members = Members(b"a", b"b", b"c")
+    running = RemoteOperations(members, yes)
+    one, two, three = (asyncio.create_task(wait(running, *nodes)) for nodes in ((b"a", b"b"), (b"b", b"b"), (b"c",)))
+    await asyncio.sleep(0)
+    members.lose(b"b")
+    for each in (one, two):
+        with pytest.raises(TimeoutError):
+            await each
+        assert not each.cancelled()
+    assert not three.done()
+    three.cancel()
+    await asyncio.gather(three, return_exceptions=True)
+    assert three.cancelled()
+    assert not running._ends
+
+
+async def test_a_cancellation_by_the_caller_prevails_over_the_loss_of_a_host() -> None:
+    members = Members(b"a")
+    running = RemoteOperations(members, yes)
+    one = asyncio.create_task(wait(running, b"a"))
+    await asyncio.sleep(0)
+    members.lose(b"a")
+    one.cancel()
+    await asyncio.gather(one, return_exceptions=True)
+    assert one.cancelled()
+
+
+async def test_a_remote_operation_ends_when_its_host_is_silent_and_others_continue(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_operations, "_LOOK_S", 0.01)
+    asked: list[bytes] = []
+
+    async def answers(node: bytes) -> bool:
+        asked.append(node)
+        return node != b"a"
+
+    running = RemoteOperations(Members(b"a", b"b"), answers)
+    one, two = (asyncio.create_task(wait(running, node)) for node in (b"a", b"b"))
+    with pytest.raises(TimeoutError):
+        await one
+    while asked.count(b"b") < 3:
+        await asyncio.sleep(0.001)
+    assert not two.done()
+    two.cancel()
+    await asyncio.gather(two, return_exceptions=True)
+    assert not running._asking

@@ -5,9 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
+from dataplane.batch.field import Field
+from dataplane.batch.locations import ref_to
+from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
+from dataplane.node.shards import needed_shards
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.sources import Sources
 from tests.cases import each_case
+from tests.unit.store.stores import content, layout, moving
 
 ME = b"me"
 LONG_S = 10.0
@@ -52,3 +58,26 @@ async def test_each_round_of_reads_doubles_the_sources(count: int, here: int) ->
     assert places[ME] <= here
     assert not sources._readers
     assert not sources._changed
+
+
+# Shards that rows need.
+
+NODE = b"the-node"
+
+
+async def test_rows_that_are_appended_again_and_again_cost_no_memory() -> None:
+    async with moving({"memory": "1MiB", "spill": 0}) as store:
+        number = store.put_now("c", content(1, 64), layout(64), scope="", holder="c")
+        assert number is not None
+        needed, key = NeededShards(NODE, store), (NODE, number)
+        ref = ref_to(NODE, 1, [("x", Field("dense", "uint8", (64,)), 64, number, 0)])
+        needed.keep_too(ref)
+        for _ in range(2 * needed_shards._MANY):
+            needed.keep_too(ref)
+            needed.done(ref, ref.shards())
+        needed.free_parts([(number, (0,), RowIndices(0, 1))])
+        assert len(needed._spent[key]) <= needed_shards._MANY
+        assert store.shards.get(number) is not None
+        needed.unneed([key])
+        assert store.shards.get(number) is None
+        assert not needed._spent
