@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+from collections import Counter
 
 import pytest
 
 import dataplane
 from dataplane import errors, testing
+from tests.architecture.test_imports import MODULES
 from tests.cases import each_case
 
 ERRORS = [
@@ -105,3 +108,20 @@ def test_names_of_the_testing_module_are_exactly_those_listed() -> None:
 def test_every_error_is_public() -> None:
     defined = {name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)}
     assert defined == set(ERRORS)
+
+
+# A class name stands for one thing.
+
+BLOCKING = "sync.py"  # it has the names of the classes that it blocks for
+TWICE = {"DataplaneCheckpointEngine"}  # verl and NeMo RL each find theirs by this name
+
+
+def test_no_class_name_is_used_twice() -> None:
+    found = Counter(
+        node.name
+        for path in MODULES
+        if path.name != BLOCKING
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    assert {name for name, count in found.items() if count > 1} == TWICE

@@ -12,11 +12,14 @@ import pytest
 
 pytest.importorskip("torch")
 
+from pathlib import Path
+
 import torch
 
 import dataplane as dp
 from dataplane.wire import shard_messages as sm
 from tests.integration.keepers import ITEMS, LENGTHS, ROWS, consume, same
+from tests.integration.test_hosts import connected
 from tests.processes import MIB, StandingNode, Worker, eventually
 
 NODE = {"memory": "64MiB"}
@@ -110,3 +113,33 @@ def test_invalid_uses_of_device_keep_are_misuse(node: StandingNode) -> None:
         with pytest.raises(dp.Misuse, match="one host"):
             plane.put({"x": torch.ones(2)}, device="keep", replicas=2)
         assert same(plane.get(plane.put(columns(), device="keep")))  # more than the budget
+
+
+# Columns that a process of one host keeps and a process of another reads: by way of the arena.
+
+
+def test_kept_columns_are_read_by_another_host_until_their_process_dies(tmp_path: Path) -> None:
+    with (
+        connected(tmp_path, memory="64MiB") as ((one, two), (_, second)),
+        Worker(produce, one.address) as producer,
+    ):
+        refs = [producer.ask(seed) for seed in (1, 2, 3)]
+        assert same(second.get(refs[0], device="cpu"), 1)
+        assert same(second.get(refs[1]), 2)
+        assert int(two.facts()["fetched"]) >= 2 * refs[0].select("x").nbytes
+        second.free(refs[0][4:5])
+        with pytest.raises(dp.Freed):
+            second.get(refs[0][3:6], device="cpu")
+        assert len(second.get(refs[0][:4], device="cpu")) == 4
+
+        producer.kill(signal.SIGKILL)
+
+        def gone() -> bool:
+            try:
+                second.get(refs[2], device="cpu")
+            except dp.OwnerDied as error:
+                return "has gone" in str(error)
+            return False
+
+        eventually(gone, "the node noticed")
+        assert same(second.get(refs[1]), 2)

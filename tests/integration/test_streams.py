@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -287,3 +288,19 @@ def test_an_append_to_a_full_stream_holds_no_memory(plane: Any) -> None:
     assert take(stream, "a", rows=1) == [0]
     stream.append(rollouts(1, 4), timeout=0)
     assert stream.stats()["rows"] == 4
+
+
+# Reading ahead: what a reference means is in memory by the time that it is asked for.
+
+
+def test_prefetched_shards_are_restored_before_they_are_read(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="8MiB", spill="64MiB", spill_dir=tmp_path, prewarm=0)
+    with dp.connect(config=config) as plane:
+        refs = [plane.put({"x": pattern(i, 2 * MIB, 2)}) for i in range(8)]
+        eventually(lambda: plane.stats().spilled_shards, "some are on disk")
+        restored = plane.stats().restored_bytes
+        for ref in refs:  # some of them are there, and some not
+            plane.prefetch(ref)
+        eventually(lambda: plane.stats().restored_bytes > restored, "they come by themselves")
+        for i, ref in enumerate(refs):
+            assert (np.stack(plane.get(ref)["x"].numpy()) == pattern(i, 2 * MIB, 2)).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import dataplane as dp
 from dataplane.client import publishing
 from dataplane.weights import Slice
 from tests.etcd import needs_etcd
-from tests.integration.test_hosts import Host, together
+from tests.integration.test_hosts import connected
 from tests.processes import MIB, StandingNode, Worker, eventually
+from tests.torches import torches
 
 torch = pytest.importorskip("torch")
 
@@ -169,13 +171,9 @@ def test_a_part_without_data_and_a_version_without_data_are_published(plane: Any
 def test_other_hosts_fetch_each_chunk_once(tmp_path: Path) -> None:
     tensors = {f"w{i}": torch.randn(MIB) for i in range(6)}
     with (
-        Host(tmp_path / "0", memory="96MiB") as one,
-        Host(tmp_path / "1", one, memory="96MiB") as two,
-        dp.connect(one.address) as here,
-        dp.connect(two.address) as there,
+        connected(tmp_path, memory="96MiB") as ((_, two), (here, there)),
         dp.connect(two.address) as again,
     ):
-        together(here, there)
         here.weights("actor").publish(7, tensors)
         found = there.weights("actor").get(timeout=30)
         more = again.weights("actor").get(7)
@@ -186,14 +184,8 @@ def test_other_hosts_fetch_each_chunk_once(tmp_path: Path) -> None:
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[list[Any]]:
     """A plane on each of two hosts."""
-    with (
-        Host(tmp_path / "0", memory="128MiB") as one,
-        Host(tmp_path / "1", one, memory="128MiB") as other,
-        dp.connect(one.address) as here,
-        dp.connect(other.address) as there,
-    ):
-        together(here, there)
-        yield [here, there]
+    with connected(tmp_path, memory="128MiB") as (_, planes):
+        yield planes
 
 
 def updated(tensors: dict[str, Any], share: float, seed: int) -> dict[str, Any]:
@@ -237,15 +229,7 @@ def test_a_host_with_an_older_version_fetches_only_deltas(two: list[Any]) -> Non
 
 @needs_etcd
 def test_replicated_versions_survive_the_death_of_the_publishing_host(tmp_path: Path) -> None:
-    with (
-        Host(tmp_path / "0") as one,
-        Host(tmp_path / "1", one) as two,
-        Host(tmp_path / "2", one) as three,
-        dp.connect(one.address) as a,
-        dp.connect(two.address) as b,
-        dp.connect(three.address) as c,
-    ):
-        together(a, b, c)
+    with connected(tmp_path, 3) as ((one, _, _), (a, b, c)):
         tensors = {"w": torch.randn(MIB)}
         a.weights("actor", replicas=2).publish(1, tensors)
         a.weights("other").publish(1, tensors)
@@ -303,3 +287,55 @@ def test_lazily_created_tensors_are_not_treated_as_tied(plane: Any, monkeypatch:
     plane.weights("actor").publish(1, Lazy())
     found = plane.weights("actor").get()
     assert {name: float(found[name][0]) for name in Lazy()} == {f"w{i}": float(i) for i in range(8)}
+
+
+# DTensors of real ranks, published as they are sharded and read in any other way.
+
+pytest.importorskip("torch.distributed.tensor")
+
+
+def _rank(pipe: Any, address: str, store: str, rank: int, ranks: int) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    whole = torch.arange(35.0).reshape(7, 5)
+    tensors = {
+        "rows": distribute_tensor(whole, mesh, [Shard(0)]),  # of uneven shards
+        "columns": distribute_tensor(whole, mesh, [Shard(1)]),
+        "few": distribute_tensor(whole[:1], mesh, [Shard(0)]),  # of which some ranks have nothing
+        "same": distribute_tensor(whole, mesh, [Replicate()]),
+        "plain": whole,
+    }
+    with dp.connect(address) as plane:
+        plane.weights("actor").publish(1, tensors, rank=rank, ranks=ranks, timeout=60)
+        plane.weights("actor").publish(2, {"same": tensors["same"]}, rank=rank, ranks=ranks, timeout=60)
+        partial = dict(tensors, rows=DTensor.from_local(whole, mesh, [Partial()]))
+        with pytest.raises(dp.SchemaMismatch, match="partial"):
+            plane.weights("actor").publish(3, partial, rank=rank, ranks=ranks)
+    pipe.send("done")
+    dist.destroy_process_group()
+
+
+def test_dtensors_are_published_by_their_ranks_and_read_as_one(
+    node: StandingNode, tmp_path: Path, with_torch: None
+) -> None:
+    ranks, store = 3, str(tmp_path / "store")
+    with ExitStack() as undo:
+        workers = [
+            undo.enter_context(Worker(_rank, node.address, store, rank, ranks, context=torches))
+            for rank in range(ranks)
+        ]
+        assert [worker.hear() for worker in workers] == ["done"] * ranks
+    whole = torch.arange(35.0).reshape(7, 5)
+    with dp.connect(node.address) as plane:
+        found = plane.weights("actor").get(1)
+        assert all(torch.equal(found[name], whole) for name in ("rows", "columns", "same", "plain"))
+        assert torch.equal(found["few"], whole[:1])
+        assert torch.equal(plane.weights("actor").get(2)["same"], whole), "of which the other ranks published nothing"
+        part = plane.weights("actor").get(1, names=["columns"], slices={"columns": (slice(2, 6), slice(1, 4))})
+        assert torch.equal(part["columns"], whole[2:6, 1:4])
+        assert plane.weights("actor").versions() == [1, 2]

@@ -21,6 +21,7 @@ import dataplane as dp
 from dataplane.integrations import process
 from dataplane.integrations.openrlhf import LazyInputs
 from dataplane.integrations.openrlhf.agent import OwnedRow
+from examples.openrlhf_rollout.__main__ import main
 from examples.openrlhf_rollout.vision import Processor
 from tests.integrations.marks import SYSTEMS
 from tests.integrations.openrlhf.samples import same
@@ -184,3 +185,25 @@ def test_an_executor_that_fails_leaves_nothing(plane: dp.Plane, processor: Proce
     gc.collect()
     assert process.settle()
     assert plane.stats().memory_used == 0
+
+
+# The example, small: the same steps of OpenRLHF by reference and by value give the same numbers.
+
+
+def put_mib(lines: list[str]) -> float:
+    (line,) = [line for line in lines if "the driver put" in line]
+    return float(line.split()[3])
+
+
+@pytest.mark.long
+def test_the_example_has_the_same_loss_by_reference_as_by_value(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
+    monkeypatch.setenv("PYTHONPATH", "")  # which it changes
+    main(["--prompts", "2", "--answers", "2", "--side", "112", "--steps", "1"])
+    lines = capsys.readouterr().out.splitlines()
+    first, second = lines.index("by reference"), lines.index("by value")
+    lazy, plain = lines[first:second], lines[second:]
+    assert lazy[1].rpartition(",")[0] == plain[1].rpartition(",")[0]  # the loss and the reward; not the time
+    assert put_mib(lazy) < put_mib(plain) / 20
