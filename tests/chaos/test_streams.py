@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
 from tests.cases import each_case
+from tests.chaos.history import Event, History
+from tests.chaos.kills import TASKS, run
 from tests.chaos.raw import Raw, int64s, token
 from tests.processes import MIB, StandingNode, Worker, eventually, pattern
 from tests.streams import take, values
@@ -336,3 +339,32 @@ def test_requests_with_invalid_rows_and_grants_are_refused(lied_to: tuple[Standi
         assert given.keys == ["r", "s"]
         assert raw.ask(rm.AskStream(raw.next(), there, r.Nack(grant=given.grant))).result == r.Succeeded()
     plane.free(ref)
+
+
+# Kills under load on one host (`tests.chaos.kills`): no row is lost or doubled, and nothing is left.
+
+
+@pytest.mark.long
+@each_case("seed", [1])
+def test_forty_kills_under_load_neither_lose_nor_duplicate_rows(seed: int, tmp_path: Path) -> None:
+    found = run(seed, 40, tmp_path)
+    assert found.broken == []
+    assert found.kills == 40
+    assert found.appended > 100, "they were under load"
+    assert found.spilled, "and so was the disk"
+
+
+def test_each_rule_of_a_history_detects_its_violation() -> None:
+    def broken(*events: tuple[str, list[int], str, float]) -> list[str]:
+        history = History(TASKS, [Event("append", (1, 2), "", 0.0, 1.0)])
+        for what, rows, task, began in events:
+            history.events.append(Event(what, tuple(rows), task, began, began + 1.0))
+        return [each.splitlines()[0] for each in history.broken()]
+
+    fine = [("ack", [1, 2], task, 0.0) for task in TASKS]
+    assert broken(*fine) == []
+    assert broken(*fine[1:]) == ["2 rows were never acked by 'reward': [1, 2]"]
+    assert broken(*fine, ("ack", [2], "actor", 0.0)) == ["1 rows were acked twice by 'actor': [2]"]
+    assert broken(*fine, ("deliver", [1], "actor", 0.0)) == []
+    again = ["1 rows were delivered again to 'actor' after it had acked them: [1]"]
+    assert broken(*fine, ("deliver", [1], "actor", 60.0)) == again

@@ -5,12 +5,14 @@ import errno
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dataplane.clock import Deadline, monotonic
 from dataplane.closing import close_each
 from dataplane.threads import Pool, together
 from tests.cases import each_case
@@ -201,3 +203,10 @@ async def test_a_cancelled_close_still_calls_the_other_closes() -> None:
     with pytest.raises(asyncio.CancelledError):
         await closing
     assert parts.closed == ["hanging", "later"]
+
+
+def test_a_jump_of_wall_time_moves_no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadline = Deadline.after(1000)
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    assert monotonic is time.monotonic
+    assert 990 < deadline.remaining_s <= 1000

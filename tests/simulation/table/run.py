@@ -13,13 +13,23 @@ from tests.simulation.census import Census
 from tests.simulation.coordinator import SimulatedCoordinator
 from tests.simulation.faults import Plan
 from tests.simulation.run import DRIFT, SETTINGS, Going, Outcome, lack, outcome
+from tests.simulation.stream import node
 from tests.simulation.stream.machine import settings as stream_settings
 from tests.simulation.stream.run import LENGTH
 from tests.simulation.table.checker import Checker
 from tests.simulation.table.clients import Call, Mourner, Reader, Taker, Writer
 from tests.simulation.table.columns import Columns
-from tests.simulation.table.node import Node
+from tests.simulation.table.machine import WatchedMachine
 from tests.simulation.world import CLIENTS, World
+
+
+class Node(node.Node):
+    """See `tests.simulation.stream.node`: it tells nodes what is in their outboxes."""
+
+    machine: WatchedMachine  # type: ignore[assignment]
+
+    def _new_machine(self) -> Any:
+        return WatchedMachine(self._checker)  # type: ignore[arg-type]
 
 
 class Run(Going):

@@ -20,6 +20,7 @@ from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
 from dataplane.node.partitions.replicas import Logs, Machines, in_memory
 from dataplane.node.partitions.waiters import NOTHING
+from dataplane.replication.machine import Decision
 from dataplane.replication.settings import ReplicationSettings
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done, Message
@@ -27,8 +28,63 @@ from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer import Peers
 from tests.keys import KEY
 from tests.processes import WAIT_S, until
-from tests.simulation.machine import Append, Appended, Lease, Leased, decode_result, encode
-from tests.unit.node.partitions.machine import Machine, opening
+from tests.simulation.machine import (
+    Append,
+    Appended,
+    Lease,
+    Leased,
+    StreamMachine,
+    decode_request,
+    decode_result,
+    encode,
+)
+
+_ADMIN = b"\xc1"  # begins no MessagePack
+
+
+class Deaf:
+    """Nobody audits."""
+
+    def applied(self, count: int, command: bytes, result: bytes) -> None:
+        return
+
+
+def opening(record: Record) -> bytes:
+    """The first request to a partition of this machine."""
+    return _ADMIN + record.settings
+
+
+class Machine(StreamMachine):
+    """See the module."""
+
+    def __init__(self) -> None:
+        super().__init__(Deaf())
+
+    def decide(self, request: bytes, term: int, now: float) -> Decision:
+        if request[:1] == _ADMIN:
+            return Decision((request,))
+        asked = decode_request(request)
+        decision = super().decide(request, term, now)
+        if isinstance(asked, Lease):
+            result = decode_result(decision.result)
+            assert isinstance(result, Leased)
+            return decision if result.rows else Decision()
+        return decision
+
+    def serves(self, request: bytes, now: float) -> bool:
+        asked = decode_request(request)
+        if not isinstance(asked, Lease):
+            return True
+        done = self.state.done.get(asked.task, ())
+        for offset in range(self._low.get(asked.task, 0), len(self.state.rows)):
+            row = self._held.get((asked.task, offset))
+            if offset not in done and (row is None or not (row.settling or row.until_s > now)):
+                return True
+        return False
+
+    def apply(self, command: bytes) -> bytes:
+        return b"done" if command[:1] == _ADMIN else super().apply(command)
+
 
 #: Short, so that a test that waits for a lease is short too; long enough for a machine with much else to do.
 SETTINGS = ReplicationSettings(lease_s=1.0, grace_s=1.3, drift=0.01, beat_s=0.15, retry_s=0.4, snapshot_every=64)
