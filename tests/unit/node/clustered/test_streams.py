@@ -19,7 +19,7 @@ from dataplane.errors import (
     PeerUnavailable,
 )
 from dataplane.node.clustered import session as sessions
-from dataplane.node.partitions import router
+from dataplane.node.partitions import router, unconfirmed_grants
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
 from dataplane.wire import partition_messages as pt
@@ -71,7 +71,9 @@ def unconfirmed(node: StreamBench) -> int:
     return len(node.replicas._unconfirmed)
 
 
-async def test_rows_whose_delivery_answer_was_lost_are_redelivered_at_once() -> None:
+async def test_rows_whose_delivery_answer_was_lost_are_redelivered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_BEYOND_S", 0.1)
+    monkeypatch.setattr(unconfirmed_grants, "CONFIRM_S", 0.1)
     async with streaming(2) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         lost = losing(node, pt.Answered, times=1 << 20)
@@ -82,7 +84,8 @@ async def test_rows_whose_delivery_answer_was_lost_are_redelivered_at_once() -> 
         assert ids(await near.take(4)) == [0, 1, 2, 3]
 
 
-async def test_a_received_delivery_is_kept_when_its_confirmation_is_lost() -> None:
+async def test_a_received_delivery_is_kept_when_its_confirmation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unconfirmed_grants, "CONFIRM_S", 0.1)
     async with streaming(2) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         asked, told = losing(node, pt.Given, times=2), losing(leader, pt.Received, times=2)
@@ -94,7 +97,9 @@ async def test_a_received_delivery_is_kept_when_its_confirmation_is_lost() -> No
         assert leader.machine().leased.partition.rows.count == 0
 
 
-async def test_permits_and_rows_granted_after_the_deadline_are_returned() -> None:
+async def test_permits_and_rows_granted_after_the_deadline_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_BEYOND_S", 0.1)
+    monkeypatch.setattr(unconfirmed_grants, "CONFIRM_S", 0.1)
     async with streaming(2, max_rows=12) as (leader, (node,)):
         (far,), (near,) = clients([node]), clients([leader])
         await near.append([0])
