@@ -21,6 +21,9 @@ from dataplane.wire import shard_messages as sm
 from tests.integration.keepers import ITEMS, LENGTHS, ROWS, consume, same
 from tests.integration.test_hosts import connected
 from tests.processes import MIB, StandingNode, Worker, eventually
+from tests.torches import torches
+
+pytestmark = pytest.mark.usefixtures("with_torch")
 
 NODE = {"memory": "64MiB"}
 
@@ -48,7 +51,7 @@ def test_columns_kept_by_a_process_are_mapped_by_others(node: StandingNode) -> N
         assert plane.stats().memory_used < MIB
         batch["x"].torch().zero_()  # a copy of this process's own
         del batch
-        with Worker(consume, node.address) as consumer:
+        with Worker(consume, node.address, context=torches) as consumer:
             assert consumer.ask((ref, 1)) is True
             plane.free(ref)
             assert consumer.ask((ref, 1)) == "Freed"
@@ -85,20 +88,22 @@ async def test_a_close_waits_for_kept_columns_that_are_moving_to_the_arena(node:
         assert same(await plane.get(ref), 1)
 
 
+def gone(plane: dp.Plane, ref: dp.BatchRef) -> bool:
+    """Whether the process that kept it is known to have ended."""
+    try:
+        plane.get(ref, device="cpu")
+    except dp.OwnerDied as error:
+        return "has gone" in str(error)
+    return False
+
+
 def test_kept_columns_are_lost_with_their_producer(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Worker(produce, node.address) as producer:
+    with dp.connect(node.address) as plane, Worker(produce, node.address, context=torches) as producer:
         ref, other = producer.ask(1), producer.ask(2)
         batch = plane.get(other)
         producer.kill(signal.SIGKILL)
 
-        def gone() -> bool:
-            try:
-                plane.get(ref)
-            except dp.OwnerDied as error:
-                return "has gone" in str(error)
-            return False
-
-        eventually(gone, "the node noticed")
+        eventually(lambda: gone(plane, ref), "the node noticed")
         assert same(batch, 2)
         del batch
         plane.free(ref)
@@ -121,7 +126,7 @@ def test_invalid_uses_of_device_keep_are_misuse(node: StandingNode) -> None:
 def test_kept_columns_are_read_by_another_host_until_their_process_dies(tmp_path: Path) -> None:
     with (
         connected(tmp_path, memory="64MiB") as ((one, two), (_, second)),
-        Worker(produce, one.address) as producer,
+        Worker(produce, one.address, context=torches) as producer,
     ):
         refs = [producer.ask(seed) for seed in (1, 2, 3)]
         assert same(second.get(refs[0], device="cpu"), 1)
@@ -134,12 +139,5 @@ def test_kept_columns_are_read_by_another_host_until_their_process_dies(tmp_path
 
         producer.kill(signal.SIGKILL)
 
-        def gone() -> bool:
-            try:
-                second.get(refs[2], device="cpu")
-            except dp.OwnerDied as error:
-                return "has gone" in str(error)
-            return False
-
-        eventually(gone, "the node noticed")
+        eventually(lambda: gone(second, refs[2]), "the node noticed")
         assert same(second.get(refs[1]), 2)

@@ -244,9 +244,9 @@ def test_replicated_versions_survive_the_death_of_the_publishing_host(tmp_path: 
         assert b.weights("actor").get(">= 2", timeout=30).version == 2
 
 
-def test_a_publisher_that_is_killed_leaves_nothing(plane: Any, node: StandingNode) -> None:
+def test_a_publisher_that_is_killed_leaves_nothing(plane: Any, node: StandingNode, with_torch: None) -> None:
     before = plane.stats().shards
-    with Worker(_dies, node.address) as worker:
+    with Worker(_dies, node.address, context=torches) as worker:
         assert worker.hear() == "half"
         worker.kill()
     eventually(lambda: plane.stats().shards == before)
