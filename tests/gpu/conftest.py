@@ -18,7 +18,7 @@ def cuda(devices: int = 1, timeout: float = 120) -> list[Any]:
 
     return [
         pytest.mark.gpu,
-        pytest.mark.skipif(torch.cuda.device_count() < devices, reason=f"there are not {devices} GPUs here"),
+        pytest.mark.skipif(torch.cuda.device_count() < devices, reason="there are too few GPUs here"),
         pytest.mark.leaks(reason="a CUDA context keeps threads and descriptors for as long as the process lives"),
         pytest.mark.timeout(timeout),
     ]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import pytest
 
 import dataplane as dp
 from dataplane.client import embedded
+from dataplane.integrations import process
 from tests.cases import each_case
 from tests.processes import MIB, WAIT_S, StandingNode, eventually, gone, pattern
 
@@ -178,3 +180,33 @@ def test_ctrl_c_does_not_end_the_node_before_its_starter(tmp_path: Path) -> None
     assert out == "1\n"
     assert starter.returncode == 0
     left(tmp_path, pid, path)
+
+
+# `dataplane.integrations.process`: one plane a process.
+
+
+@pytest.fixture
+def _let_go() -> Iterator[None]:
+    process.close()
+    yield
+    process.close()
+
+
+@pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
+@pytest.mark.usefixtures("_let_go")
+def test_a_forked_child_connects_a_plane_separately() -> None:
+    plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
+    ref = plane.put({"a": [1, 2]})
+    if (child := os.fork()) == 0:
+        os._exit(0 if process.plane().get(ref)["a"].to_list() == [1, 2] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert plane.get(ref)["a"].to_list() == [1, 2]
+
+
+@pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
+@pytest.mark.usefixtures("_let_go")
+def test_a_closed_process_plane_is_connected_again() -> None:
+    plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
+    process.close()
+    process.close()
+    assert process.start(dp.NodeConfig(memory="32MiB", spill=0)) is not plane

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import runpy
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ import dataplane as dp
 from dataplane.integrations import process
 from dataplane.integrations.openrlhf import hook, install, uninstall
 from dataplane.integrations.openrlhf.agent import OwnedRow
+from examples.openrlhf_rollout.absent import stood_in
 from examples.openrlhf_rollout.meter import Meter
 from examples.openrlhf_rollout.vision import Processor
 from tests.integrations.marks import SYSTEMS
@@ -246,3 +250,29 @@ def test_a_dead_node_is_an_error_and_all_processes_end_with_the_job(group: Any) 
     process.close()
     ray.shutdown()
     eventually(lambda: not any(map(psutil.pid_exists, pids)), "the node and the workers have ended", timeout_s=60)
+
+
+# `python -m dataplane.integrations.openrlhf`: OpenRLHF's own command with the hook installed.
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_command_accepts_the_options_of_openrlhf(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["train", "--help"])
+    assert not hook.installed()
+    try:
+        with stood_in(), pytest.raises(SystemExit) as ended:
+            runpy.run_module("dataplane.integrations.openrlhf", run_name="__main__")
+        assert ended.value.code == 0
+        assert "--train.agent_func_path" in capsys.readouterr().out
+        assert hook.installed()
+    finally:
+        hook.uninstall()
+
+
+def test_importing_the_integration_does_not_import_openrlhf() -> None:
+    code = "import sys, dataplane.integrations.openrlhf; print(sorted({'openrlhf', 'ray', 'torch'} & set(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    assert run.stdout.strip() == "[]"

@@ -6,15 +6,19 @@ import gc
 import threading
 import time
 import tracemalloc
+from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
 import msgspec
 
+from dataplane.diagnosis import calls as calls_module
 from dataplane.diagnosis import recorder as module
+from dataplane.diagnosis.calls import CallCounts, PlainCalls, current_frames, plain_current_frames
 from dataplane.diagnosis.recorder import MOST_LINES, MOST_PLACES, RATE, PlaceRecorder
 from dataplane.waiting import PLACES
 from dataplane.wire.messages import MAX_REPORT
+from tests.cases import each_case
 
 
 class Reports:
@@ -121,3 +125,46 @@ def test_a_report_excludes_calls_of_planes_closed_before() -> None:
         recorder.detach(reports)
         assert [place[6] for place in told.values()] == [0, 1]
         assert told[number][2] == 7
+
+
+# Calls are counted by the line that made them, by the extension and without it alike.
+
+KINDS: list[Any] = [PlainCalls]
+if calls_module._calls is not None:
+    KINDS.append(calls_module._calls.Calls)
+
+
+def nothing(*_: Any) -> Any:
+    return 0, 0, 0, 0
+
+
+def unknown() -> int:
+    return -1
+
+
+@each_case("kind", KINDS)
+def test_calls_are_counted_by_the_low_bits_of_their_number(kind: Callable[..., CallCounts]) -> None:
+    calls = kind(unknown, nothing, nothing, 1 << 60)
+    began = time.monotonic_ns() - 1000
+    for _ in range(3):
+        calls.called(7 << 10 | 5, began)
+    count, nanoseconds = calls.totals(5)
+    assert count == 3
+    assert nanoseconds >= 3000
+    assert calls.totals(7) == (0, 0)
+    assert calls.totals(PLACES) == (0, 0)
+    assert calls.left > began
+    calls.reset()
+    assert calls.totals(5) == (0, 0)
+
+
+@each_case("ask", [current_frames, plain_current_frames])
+def test_reading_thread_frames_preserves_the_garbage_collection_setting(ask: Callable[[], Any]) -> None:
+    was = gc.isenabled()
+    try:
+        for wanted in (True, False):
+            (gc.enable if wanted else gc.disable)()
+            assert threading.get_ident() in ask()
+            assert gc.isenabled() is wanted
+    finally:
+        (gc.enable if was else gc.disable)()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dataplane.batch.put_plan import values_of
+from dataplane.integrations import process
 from dataplane.integrations.transfer_queue.sharing import LEAST, LocationCache, keys_of
 from tests.cases import each_case
 from tests.processes import WAIT_S
@@ -102,3 +103,10 @@ def test_a_forked_child_waits_for_no_thread_of_its_parents() -> None:
                 os._exit(0 if there == {b"b": 1} else 1)
         known._lock.release()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_child_keeps_the_address_of_its_parent_when_it_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An `init()` of TransferQueue that fails closes the plane; a retry has to find the parent's node again."""
+    monkeypatch.setenv(process._INHERITED, "/run/of/the/parent")
+    process.close()
+    assert os.environ[process._INHERITED] == "/run/of/the/parent"

@@ -27,8 +27,7 @@ from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
 from dataplane.wire.messages import Done
 from tests.unit.node.clustered.streambench import StreamBench, clients, ids, stream_nodes, streaming
-from tests.unit.node.partitions.bench import SETTINGS, until
-from tests.unit.node.partitions.test_returning import absent, back
+from tests.unit.node.partitions.bench import SETTINGS, absent, back, until
 
 # Members
 

@@ -29,8 +29,7 @@ from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
 from tests.unit.node.clustered.streambench import Putting, StoringBench
-from tests.unit.node.partitions.bench import WAIT_S, benches, until
-from tests.unit.node.partitions.test_returning import absent, back
+from tests.unit.node.partitions.bench import WAIT_S, absent, back, benches, until
 
 T = "t"
 

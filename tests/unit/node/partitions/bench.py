@@ -211,3 +211,19 @@ async def benches(
         for bench in made:
             await bench.aclose()
         await coordinator.aclose()
+
+
+async def absent(node: Bench, others: list[Bench]) -> None:
+    """The node is registered no more, though it lives."""
+    node._running[0].cancel()
+    await asyncio.gather(node._running[0], return_exceptions=True)
+    registration = node.members._registration
+    assert registration is not None
+    await registration.leave()
+    await until(lambda: all(other.members.away(node.name) for other in others))
+
+
+async def back(node: Bench, others: list[Bench]) -> None:
+    """The same process registers again."""
+    node._running[0] = asyncio.ensure_future(node.members.run())
+    await until(lambda: not any(other.members.away(node.name) for other in others))

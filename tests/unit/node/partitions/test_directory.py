@@ -17,7 +17,8 @@ from dataplane.errors import Backpressure, Corrupt, Lost, Misuse, OutcomeUnknown
 from dataplane.node.partitions import directory
 from dataplane.node.partitions.record import EPOCHS, LostPartition, Record, encode
 from tests.cases import each_case
-from tests.unit.node.partitions.bench import Bench, benches, until
+from tests.simulation.machine import TASKS
+from tests.unit.node.partitions.bench import Bench, absent, back, benches, until
 
 S = "rollouts"
 
@@ -269,3 +270,20 @@ async def test_the_watch_of_an_ended_replica_stops() -> None:
         node.replicas.end(hosted)
         await asyncio.wait([watching], timeout=10)
         assert watching.done()
+
+
+# Nodes that come back: as the same process after a while, or as a new one under the same name.
+
+P = "rollouts/s1/0-n1"
+
+
+async def test_a_leader_that_returns_after_an_absence_is_asked_again() -> None:
+    async with benches(3) as [node, leader, third]:
+        await node.replicas.create(P, leader.name, 1)
+        await until(lambda: leader.led(P))
+        await absent(leader, [node, third])
+        await back(leader, [node, third])
+        await until(lambda: leader.at(P))
+        for other in (node, third):
+            await other.append(P, "row")
+            assert (await other.lease(P, TASKS[0], 1)).rows
