@@ -148,22 +148,6 @@ def test_puts_beyond_memory_are_spilled_and_restored(plane: Any) -> None:
     eventually(lambda: plane.stats().disk_used == plane.stats().memory_used == 0, "all of it is back")
 
 
-def test_wrong_values_name_column_and_row(plane: Any) -> None:
-    with pytest.raises(dp.SchemaMismatch) as unequal:
-        plane.put({"a": [1, 2, 3], "b": [1, 2]})
-    assert unequal.value.column == "b"
-    with pytest.raises(dp.SchemaMismatch) as misfit:
-        plane.put(
-            {"a": [np.zeros((2, 3)), np.zeros((2, 4))], "b": [np.zeros((1, 3)), np.ma.masked_array([1, 2], [0, 1])]}
-        )
-    assert misfit.value.column == "b"
-    assert misfit.value.row == 1
-    with pytest.raises(dp.SchemaMismatch) as unknown:
-        plane.put({"how": [len]})
-    assert unknown.value.column == "how"
-    assert plane.stats().shards == 0
-
-
 @each_case("size", [4096, 4 * MIB], ids=["inline", "shared"])
 @each_case("timeout", [0, -3.5, np.float32(0), -float("inf")])
 def test_a_call_past_its_deadline_succeeds_only_without_waiting(plane: Any, size: int, timeout: float) -> None:
@@ -176,15 +160,6 @@ def test_a_call_past_its_deadline_succeeds_only_without_waiting(plane: Any, size
     assert view[0, 7] == 7
     del view
     plane.free(held)
-
-
-def test_invalid_references_are_misuse(plane: Any) -> None:
-    for wrong in (None, 7, "ref", {"x": 1}):
-        with pytest.raises(dp.Misuse):
-            plane.get(wrong)
-    with pytest.raises(dp.Misuse):
-        plane.free("ref")
-    assert plane.stats().clients == 1
 
 
 def test_everything_after_close_is_closed(node: StandingNode, plane: Any) -> None:
