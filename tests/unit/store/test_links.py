@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -19,7 +19,7 @@ from dataplane.batch.locations import shard_of
 from dataplane.batch.rows import RowIndices
 from dataplane.config import NodeConfig
 from dataplane.errors import Freed, LimitExceeded
-from dataplane.store import row_owners
+from dataplane.store import live_cells, row_owners
 from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store
 
@@ -178,3 +178,45 @@ def test_memory_for_row_owners_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     store.free([number, *made])
     assert store.owners.nbytes == 0
     asyncio.run(store.aclose())
+
+
+# Which cells exist after any frees, whatever the blocks.
+
+CELL_ROWS = 50
+
+
+@pytest.fixture
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_cells, "BLOCK", 8)
+
+
+def some_rows() -> st.SearchStrategy[RowIndices]:
+    ends = st.tuples(st.integers(0, CELL_ROWS), st.integers(0, CELL_ROWS)).map(sorted)
+    picked = st.lists(st.integers(0, CELL_ROWS - 1), max_size=20)
+    return st.one_of(ends.map(lambda pair: RowIndices.range(*pair)), picked.map(RowIndices.index))
+
+
+@pytest.mark.usefixtures("_small_blocks")
+@given(
+    st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=3), some_rows()), max_size=12),
+    some_rows(),
+    st.tuples(st.integers(0, CELL_ROWS), st.integers(0, CELL_ROWS)).map(sorted),
+)
+def test_live_cells_are_exactly_those_not_freed(
+    freed: list[tuple[list[int], RowIndices]], asked: RowIndices, window: tuple[int, int]
+) -> None:
+    cells, left = LiveCells(2, CELL_ROWS), np.ones((2, CELL_ROWS), np.bool_)
+    for columns, rows in freed:
+        cells.free(columns, rows)
+        for column in columns:
+            left[column, rows.array()] = False
+    again = LiveCells.of(cells.blocks, 2, CELL_ROWS)
+    first, stop = window
+    for each in (cells, again):
+        assert bool(each) == left.any()
+        assert each.blocks == cells.blocks
+        for column in range(2):
+            assert each.all(column, asked) == left[column, asked.array()].all()
+            assert np.array_equal(each.flags(column, first, stop), left[column, first:stop])
+            inside = np.unique(asked.array())
+            assert np.array_equal(each.freed([column], asked), inside[~left[column, inside]])
