@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -102,3 +106,21 @@ def test_seeded_sampling_draws_from_the_softmax() -> None:
     drawn = [int(SeededSampling(seed)(torch.zeros((1, 3)), scores).argmax()) for seed in range(4000)]
     share = scores[0].softmax(0).numpy()
     assert np.abs(np.bincount(drawn, minlength=4) / 4000 - share).max() < 0.03
+
+
+# The example, small: it trains, and its responses are the same with and without history.
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.timeout(300)
+def test_the_example_generates_the_same_responses_with_history(tmp_path: Path) -> None:
+    figures = tmp_path / "figures.json"
+    small = ["--epochs", "2", "--prompts", "2", "--samples", "2", "--shown", "20", "--json", str(figures)]
+    command = [sys.executable, "-m", "examples.history_rollout", *small]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    first, second = json.loads(figures.read_text())
+    assert first["different"] == second["different"] == 0
+    assert first["proposed"] == 0 < second["proposed"]
+    assert second["verifications"] <= second["tokens"]
