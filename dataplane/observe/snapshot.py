@@ -26,8 +26,8 @@ OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFigures:
-    """A task of a stream on this node. lag: rows that it is not done with. Counts are of rows, since the stream was created; in the
-    sum of others, since the node's start."""
+    """A task of a stream on this node. lag: rows that it is not done with. Counts are of rows, since the stream
+    was created; in the sum of others, since the node's start."""
 
     lag: int = 0
     waiting: int = 0
