@@ -4,7 +4,7 @@ settles it."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -72,9 +72,8 @@ class Client(clients.Client):
     CALL = Call
 
 
-class Producer(Client):
-    """Appends a few rows at a time: rows of groups, in one append or in two; now and then one with a key that another
-    producer uses too."""
+class StoringClient(Client):
+    """A client that stores columns of rows of a partition."""
 
     def __init__(
         self,
@@ -88,7 +87,13 @@ class Producer(Client):
         super().__init__(world, name, nodes, ask)
         self._stored = stored
         self._partition = partition
-        self._open = ""  # the group that lacks a row
+
+
+class Producer(StoringClient):
+    """Appends a few rows at a time: rows of groups, in one append or in two; now and then one with a key that another
+    producer uses too."""
+
+    _open = ""  # the group that lacks a row
 
     def run(self) -> None:
         if self.ending and not self._open:
@@ -185,23 +190,12 @@ class Gatherer(Producer):
             self.world.after(0.1 * rng.random(), alone, two)
 
 
-class Consumer(Client):
+class Consumer(StoringClient):
     """Takes rows of its task, brings columns of them, acks them, gives them back, keeps them too long or forgets
     them."""
 
-    def __init__(
-        self,
-        world: World,
-        name: str,
-        nodes: int,
-        ask: Callable[[int, Call], None],
-        stored: Columns,
-        partition: int,
-        task: str,
-    ) -> None:
-        super().__init__(world, name, nodes, ask)
-        self._stored = stored
-        self._partition = partition
+    def __init__(self, *storing: Any, task: str) -> None:
+        super().__init__(*storing)
         self.task = task
 
     def run(self) -> None:

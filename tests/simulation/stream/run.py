@@ -76,7 +76,7 @@ class Partition:
             Producer(world, f"p{i}", count, self.ask, run.stored, number) for i in ((0, 1) if both else (number,))
         ]
         self.consumers = [
-            Consumer(world, f"c{i}", count, self.ask, run.stored, number, TASKS[i % len(TASKS)])
+            Consumer(world, f"c{i}", count, self.ask, run.stored, number, task=TASKS[i % len(TASKS)])
             for i in range(2 + both)
         ]
         self.gatherers: list[Client] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,31 +20,19 @@ from tests.simulation.faults import Plan
 from tests.simulation.planted import Plant
 from tests.simulation.run import Outcome, outcome
 from tests.simulation.shrink import report
-from tests.simulation.stream.clients import Answer, Call, Client
-from tests.simulation.stream.columns import Columns
+from tests.simulation.stream.clients import Answer, StoringClient
 from tests.simulation.stream.machine import LABEL, columns, versions
 from tests.simulation.stream.run import Run, plan
-from tests.simulation.world import World
 
 _INTS = Field("ragged", "int64", (None,))
 _TOKENS = 1 << 32  # of one client
 
 
-class Bringer(Client):
-    """See the module."""
+class Bringer(StoringClient):
+    """See the module. `number`: of this client, from 1."""
 
-    def __init__(
-        self,
-        world: World,
-        number: int,
-        nodes: int,
-        ask: Callable[[int, Call], None],
-        stored: Columns,
-        partition: int,
-    ) -> None:
-        super().__init__(world, f"b{number}", nodes, ask)
-        self._stored = stored
-        self._partition = partition
+    def __init__(self, *storing: Any, number: int) -> None:
+        super().__init__(*storing)
         self._token = number * _TOKENS
 
     def run(self) -> None:
@@ -127,7 +116,8 @@ def run(given: Plan) -> Outcome:
     made = Run(given)
     for partition in made.partitions:
         partition.bringers += [
-            Bringer(made.world, number, given.nodes, partition.ask, made.stored, partition.number) for number in (1, 2)
+            Bringer(made.world, f"b{number}", given.nodes, partition.ask, made.stored, partition.number, number=number)
+            for number in (1, 2)
         ]
     return outcome(made)
 
