@@ -177,7 +177,7 @@ class Block:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sent:
-    """Rows that were sent. Await it for their keys, once they are in the stream, or the error."""
+    """Rows that were sent. Awaited, it gives their keys once they are in the stream, or raises the error."""
 
     _block: Block
     _call: Call
@@ -212,7 +212,7 @@ class Sent:
 
 
 class AsyncAppender:
-    """Gathers rows for a stream. Made by `stream.appender`; a context manager that appends all that was sent."""
+    """Gathers rows for a stream. Made by `stream.appender`; a context manager that appends all sent rows at its end."""
 
     def __init__(
         self,

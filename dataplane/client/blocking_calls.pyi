@@ -113,8 +113,8 @@ class PlaneCalls(Blocking):
         """
 
     def retain(self, ref: BatchRef) -> BatchRef:
-        """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
-        freed, in any order. Copies nothing.
+        """Make another reference to the same stored rows and columns, with an owner of its own: the rows stay until
+        both references were freed, in any order. Copies nothing.
 
         Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
         that put the rows. A row can be read by any reference to it until its last owner has freed it.
@@ -147,7 +147,7 @@ class PlaneCalls(Blocking):
         history: Any = None,
     ) -> Stream:
         """The stream with this name, created if it does not exist; without tasks, an existing one, as it is. With
-        tasks, a setting that is None means its default, also for an existing stream, which must have been made with it.
+        tasks, a setting that is None means its default; an existing stream must have been made with the same settings.
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
@@ -171,8 +171,8 @@ class PlaneCalls(Blocking):
         member `node` leads. Raises as `stats`."""
 
     def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = 60.0) -> Stream:
-        """The stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own name or
-        another.
+        """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own
+        name or another. Returns the stream.
 
         No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
         seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
@@ -182,8 +182,8 @@ class PlaneCalls(Blocking):
     def replay(
         self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
     ) -> Stream:
-        """A stream from a recording (`stream.record`), which a thread fills and then closes: see `docs/recording.md`.
-        Its `replay` reports the progress. A key that occurs again gets the row's unique name.
+        """Make a stream from a recording (`stream.record`): a thread fills the stream and then closes it. See
+        `docs/recording.md`. Its `replay` reports the progress. A key that occurs again gets the row's unique name.
 
         name, tasks: as recorded if None. versions: the policy versions to replay, one or several. columns: those to
         replay. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`; a quarter
@@ -330,8 +330,8 @@ class StreamCalls(Blocking):
         sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
             one that is not built in runs in this process.
         member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
-            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets the deliveries again
-            that it had not acked.
+            replicas - 1. Each rank gets each delivery once, in the same order. A restarted rank gets the deliveries
+            again that it had not acked.
         lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
         timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
@@ -346,10 +346,11 @@ class StreamCalls(Blocking):
         """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
         `consume`.
 
-        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, it is given
-        back unless it was acked.
+        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, the last
+        delivery is given back unless it was acked.
 
-        lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
+        lease: seconds of the lease of a delivery. When the loop's body gets the delivery, at least nine tenths of them
+            are left.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
         timeout: seconds to wait for each delivery, from when it is asked for; 600 if None.
@@ -768,8 +769,9 @@ class HistoryCalls(Blocking):
         """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
         number of rows.
 
-        If no column is named, a row's group is its prompt's key, and its policy version its epoch. Rows without a
-        group are not recorded then. `reward`: the column with the reward; rows are recorded once they have it.
+        The epoch of a row is its policy version. `key`: the column with the prompt's key; None: a row's group is the
+        key, and rows without a group are not recorded. `reward`: the column with the reward; rows are recorded once
+        they have it.
         """
 
     def following(
@@ -853,11 +855,12 @@ class WeightsCalls(Blocking):
         """The complete versions, the oldest first."""
 
     def newer(self, than: int | None = None, *, timeout: float = 60.0) -> int:
-        """Wait until the newest complete version is newer than this one, and return it. Raises NotReady."""
+        """Wait until a complete version is newer than `than` (None: until there is one), and return the newest. Raises
+        NotReady."""
 
     def watch(self, after: int | None = None, *, timeout: float | None = None) -> Iterator[int]:
-        """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
-        newest.
+        """Iterate over the newest complete version, and each newer one as soon as it is complete. A slow caller gets
+        only the newest.
 
         after: only versions newer than this one.
         timeout: seconds to wait for each version; None: no limit. Raises NotReady at the deadline.

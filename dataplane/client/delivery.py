@@ -195,9 +195,9 @@ class Taken(Sequence[BatchRef]):
 
 
 class DeadLetters:
-    """Dead letters of a task, in the order of `keys`. `ref` has the columns common to all of them; None without dead
-    letters. `reasons`: for each, the reason why its last delivery ended: the argument of `nack`, the exception that
-    left the `with` block or the loop, the end of the lease or of the process; "" if none is known."""
+    """Dead letters of a task, in the order of `keys`. `ref` has the columns common to all of them; None if they have
+    none in common. `reasons`: for each, the reason why its last delivery ended: the argument of `nack`, the exception
+    that left the `with` block or the loop, the end of the lease or of the process; "" if none is known."""
 
     def __init__(self, stream: bytes, letters: r.Letters) -> None:
         self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)

@@ -178,13 +178,13 @@ class EmbeddedNode(Launched):
             export_address(_running[-1].address if _running else None)
 
     def stop(self) -> None:
-        """End it now, if this process may."""
+        """End it now. Does nothing in a forked child."""
         if os.getpid() == self._starter:
             super().stop()
 
     @property
     def died(self) -> bool:
-        """Whether this process started it and it has ended. Not known in a forked child."""
+        """Whether this process started it and it has ended. False in a forked child."""
         return os.getpid() == self._starter and self.ended
 
 

@@ -192,8 +192,9 @@ class AsyncHistory:
         """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
         number of rows.
 
-        If no column is named, a row's group is its prompt's key, and its policy version its epoch. Rows without a
-        group are not recorded then. `reward`: the column with the reward; rows are recorded once they have it.
+        The epoch of a row is its policy version. `key`: the column with the prompt's key; None: a row's group is the
+        key, and rows without a group are not recorded. `reward`: the column with the reward; rows are recorded once
+        they have it.
         """
         how = self.following(task=task, tokens=tokens, key=key, reward=reward)
         count, inner = 0, getattr(stream, "_inner", stream)  # of a blocking one

@@ -81,9 +81,10 @@ def loader(
         ...], with `<name>_mask`, true where there is a value. In both, text, bytes, struct and object columns are
         lists. A function: its result for the `Batch`, computed in a thread of the loader.
     padding_value: the value of padding; for all columns, or a dict by column, 0 for the others.
-    lease: seconds that a step may take, at least nine tenths of it counted from when the batch is returned.
+    lease: seconds of the lease of a delivery. When its batch is returned, at least nine tenths of them are left for the
+        step.
     prefetch: the number of batches that are fetched during a step; 0: each is fetched when it is requested.
-    pin_memory: whether tensors are in page-locked memory. Without CUDA it warns, and does nothing.
+    pin_memory: whether tensors are in page-locked memory. Without CUDA there is a warning and no effect.
     device: the device of the tensors, such as "cuda"; also of those within dicts, lists and tuples from a function. The
         loader's thread copies them on its own stream during the previous step, and later work of the iterating thread's
         current stream waits for them. `pin_memory` then has no use.
@@ -183,15 +184,15 @@ class Loader:
 
         The stream stores which rows were acked, not this state; a durable stream still knows it after every process was
         killed. A new loader, with this state or without, in this process or another, continues with the rows that were
-        not acked: those returned or prefetched are delivered again once their holder has released them (it ended its
-        iteration, its process ended, or its lease did). So:
+        not acked: those returned or prefetched are delivered again once their holder has released them (its
+        iteration, its process or its lease has ended). So:
 
         - no row is lost, and an acked row does not come again;
         - a batch that was returned and not yet acked when the state was taken does come again, although the model may
           have learned from it: to avoid that, call `ack` before saving;
         - loading an older state of the model does not reset the stream: rows that were acked since then are gone. To
-          reset it, or if the node was killed and the stream is not durable, save `stream.checkpoint(path)` with both,
-          restore the stream by `plane.restore(path)`, and make a new loader of that stream.
+          reset it, or if the node was killed and the stream is not durable, save `stream.checkpoint(path)` with the
+          model and this state, restore the stream by `plane.restore(path)`, and make a new loader of that stream.
         """
         return {
             "form": _STATE,

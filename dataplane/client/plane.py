@@ -226,8 +226,8 @@ class AsyncPlane:
         await ownership.free(self.connection, None if ref is None else _reference(ref), _scope(scope))
 
     async def retain(self, ref: BatchRef) -> BatchRef:
-        """Another reference to the same stored rows and columns, with an owner of its own: they stay until both were
-        freed, in any order. Copies nothing.
+        """Make another reference to the same stored rows and columns, with an owner of its own: the rows stay until
+        both references were freed, in any order. Copies nothing.
 
         Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
         that put the rows. A row can be read by any reference to it until its last owner has freed it.
@@ -267,7 +267,7 @@ class AsyncPlane:
         history: Any = None,
     ) -> AsyncStream:
         """The stream with this name, created if it does not exist; without tasks, an existing one, as it is. With
-        tasks, a setting that is None means its default, also for an existing stream, which must have been made with it.
+        tasks, a setting that is None means its default; an existing stream must have been made with the same settings.
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
@@ -313,8 +313,8 @@ class AsyncPlane:
     async def restore(
         self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S
     ) -> AsyncStream:
-        """The stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own name or
-        another.
+        """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own
+        name or another. Returns the stream.
 
         No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
         seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
@@ -333,8 +333,8 @@ class AsyncPlane:
     async def replay(
         self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
     ) -> AsyncStream:
-        """A stream from a recording (`stream.record`), which a thread fills and then closes: see `docs/recording.md`.
-        Its `replay` reports the progress. A key that occurs again gets the row's unique name.
+        """Make a stream from a recording (`stream.record`): a thread fills the stream and then closes it. See
+        `docs/recording.md`. Its `replay` reports the progress. A key that occurs again gets the row's unique name.
 
         name, tasks: as recorded if None. versions: the policy versions to replay, one or several. columns: those to
         replay. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`; a quarter

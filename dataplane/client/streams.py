@@ -222,8 +222,8 @@ class AsyncStream:
         sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
             one that is not built in runs in this process.
         member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
-            replicas - 1. Each gets each delivery once, in the same order. A restarted rank gets the deliveries again
-            that it had not acked.
+            replicas - 1. Each rank gets each delivery once, in the same order. A restarted rank gets the deliveries
+            again that it had not acked.
         lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
         timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
 
@@ -288,10 +288,11 @@ class AsyncStream:
         """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
         `consume`.
 
-        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, it is given
-        back unless it was acked.
+        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, the last
+        delivery is given back unless it was acked.
 
-        lease: seconds that the loop's body may take, at least nine tenths of it counted from when it gets the delivery.
+        lease: seconds of the lease of a delivery. When the loop's body gets the delivery, at least nine tenths of them
+            are left.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
         timeout: seconds to wait for each delivery, from when it is asked for; 600 if None.

@@ -145,7 +145,8 @@ class Appender(AppenderCalls, Context):
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """As `send`, and wait for the keys. The values are read in this thread, so after its CUDA streams."""
+        """As `send`, and wait for the keys. The values are read in this thread, after the work queued on its CUDA
+        streams."""
         return self.send(columns, keys=keys, group=group, version=version, tags=tags).result()
 
     def close(self) -> None:
@@ -322,10 +323,10 @@ class Plane(PlaneCalls):
 class Table(TableCalls):
     """A table of the cluster. Created by `plane.table` without a message; any number of processes may use it.
 
-    Over several hosts it survives the death of any one of them: columns that were stored there alone raise `OwnerDied`
-    when they are read, until they are written again. If all hosts that have the table die at once, its methods raise
-    `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its nodes are restarted on their
-    data directories.
+    Over several hosts it survives the death of any one of them: columns that were stored on that host alone raise
+    `OwnerDied` when they are read, until they are written again. If all hosts that have the table die at once, its
+    methods raise `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its nodes are
+    restarted on their data directories.
 
     Rows are named by key or by number: an array of integers in the order of arrival, which are never reused in the
     table.

@@ -321,13 +321,14 @@ class AsyncWeights:
             await self._register.ready([f"n{(seen.news + 1) % _NEWS}"], timeout=min(_LOOK_S, deadline.remaining_s))
 
     async def newer(self, than: int | None = None, *, timeout: float = TIMEOUT_S) -> int:
-        """Wait until the newest complete version is newer than this one, and return it. Raises NotReady."""
+        """Wait until a complete version is newer than `than` (None: until there is one), and return the newest. Raises
+        NotReady."""
         least = None if than is None else arguments.whole("a version", than) + 1
         return (await self._wait(None, least, Deadline.after(arguments.seconds(timeout))))[0]
 
     async def watch(self, after: int | None = None, *, timeout: float | None = None) -> AsyncIterator[int]:
-        """The newest complete version, and each newer one as soon as it is complete. A slow caller gets only the
-        newest.
+        """Iterate over the newest complete version, and each newer one as soon as it is complete. A slow caller gets
+        only the newest.
 
         after: only versions newer than this one.
         timeout: seconds to wait for each version; None: no limit. Raises NotReady at the deadline.

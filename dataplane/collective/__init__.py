@@ -55,7 +55,7 @@ TIMEOUT_S = 60.0
 def broadcast(
     ref: BatchRef | None, group: Any, *, plane: RowReader, device: Any = None, timeout: float = TIMEOUT_S
 ) -> Batch:
-    """The rows of one rank's reference, on all ranks.
+    """Send the rows of one rank's reference to all ranks, and return them as a batch.
 
     ref: at the source, the rows to read; None on all other ranks.
     plane: the plane that the source reads from; those of other ranks are not used.
@@ -71,10 +71,10 @@ def broadcast(
 def scatter(
     refs: Sequence[BatchRef] | None, group: Any, *, plane: RowReader, device: Any = None, timeout: float = TIMEOUT_S
 ) -> Batch:
-    """On each rank, the rows of its own reference in one rank's list.
+    """Send each rank the rows of its own reference in one rank's list, and return them as a batch.
 
     refs: at the source, one reference a rank, in the order of ranks; None on all other ranks. Their numbers of rows,
-    their lengths and their columns may differ. Otherwise as `broadcast`; Misuse also if their number differs from
+    their lengths and their columns may differ. Otherwise as `broadcast`; Misuse also if the number of references is not
     that of the ranks.
     """
     if refs is not None:
@@ -85,9 +85,10 @@ def scatter(
 def gather(
     ref: BatchRef, group: Any, *, plane: RowReader, dst: int = 0, device: Any = None, timeout: float = TIMEOUT_S
 ) -> list[Batch] | None:
-    """The rows of each rank's reference, on one rank: batches in the order of ranks there, None on all others.
+    """Send the rows of each rank's reference to the rank `dst`. Returns there one batch a rank, in the order of ranks;
+    on all other ranks None.
 
-    dst: that rank in the group; the same on all ranks. Otherwise as `broadcast`.
+    dst: a rank of the group; the same number on all ranks. Otherwise as `broadcast`.
     """
     return calls.gather(_reference(ref), group, plane, dst, device, _deadline(timeout))
 

@@ -223,7 +223,7 @@ class RankLink:
         return self._heard(rank, *self._listen(rank), longer_s)
 
     def hear_all(self, ranks: list[int]) -> list[bytes]:
-        """The next text from each of them."""
+        """The next text from each of these ranks."""
         begun = [(rank, *self._listen(rank)) for rank in ranks]
         return [self._heard(*each) for each in begun]
 

@@ -46,7 +46,7 @@ class ReceivedBlock:
     belongs to this process.
 
     After `mirror`, received bytes are copied to a device while the rest arrives, or received there; tensors on that
-    device use that memory. What was received there alone is copied to the block when it is read there.
+    device use that memory. What was received only on the device is copied to the block when the block is read.
     """
 
     def __init__(self, nbytes: int) -> None:

@@ -129,8 +129,8 @@ def running() -> bool:
 
 
 def find(config: NodeConfig | None = None, dead: str = "") -> str:
-    """The address of the node on this Ray node, for `connect("ray")`: waits until it runs, and differs from that of
-    the `dead` one. In a driver that has not called `up`, calls it. Raises as `up`."""
+    """Return the address of the node on this Ray node, for `connect("ray")`: waits until the node runs, at another
+    address than `dead`. In a driver that has not called `up`, calls `up`. Raises as `up`."""
     ray, manager = _ray(), _manager()
     context = ray.get_runtime_context()
     if manager is None:

@@ -238,7 +238,7 @@ class Windows:
         return batch, row % _WINDOW
 
     def keep(self, row: int, batch: Batch, given: dict[str, Any]) -> None:
-        """Keep that batch while any of these tensors, which are views of it, is alive."""
+        """Keep the batch while any of these tensors, which are views of it, is alive."""
         number = row // _WINDOW
         if len(batch) != len(self._ref[number * _WINDOW : (number + 1) * _WINDOW]):
             return  # it is one row of it

@@ -46,8 +46,8 @@ class HistoryProposer:
     ) -> list[list[int]]:
         """A draft for each request, empty if nothing is likely or nothing was sampled.
 
-        sampled_token_ids: the tokens sampled in this step, by request. num_tokens_no_spec: the number of tokens of
-        each, including those. token_ids_cpu: [requests, tokens], an array or a tensor on the host.
+        sampled_token_ids: the tokens sampled in this step, by request. num_tokens_no_spec: the number of tokens of each
+        request, including the sampled ones. token_ids_cpu: [requests, tokens], an array or a tensor on the host.
         """
         drafts: list[list[int]] = []
         for row, sampled in enumerate(sampled_token_ids):

@@ -54,7 +54,7 @@ _EMPTY = ObjectRow(object_codec.encode_rows("", [None])[0])
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """The placeholder of a sample's inputs: which of its item's they are."""
+    """The placeholder of a sample's inputs: their position among the inputs of its item."""
 
     number: int
 
@@ -111,8 +111,9 @@ class RemoteList(Sequence[Any]):
         inputs: Mapping[str, BatchRef],
         own: Mapping[int, Any],
     ) -> None:
-        """Not for callers: `of` creates them. ref: a row an item; kind: of the Experiences that its columns are the
-        fields of; groups: for each input of each item the column of `inputs`; own: the items that are not stored."""
+        """Not for callers: `of` creates them. ref: a row an item; kind: the class of the items if the columns are
+        fields of Experiences; groups: for each input of each item the column of `inputs`; own: the items that are not
+        stored."""
         self._ref = ref
         self._kind = kind
         self._groups = tuple(groups)
@@ -246,8 +247,8 @@ class SentRows:
         self._known: dict[tuple[int, ...], _SentTensors] = {}
 
     def put(self, stored: Sequence[_Parts], every: Sequence[_Parts]) -> BatchRef:
-        """Put one row for each of `every`; an item without values gets an empty row. `stored`: the items with values;
-        the columns are those of the first. Raises as `Plane.put`."""
+        """Put one row for each item of `every`; an item without values gets an empty row. `stored`: the items with
+        values; the columns are those of the first. Raises as `Plane.put`."""
         names = list(stored[0].rows)
         columns = {name: object_rows.values_of([each.rows.get(name, _EMPTY) for each in every]) for name in names}
         ref = self.plane.put(columns, **self._options)
@@ -256,8 +257,9 @@ class SentRows:
         return ref
 
     def inputs(self, items: Sequence[Sequence[Any]]) -> tuple[dict[str, BatchRef], list[tuple[str, ...]]]:
-        """References to the inputs of items, handles and dicts, by group, of which one reference can be made; and
-        the group of each. Equal ones are put once. Raises as `Plane.put`."""
+        """Put the inputs of items, which are handles or dicts; those that are known are not put again. Returns a
+        reference for each group of inputs with one schema, by its name, and for each item the groups of its inputs.
+        Raises as `Plane.put`."""
         several = [each for own in items for each in own]
         refs = [each.ref if isinstance(each, LazyRow) else self.find(list(each.values())) for each in several]
         new = [each for each, ref in zip(several, refs, strict=True) if ref is None]

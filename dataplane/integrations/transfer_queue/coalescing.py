@@ -72,7 +72,8 @@ class Contents:
     keys: dict[str, list[bytes | None]]
 
     def repeated(self, rows: int) -> tuple[dict[str, Values], dict[str, list[bytes | None]]]:
-        """The contents of `rows` rows, each equal to this one. Fields that share one object here share one there."""
+        """The contents of `rows` rows, each equal to this one. Fields that share one object in this row share one in
+        the result."""
         seen: dict[int, Values] = {}
         for values_ in self.columns.values():
             if id(values_) not in seen:

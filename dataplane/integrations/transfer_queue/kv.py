@@ -80,7 +80,8 @@ def _meta(partition_id: str, keys: list[str], tags: Sequence[Mapping[str, Any]],
 
 
 def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> Any:
-    """The rows with these keys as a TensorDict: these fields, or all fields that all of them have.
+    """The rows with these keys as a TensorDict, with the selected fields, or with all fields that every one of these
+    rows has.
 
     Raises NotThere (a ValueError) if the partition, a key, or a field of some of the keys does not exist,
     StorageKeyNotFoundError (a KeyError) if rows were cleared meanwhile.

@@ -143,8 +143,8 @@ def _init(conf: Any) -> Any:
 
 
 def take_over(*, dense: bool) -> None:
-    """Replace the calls in this process, in one of which TransferQueue itself is about to make its client: it finds
-    one of this package."""
+    """Replace the calls in this process, while one of TransferQueue's own calls is about to make its client: that call
+    finds this package's client."""
     _install_for_job(dense=dense)
     sys.modules[f"{_NAME}.interface"]._TQ_CLIENT = importlib.import_module(_HERE).TransferQueueClient()  # type: ignore[attr-defined]
 

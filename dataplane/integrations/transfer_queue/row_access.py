@@ -160,7 +160,7 @@ def gone(partition: JobPartition, indexes: Sequence[int], numbers: Index, error:
 
 
 def read_by_key(session: Session, partition: JobPartition, keys: list[str], fields: list[str] | None) -> Any:
-    """The rows with these keys: these fields, or all fields that all of them have. Raises NotThere,
+    """The rows with these keys: these fields, or all fields that every one of these rows has. Raises NotThere,
     StorageKeyNotFoundError."""
 
     def read() -> BatchRef:

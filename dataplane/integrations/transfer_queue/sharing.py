@@ -73,8 +73,8 @@ class LocationCache(Generic[T]):
     @contextmanager
     def claim(self, keys: Iterable[bytes], wait_s: float) -> Iterator[dict[bytes, T]]:
         """A context with the locations of those of these values that are known. Within it, the caller stores the others
-        and calls `learn`. Another thread that needs one of those waits until the context ends, or until its timeout,
-        after which it stores the value too."""
+        and calls `learn`. A second thread that needs one of the others waits until the context ends, or until its own
+        timeout, after which it stores the value too."""
         if self._pid != os.getpid():  # a forked child has none of the threads that claimed or lock
             self._pid, self._lock, self._coming = os.getpid(), threading.Lock(), {}
         wanted, until = dict.fromkeys(keys), Deadline.after(wait_s)

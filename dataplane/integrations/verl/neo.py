@@ -164,7 +164,8 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
         return self.put(theirs._concat_if_possible(old_engine.get_many(refs)))
 
     def release(self, refs: Ref | list[Ref]) -> None:
-        """Drop one count of each value, and free those without any. A borrowed value is freed by its owner."""
+        """Drop one count of each value, and free the values whose count is 0. A borrowed value is freed by its
+        owner."""
         for ref in [refs] if isinstance(refs, Ref) else refs:
             if ref is None:
                 continue
