@@ -215,7 +215,7 @@ def _refuse_objects(name: str, field: Field, given: Any) -> None:
 
 
 def _check_key(name: str, key: str, field: Field, given: Any) -> None:
-    """The same check for a key of a struct; errors have the row number in the whole column."""
+    """As `_refuse_objects`, for a key of a struct; errors have the row number in the whole column."""
     if isinstance(given, Mapping):
         _refuse_objects(f"{name}.{key}", field, given.get(key))
         return

@@ -383,7 +383,7 @@ def _between(ref: BatchRef, bounds: Sequence[int]) -> Iterator[BatchRef]:
 
 
 def _same(ref: BatchRef, other: BatchRef, names: Iterable[str]) -> bool:
-    """Whether each of these columns is, in both, the same rows of the same stored columns."""
+    """Whether each of these columns is the same rows of the same stored column in both references."""
     slots: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for name in names:
         ours, theirs = ref._columns[name], other._columns[name]

@@ -36,9 +36,9 @@ _OFFSETS = struct.Struct("<qq")
 
 
 class SmallColumns(NamedTuple):
-    """Columns of `rows` rows each: the `nbytes` bytes of a shard in pieces, the caller's arrays where they can
-    be; its layout; of each column name, field and bytes of values; its place in a reference to all of them; and the
-    rows' lengths, for columns that have them. `columns` and `named` must not be changed."""
+    """Columns of `rows` rows each: the `nbytes` bytes of a shard in pieces, the caller's arrays where they can be; its
+    layout; for each column its name, field and bytes of values; its place in a reference to all of them; and the rows'
+    lengths, for columns that have them. `columns` and `named` must not be changed."""
 
     rows: int
     nbytes: int

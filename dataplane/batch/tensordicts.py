@@ -2,10 +2,10 @@
 
 In: every entry is a column; a nested TensorDict is a struct. The first batch dimension counts rows. A NonTensorStack
 has a value for each row. A NonTensorData has one value for all rows; but if its data is a list, an array or a tensor,
-that has a value for each row. `data[name]` returns it in this sense, and tensordict itself stores arrays in this way
-that it cannot convert to a tensor. Rows of a lazy stack may differ in shape. If they differ in their keys, the stack
-itself shows only the keys that all rows have: a nested stack of this kind becomes a struct of all keys, but as the
-whole batch it is refused.
+that has a value for each row. tensordict itself stores arrays that it cannot convert to a tensor in this way, and
+`data[name]` returns one value for each row. Rows of a lazy stack may differ in shape. If they differ in their keys, the
+stack itself shows only the keys that all rows have: a nested stack of this kind becomes a struct of all keys, but as
+the whole batch it is refused.
 
 Out: `stacked` makes one entry of a value for each row, as TransferQueue does. No value is converted: rows of several
 dtypes are a NonTensorStack.

@@ -341,7 +341,7 @@ class KeptColumns:
 
     async def _make_room(self, nbytes: int) -> bool:
         """Copy the oldest columns to the node's memory until `nbytes` fit the budget. Returns whether they do. Columns
-        that other processes still map count until they do not."""
+        that other processes map count towards the budget until no process maps them."""
         while self.used + nbytes > self._budget:
             longest = next((shard for shard in self._kept if shard not in self._landed), None)
             if longest is None:

@@ -78,7 +78,7 @@ def loader(
         `rows` rows.
     collate: the form of a batch. "jagged": a dict of tensors, ragged columns as nested tensors of the jagged layout
         (those with more than one varying dimension as lists of tensors). "padded": ragged columns as [rows, longest,
-        ...], with `<name>_mask`, true where there is a value. In both, text, bytes, struct and object columns are
+        ...], with `<name>_mask`, true where there is a value. In both forms, text, bytes, struct and object columns are
         lists. A function: its result for the `Batch`, computed in a thread of the loader.
     padding_value: the value of padding; for all columns, or a dict by column, 0 for the others.
     lease: seconds of the lease of a delivery. When its batch is returned, at least nine tenths of them are left for the

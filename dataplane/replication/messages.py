@@ -64,8 +64,8 @@ class EntriesAppended(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The follower lacks the entry at `previous` of the message that was sent then. Up to its own committed index its
-    log equals the leader's."""
+    """The follower lacks the entry at `previous` of the message that was sent at `sent_s`. Up to `committed`, its own
+    committed index, its log equals the leader's."""
 
     epoch: int
     sent_s: float
@@ -80,7 +80,8 @@ class Outdated(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Installing(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The follower has the first `received` bytes of the snapshot at `index`, after the part that was sent then."""
+    """The follower has the first `received` bytes of the snapshot at `index`, after the part that was sent at
+    `sent_s`."""
 
     epoch: int
     sent_s: float

@@ -86,7 +86,7 @@ class ColumnBatch:
 
 
 class ColumnBatches(dict[int, ColumnBatch]):
-    """The column batches of a stream, by number; `next` is that of the next one.
+    """The column batches of a stream, by number. `next`: the number of the next one.
 
     Invariant: a column batch is returned once, to be freed, when no row and no reader needs it any more.
     """

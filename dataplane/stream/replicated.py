@@ -1,8 +1,8 @@
 """The replicated state of a partition of a stream, and the effect of each command.
 
-A `LeasedRows` does the bookkeeping: rows, keys, groups, counts of deliveries, lost rows. The state also has, for
-each client, the sequence numbers of its executed requests, and for each node the releases of columns that it has not
-confirmed (its outbox).
+A `LeasedRows` has the rows, keys, groups, counts of deliveries and lost rows. The state also has, for each client, the
+sequence numbers of its executed requests, and for each node the releases of columns that it has not confirmed (its
+outbox).
 
 Invariants: `apply` depends on the state and the command only; a command that fails changes nothing, and its result
 is the error. A request with a sequence number that was executed before gets the earlier result.

@@ -147,9 +147,9 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
     """Whole groups of `size` rows, their rows side by side, the oldest group first.
 
     A group is complete when all of its rows are ready and there are `size` of them, counting dropped ones. It is never
-    cut: if the next does not fit into `want`, fewer rows are delivered, even fewer than the requested minimum. A group
-    that can no longer be completed, because the stream is closed, expires; with `timeout`, so does an incomplete one
-    whose first ready row was appended more than `timeout` seconds ago.
+    cut: if the next group does not fit into `want`, fewer rows are delivered, even fewer than the requested minimum. A
+    group that can no longer be completed, because the stream is closed, expires; with `timeout`, so does an incomplete
+    one whose first ready row was appended more than `timeout` seconds ago.
 
     Raises Misuse if the first complete group alone has more rows than `want`.
     """

@@ -11,7 +11,7 @@ MAX_REPLICAS = 8
 
 
 class StreamSettings(msgspec.Struct, frozen=True, array_like=True):
-    """Limits in bytes and rows; 0 and -1: no limit."""
+    """The settings. No limit: 0 for `max_bytes` and `max_rows`, -1 for `max_lag`."""
 
     tasks: tuple[str, ...]
     max_bytes: int = 0

@@ -63,7 +63,7 @@ class TableMachine(StateMachine):
 
     @property
     def idle(self) -> bool:
-        """Whether `Retire` would end it."""
+        """Whether `Retire` would end the partition."""
         return not self.there and not self.outboxes
 
     # Deciding

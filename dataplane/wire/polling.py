@@ -90,5 +90,5 @@ class PollingSelector(selectors.EpollSelector):
 
 
 def polling_loop(selector: PollingSelector | None = None) -> asyncio.AbstractEventLoop:
-    """A new event loop with such a selector."""
+    """A new event loop with this selector, or with a new `PollingSelector`."""
     return asyncio.SelectorEventLoop(selector or PollingSelector())

@@ -98,7 +98,8 @@ class ProtoColumns:
         return replace(self, ref=self.ref.rename(names), kinds=kinds)
 
     def beside(self, other: ProtoColumns) -> ProtoColumns:
-        """The columns of both, of as many rows, side by side; for a name in both, the other's column."""
+        """These columns and those of `other`, which has as many rows, side by side; for a common name, the column of
+        `other`."""
         if other.ref is None:
             return replace(self, tensors=self.tensors or other.tensors)
         mine = self.drop([name for name in other.kinds if name in self.kinds])

@@ -331,8 +331,8 @@ class RemoteProto(StoredProto):
         return self
 
     def union(self, other: DataProto) -> RemoteProto:
-        """Add the columns of the other to this one. A name in both must have the same rows: both are read and
-        compared unless they are the same stored rows. New columns of a DataProto are put."""
+        """Add the columns of `other` to this proto. A column that both protos have must have equal rows: the two
+        columns are read and compared unless they are the same stored rows. New columns of a DataProto are put."""
         names = [*_tensors(other), *other.non_tensor_batch]
         both = [name for name in names if name in self._columns.kinds]
         for name in both:
