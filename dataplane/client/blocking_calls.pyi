@@ -85,9 +85,9 @@ class PlaneCalls(Blocking):
         out: Mapping[str, Any] | None = None,
         group: Any = None,
     ) -> Batch:
-        """The rows and columns of a reference, without a copy if they are contiguous.
+        """Read the rows and columns of a reference, without a copy if they are contiguous.
 
-        Restores spilled shards. timeout: seconds to wait for room for that.
+        Spilled shards are read back into memory. timeout: seconds to wait for room for them.
 
         device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
         out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
@@ -236,7 +236,7 @@ class PlaneCalls(Blocking):
         `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
 
     def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
-        """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
+        """Observe the processes of the job for `seconds`, and return why a step of the job takes as long as it does.
 
         role: the role whose deliveries are steps; by default the one at the end of the pipeline. Raises Misuse if no
         process consumes, or none has the role; PeerUnavailable.
@@ -402,8 +402,8 @@ class StreamCalls(Blocking):
         """
 
     def lost(self, task: str | None = None) -> LostRows:
-        """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
-        caller, and can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
+        """Report the rows that were lost because a host with some of their columns died: each once, to the first
+        caller. They can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
         hosts with the metadata of the rows died, their keys are unknown: `unnamed` has their number for each live node
         whose clients appended them.
 
@@ -483,7 +483,7 @@ class DeliveryCalls(Blocking):
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """The rows, or these columns of them. Raises as `Plane.get`."""
+        """Read the rows, or these columns of them. Raises as `Plane.get`."""
 
     def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
@@ -837,8 +837,8 @@ class WeightsCalls(Blocking):
         slices: Mapping[str, Selected] | None = None,
         timeout: float = 60.0,
     ) -> Tensors:
-        """The tensors of a version, mapped: a mapping by name, with its `version`. All processes of a host map the same
-        bytes, and each host fetches only the wanted ones, once.
+        """Map the tensors of a version. Returns a mapping by name, with its `version`. All processes of a host map the
+        same bytes, and each host fetches only the wanted bytes, once.
 
         version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
         names: the wanted tensors; all, if None.

@@ -73,7 +73,7 @@ class Delivery:
         return f"Delivery({len(self)} rows; {', '.join(self.ref.columns)})"
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """The rows, or these columns of them. Raises as `AsyncPlane.get`."""
+        """Read the rows, or these columns of them. Raises as `AsyncPlane.get`."""
         if missing := [name for name in columns if name not in self.ref.columns]:
             there = ", ".join(self.ref.columns)
             raise SchemaMismatch(

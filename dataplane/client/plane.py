@@ -170,9 +170,9 @@ class AsyncPlane:
         out: Mapping[str, Any] | None = None,
         group: Any = None,
     ) -> Batch:
-        """The rows and columns of a reference, without a copy if they are contiguous.
+        """Read the rows and columns of a reference, without a copy if they are contiguous.
 
-        Restores spilled shards. timeout: seconds to wait for room for that.
+        Spilled shards are read back into memory. timeout: seconds to wait for room for them.
 
         device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
         out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
@@ -410,7 +410,7 @@ class AsyncPlane:
         return await _told(self.connection, about="graphs")
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
-        """Why a step of the job takes as long as it does: an analysis of the next `seconds` of its processes.
+        """Observe the processes of the job for `seconds`, and return why a step of the job takes as long as it does.
 
         role: the role whose deliveries are steps; by default the one at the end of the pipeline. Raises Misuse if no
         process consumes, or none has the role; PeerUnavailable.

@@ -373,8 +373,8 @@ class AsyncStream:
         return 0 if keys is not None and not named else (await self.ask(asked, r.RetryResult)).rows
 
     async def lost(self, task: str | None = None) -> LostRows:
-        """Rows that were lost because a host with some of their columns died. Each is reported once, to the first
-        caller, and can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
+        """Report the rows that were lost because a host with some of their columns died: each once, to the first
+        caller. They can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
         hosts with the metadata of the rows died, their keys are unknown: `unnamed` has their number for each live node
         whose clients appended them.
 

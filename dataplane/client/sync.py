@@ -110,7 +110,7 @@ class Sent:
         return self._inner.done
 
     def result(self) -> list[str]:
-        """Their keys, once they are in the stream. Raises the error if they were not appended."""
+        """Wait until the rows are in the stream, and return their keys. Raises the error if they were not appended."""
         return self._inner.keys() if self._inner.done else self._wait(self._inner.wait())
 
 

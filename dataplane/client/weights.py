@@ -179,8 +179,8 @@ class AsyncWeights:
         slices: Mapping[str, Selected] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Tensors:
-        """The tensors of a version, mapped: a mapping by name, with its `version`. All processes of a host map the same
-        bytes, and each host fetches only the wanted ones, once.
+        """Map the tensors of a version. Returns a mapping by name, with its `version`. All processes of a host map the
+        same bytes, and each host fetches only the wanted bytes, once.
 
         version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
         names: the wanted tensors; all, if None.

@@ -94,8 +94,8 @@ def gather(
 
 
 def get(ref: BatchRef, group: Any, *, plane: RowReader, device: Any = None, timeout: float = TIMEOUT_S) -> Batch:
-    """The rows of this rank's reference. Rows that several ranks of a host request are read from the store by one of
-    them.
+    """Read the rows of this rank's reference. Rows that several ranks of a host request are read from the store by one
+    of them.
 
     ref: the rows for this rank; ranks may want the same or different rows and columns. `plane.get(ref, group=group)`
     calls this. Raises the error of any rank's `get`, on all of them; otherwise as `broadcast`.

@@ -53,7 +53,8 @@ _before_fork: tuple[Any, Any] | None = None
 
 
 def plane() -> Plane:
-    """The plane of this process: on the node of `$DATAPLANE_ADDRESS`, or else that of the Ray job.
+    """The plane of this process, connected at the first call: to the node of `$DATAPLANE_ADDRESS`, or else that of the
+    Ray job.
 
     Raises Misuse if there is neither, PeerUnavailable if the node does not answer.
     """

@@ -64,7 +64,7 @@ class LazyRow(Mapping[str, Any]):
         return self._column
 
     def read(self) -> dict[str, Any]:
-        """The row as a dict. Raises as `Plane.get`."""
+        """Read the row as a dict. Raises as `Plane.get`."""
         if self._windows is None:
             return self._row_of(plane_of_process().get(self._ref), 0)
         batch, at = self._windows.batch(self._row)

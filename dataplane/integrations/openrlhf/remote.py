@@ -393,7 +393,7 @@ def put(
 def get(
     there: RemoteExperience, *, fields: Collection[str] | None = None, lazy: bool = False, device: Any = None
 ) -> Experience:
-    """The Experience, or the list of them.
+    """Read the stored Experience, or the list of them.
 
     fields: read these; the others have the values of a new Experience. None: all.
     device: the device of its tensors, instead of a later `experience.to_device(device)`.

@@ -102,8 +102,9 @@ class TransferQueueClient:
         *,
         timeout: float | None = None,
     ) -> BatchMeta:
-        """Rows of a partition. mode "fetch": `batch_size` rows that have all the fields and that the task has not
-        consumed, selected by the sampler of this process. "force_fetch": all rows. "insert": new rows, to be put later.
+        """Get rows of a partition. mode "fetch": `batch_size` rows that have all the fields and that the task has not
+        consumed, selected by the sampler of this process, which also chooses the rows that count as consumed from then
+        on. "force_fetch": all rows; none counts as consumed. "insert": create rows, to be put later.
 
         timeout: seconds that "fetch" waits at the node; None: $TQ_CONTROLLER_GET_METADATA_TIMEOUT, or 1, or 0 with
         `polling_mode`. If there are too few rows, returns an empty BatchMeta with `polling_mode`, and raises

@@ -121,7 +121,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
     # Getting
 
     def get(self, ref: Ref) -> Any:
-        """The value, after the slices and operations of the reference. Raises as `Plane.get`."""
+        """Read the value. Returns it after the slices and operations of the reference. Raises as `Plane.get`."""
         if ref.backend == "local":
             return self._local.get(ref)
         (value,) = self._get([ref], None, ops=True)
@@ -160,7 +160,7 @@ class DataplaneStorageEngine(_BaseStorageEngine):  # type: ignore[misc]  # verl 
     # Stored values, and their lifetimes
 
     def consolidate(self, old_engine: Any, refs: list[Ref]) -> Ref:
-        """One value with the rows of several, in this engine. Raises as `get` and `put`."""
+        """Store one value with the rows of several values in this engine. Raises as `get` and `put`."""
         return self.put(theirs._concat_if_possible(old_engine.get_many(refs)))
 
     def release(self, refs: Ref | list[Ref]) -> None:

@@ -104,7 +104,7 @@ class StoredProto(DataProto):  # type: ignore[misc]  # verl has no types
         timeout: float = 60.0,
         device: Any = None,
     ) -> DataProto:
-        """The DataProto: with all columns, or with these, tensors and others.
+        """Read the DataProto: with all columns, or with these, tensors and others.
 
         lazy: columns of dicts whose rows are returned as `LazyRow`, which reads itself at its first access.
         device: the device of the tensors; `to(device)` reads them so.
