@@ -146,8 +146,9 @@ class PlaneCalls(Blocking):
         durable: bool | None = None,
         history: Any = None,
     ) -> Stream:
-        """The stream with this name, created if it does not exist; without tasks, an existing one, as it is. With
-        tasks, a setting that is None means its default; an existing stream must have been made with the same settings.
+        """Open the stream with this name, or create it if it does not exist. Without tasks, only open an existing one,
+        as it is. With tasks, a setting that is None means its default; an existing stream must have been made with the
+        same settings.
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.
@@ -638,7 +639,7 @@ class TableCalls(Blocking):
         columns. One message instead of three (write, schema, look)."""
 
     def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
-        """The numbers of the rows with these keys. `create`: missing rows are created without columns. Raises Misuse
+        """Return the numbers of the rows with these keys. `create`: create missing rows, without columns. Raises Misuse
         for an unknown key."""
 
     def keys(self, numbers: Index | Sequence[int]) -> list[str]:
@@ -795,7 +796,8 @@ class HistoryCalls(Blocking):
         """
 
     def lengths(self, keys: Sequence[str]) -> Lengths:
-        """The predicted lengths of responses to these prompts, with their error: see `history.lengths`."""
+        """Predict the lengths of responses to these prompts, each with the error of the prediction: see
+        `history.lengths`."""
 
     def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None

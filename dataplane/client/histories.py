@@ -378,7 +378,8 @@ class AsyncHistory:
     # lengths
 
     async def lengths(self, keys: Sequence[str]) -> Lengths:
-        """The predicted lengths of responses to these prompts, with their error: see `history.lengths`."""
+        """Predict the lengths of responses to these prompts, each with the error of the prediction: see
+        `history.lengths`."""
         known = await self.known(keys)
         return predict([Past([(each.epoch, each.length) for each in held]) for held in known])
 

@@ -266,8 +266,9 @@ class AsyncPlane:
         durable: bool | None = None,
         history: Any = None,
     ) -> AsyncStream:
-        """The stream with this name, created if it does not exist; without tasks, an existing one, as it is. With
-        tasks, a setting that is None means its default; an existing stream must have been made with the same settings.
+        """Open the stream with this name, or create it if it does not exist. Without tasks, only open an existing one,
+        as it is. With tasks, a setting that is None means its default; an existing stream must have been made with the
+        same settings.
 
         tasks: the consumer roles; each row is delivered to each.
         max_bytes, max_rows: the capacity of the stream; an append waits for room.

@@ -197,7 +197,7 @@ class AsyncTable:
         return answer.result
 
     async def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
-        """The numbers of the rows with these keys. `create`: missing rows are created without columns. Raises Misuse
+        """Return the numbers of the rows with these keys. `create`: create missing rows, without columns. Raises Misuse
         for an unknown key."""
         named = keys_of_rows(keys)
         found = []

@@ -119,7 +119,7 @@ class DataplaneCheckpointEngine:
         self.version = self._expected
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, Any]]:
-        """The (name, tensor) pairs of the agreed version, in the order of their publication. Waits for it.
+        """Wait for the agreed version, and iterate over its (name, tensor) pairs, in the order of their publication.
 
         Raises Misuse before a version is agreed on, NotReady, Freed if newer versions have replaced it, and as
         `plane.get`.
@@ -130,7 +130,8 @@ class DataplaneCheckpointEngine:
             yield pair
 
     async def get_weights(self) -> AsyncIterator[tuple[str, Any]]:
-        """The pairs of the newest version, at any time: the node of the host has it, or fetches it once.
+        """Iterate over the pairs of the newest version, at any time: the node of the host has that version, or fetches
+        it once.
 
         Raises NotReady if there is none yet.
         """

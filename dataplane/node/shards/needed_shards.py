@@ -165,7 +165,7 @@ class NeededShards:
         self._attribute(shard, owner)
 
     def keep_too(self, ref: BatchRef) -> None:
-        """Add a need of each shard."""
+        """Add a need of each shard of `ref`."""
         self._needed.update(ref.shards())
 
     def forget(self, ref: BatchRef) -> None:

@@ -1,9 +1,9 @@
 """Offers of shards to other nodes: each holds a shard for one reader, who reads it by a ticket.
 
-Invariants: an offered shard stays as it is until it was read, the offer expired, or the reader is no longer a
-member: it is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` exist at a time;
-    further requests, of which each node sends few at a time (`reading`), wait in order, and after a long wait the
-    reader is told to ask again.
+Invariants: an offered shard stays as it is until it was read, the offer expired, or the reader is no longer a member:
+it is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` exist at a time; further
+requests, of which each node sends few at a time (`reading`), wait in order, and after a long wait the reader is told to
+ask again.
 """
 
 from __future__ import annotations
