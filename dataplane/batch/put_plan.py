@@ -50,7 +50,7 @@ from dataplane.batch.values import (
     mismatch,
     struct,
 )
-from dataplane.errors import Corrupt, SchemaMismatch
+from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 
 _SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
 
@@ -172,6 +172,8 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Put
     """
     if isinstance(dedupe, str):
         dedupe = (dedupe,)
+    if not isinstance(dedupe, Collection):
+        raise Misuse(f"dedupe is a list of columns' names, not {dedupe!r}")
     planned = [_planned(name, values, each if name in dedupe else None) for name, values in columns_of(columns)]
     count = sum(_count(column.field) for column in planned)
     if not count:

@@ -269,6 +269,7 @@ def test_pieces_of_several_hosts_are_one_row(planes: list[Any]) -> None:
     row.finish()
     row.finish()
     assert streams[1].unfinished() == []
+    assert sum(plane.stats().streams_in_all for plane in planes) == 1, "the node that leads it counts it"
     with streams[1].consume("actor", rows=1, columns=["prompt", "response_ids", "version_spans", "reward"]) as delivery:
         batch = delivery.get()
         assert batch["response_ids"].to_list() == [made]

@@ -217,16 +217,9 @@ class ClusteredStreams:
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
         """Statistics of at most `most` streams whose partitions are led here, those whose names come after
         `after`."""
-        led = {
-            hosted.machine.name: hosted
-            for hosted in self.partitions.replicas
-            if isinstance(hosted.machine, StreamMachine)
-            and hosted.replica.leads
-            and (after is None or hosted.machine.name > after)
-            and (record := self.partitions.directory.records.find(hosted.machine.name)) is not None
-            and record.key == hosted.partition
-        }
-        measured = {name: _measured(led[name]) for name in sorted(led)[:most]}
+        led = self._led()
+        names = sorted(name for name in led if after is None or name > after)[:most]
+        measured = {name: _measured(led[name]) for name in names}
         return {name: labelled(values, self.label) for name, values in measured.items() if values is not None}
 
     def led(self, now: float) -> list[tuple[str, str, LeasedRows, Waiting, bool, float]]:
@@ -242,7 +235,18 @@ class ClusteredStreams:
         return found
 
     def __len__(self) -> int:
-        return sum(not stream.dropped for stream in self.streams)
+        """The number of streams whose partitions are led here."""
+        return len(self._led())
+
+    def _led(self) -> dict[str, HostedReplica]:
+        return {
+            hosted.machine.name: hosted
+            for hosted in self.partitions.replicas
+            if isinstance(hosted.machine, StreamMachine)
+            and hosted.replica.leads
+            and (record := self.partitions.directory.records.find(hosted.machine.name)) is not None
+            and record.key == hosted.partition
+        }
 
     # other nodes
 
