@@ -87,11 +87,12 @@ def main() -> int:
     names = [n for n in SYSTEMS if n != OURS and (asked.only is None or n in asked.only)]
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="dp-") as scratch:
         there = room(Path(scratch), cache())
-        scale = float(asked.scale) if asked.scale else scale_that_fits(there)
+        wanted = asked.workload or workloads.NAMES
+        scale = float(asked.scale) if asked.scale else scale_that_fits(there, wanted)
         if scale is None:
-            print("there is not the memory for any scale of the video task", file=sys.stderr)
+            print("there is not the memory for any scale of these workloads", file=sys.stderr)
             return 2
-        chosen = [workloads.workload(n, scale) for n in asked.workload or workloads.NAMES]
+        chosen = [workloads.workload(n, scale) for n in wanted]
         missing = [n for n in names if SYSTEMS[n].packages and n not in given and not environments.made(SYSTEMS[n])]
         try:
             check(chosen, there, len(missing))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -42,9 +42,9 @@ def room(scratch: Path, cache: Path) -> Room:
     return Room(memory, free, shutil.disk_usage(scratch).free, shutil.disk_usage(cache).free)
 
 
-def scale_that_fits(there: Room) -> float | None:
-    """The scale that is taken where none is said: half of the memory is left to others."""
-    fits = largest_scale(min(there.memory // 2, there.shared))
+def scale_that_fits(there: Room, names: Collection[str]) -> float | None:
+    """The scale that is taken for these workloads where none is said: half of the memory is left to others."""
+    fits = largest_scale(min(there.memory // 2, there.shared), names)
     return None if fits is None else min(fits, MOST)
 
 
@@ -53,8 +53,8 @@ def check(workloads: Sequence[Workload], there: Room, environments: int) -> None
     needed = max(w.memory_needed for w in workloads)
     memory = min(there.memory, there.shared)
     if needed > memory:
-        fits = largest_scale(memory)
-        hint = f"--scale {Fraction(fits)} would fit" if fits else "no scale of the video task would fit"
+        fits = largest_scale(memory, [each.name for each in workloads])
+        hint = f"--scale {Fraction(fits)} would fit" if fits else "no scale would fit"
         raise TooLittle(f"this needs {needed / GIB:.1f} GiB of memory, and {memory / GIB:.1f} are free; {hint}")
     spilled = max(w.nbytes for w in workloads) + GIB
     if spilled > there.scratch:

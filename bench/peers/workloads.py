@@ -6,6 +6,7 @@ the part of the task's prompts that is taken.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,9 +104,9 @@ def _shares(step: Step) -> tuple[Share, ...]:
     return tuple(shares)
 
 
-def largest_scale(available: int) -> float | None:
-    """The largest power of a half at which the video task fits into that much memory; None where none does."""
-    for power in range(6):
-        if workload("video", 0.5**power).memory_needed <= available:
+def largest_scale(available: int, names: Collection[str]) -> float | None:
+    """The largest power of a half at which these workloads fit into that much memory; None where none does."""
+    for power in range(8):
+        if all(workload(name, 0.5**power).memory_needed <= available for name in names):
             return 0.5**power
     return None
