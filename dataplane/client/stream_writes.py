@@ -221,8 +221,8 @@ class StreamWrites:
         asked = self.extending(rows, columns, replace, timeout, piece)
         if asked is not None:
             await self._connection.exchange(asked)
-            told: dict[str, bytes] = asked.request.lengths
-            return told
+            lengths: dict[str, bytes] = asked.request.lengths
+            return lengths
         deadline = Deadline.after(arguments.seconds(timeout, TIMEOUT_S))
         named = self.named(rows)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())

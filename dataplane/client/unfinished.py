@@ -191,8 +191,8 @@ class AsyncRow:
         """The row as it is now, with all columns of its pieces; `finish` adds `version_spans`. Raises LeaseExpired."""
         self._require()
         ref = BatchRef.decode((await self._listed()).columns)
-        brought = [name for name in ref.columns if name != SPANS]
-        return ref.select(*brought) if brought else ref
+        names = [name for name in ref.columns if name != SPANS]
+        return ref.select(*names) if names else ref
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
         """Read the row as it is now, or these columns of it. Raises as `AsyncPlane.get`, LeaseExpired."""
