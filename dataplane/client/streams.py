@@ -448,8 +448,7 @@ class AsyncStream:
         try:
             reply = await self.ask(r.ResumeRow(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
         except (OutcomeUnknown, asyncio.CancelledError):
-            if key is not None:
-                self.tell(r.RenewRow(key=key, token=token, free=True))
+            self.tell(r.RenewRow(token=token, free=True))
             raise
         return AsyncRow(self, reply.rows[0], token, lease_s) if reply.rows else None
 

@@ -186,7 +186,7 @@ class StreamLeader(ReplicatedStream):
         if token in partition.unfinished.ended:
             return None
         if not asked.key:
-            return asked.row
+            return asked.row if asked.row >= 0 else partition.unfinished.held(token)
         rows = partition.keys.known_rows([asked.key])
         if not partition.rows.there(rows)[0]:
             raise LeaseExpired(

@@ -362,7 +362,8 @@ class AbandonRow(BegunRow, frozen=True, tag=45, kw_only=True):
 
 
 class RenewRow(BegunRow, frozen=True, tag=46, kw_only=True):
-    """Renew the lease of a row in progress or, with `free`, end it."""
+    """Renew the lease of a row in progress or, with `free`, end it. Without `row` and `key`: of the row that is held
+    by this token, if there is one."""
 
     token: int
     free: bool = False

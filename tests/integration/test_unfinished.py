@@ -196,9 +196,10 @@ async def test_a_begin_with_an_unknown_outcome_can_be_repeated(
             await stream.begin("r", group="g")
 
 
+@pytest.mark.parametrize("key", ["r", None])
 @pytest.mark.parametrize("lost", [dp.OutcomeUnknown, asyncio.CancelledError])
 async def test_a_row_is_free_after_an_unanswered_resume(
-    node: Any, monkeypatch: pytest.MonkeyPatch, lost: type[BaseException]
+    node: Any, monkeypatch: pytest.MonkeyPatch, lost: type[BaseException], key: str | None
 ) -> None:
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("rollouts", tasks=["actor"])
@@ -212,8 +213,8 @@ async def test_a_row_is_free_after_an_unanswered_resume(
         with monkeypatch.context() as patched:
             patched.setattr(stream, "ask", unanswered)
             with pytest.raises(lost):
-                await stream.resume("r")
-        assert (await stream.resume("r")).key == "r"
+                await stream.resume(key)
+        assert (await stream.resume(key)).key == "r"
 
 
 @BOTH
