@@ -134,8 +134,13 @@ class RemoteList(Sequence[Any]):
         kind = kinds.pop() if len(kinds) == 1 and is_experience(items[0]) else None
         parts: list[_Parts | None] = [_parts(name, item, kind, strict=strict) for item in items]
         stored = [each for each in parts if each is not None]
-        inputs, groups = sent.inputs([each.inputs for each in stored])
         ref = sent.put(stored, [each or _Parts() for each in parts]) if stored else None
+        try:
+            inputs, groups = sent.inputs([each.inputs for each in stored])
+        except BaseException:
+            if ref is not None:
+                sent.give_up(ref)
+            raise
         if ref is not None and kind is None:
             sent.learn(items, ref)
         found = iter(groups)
@@ -255,6 +260,11 @@ class SentRows:
         if self._remembers:
             process.Watch(ref, [owner for each in stored for owner in each.owners])
         return ref
+
+    def give_up(self, ref: BatchRef) -> None:
+        """Free rows whose inputs could not be put, unless they are freed with their tensors."""
+        if not self._remembers:
+            self.plane.free(ref)
 
     def inputs(self, items: Sequence[Sequence[Any]]) -> tuple[dict[str, BatchRef], list[tuple[str, ...]]]:
         """Put the inputs of items, which are handles or dicts; those that are known are not put again. Returns a

@@ -98,6 +98,14 @@ def test_a_freed_experience_is_lost_and_values_already_read_remain(plane: dp.Pla
     assert plane.stats().memory_used == 0
 
 
+@pytest.mark.parametrize("large", ["values", "mm_train_inputs"])
+def test_an_experience_that_does_not_fit_leaves_nothing(plane: dp.Plane, large: str) -> None:
+    values = {"values": torch.zeros(4, 5 << 20), "mm_train_inputs": [inputs(seed, 4096) for seed in range(4)]}
+    with pytest.raises(dp.LimitExceeded):
+        put(experience(**{large: values[large]}))
+    assert plane.stats().memory_used == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
