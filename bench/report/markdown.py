@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from bench.report import results
 from bench.report.results import EXPECTED, Results, Table
 
@@ -13,11 +15,20 @@ class NoMarkers(Exception):
 
 
 def between(page: str, text: str) -> str:
-    """The page with this text between its markers. Raises `NoMarkers`."""
+    """The page with this text between its markers. Sections of the page that the text does not have stay, since their
+    figures were measured before. Raises `NoMarkers`."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise NoMarkers(f"the page needs each of these lines once, in this order: {BEGIN} and {END}")
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{rest.partition(END)[2]}"
+    old, _, after = rest.partition(END)
+    sections = "\n\n".join((_sections(old) | _sections(text)).values())
+    return f"{before}{BEGIN}\n\n{sections}\n\n{END}{after}"
+
+
+def _sections(text: str) -> dict[str, str]:
+    """The sections of a text by their headings."""
+    parts = [part.strip() for part in re.split(r"^(?=### )", text, flags=re.MULTILINE)]
+    return {part.partition("\n")[0]: part for part in parts if part.startswith("###")}
 
 
 def text(found: Results) -> str:
@@ -31,8 +42,6 @@ def text(found: Results) -> str:
             parts.append(_table(results.promises(content)))
         if name == "peers":
             parts += _peers(content)
-    if found.missing:
-        parts += ["### What there are no figures of", _list(found.missing)]
     return "\n\n".join(parts)
 
 
