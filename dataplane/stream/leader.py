@@ -61,6 +61,7 @@ class StreamLeader(ReplicatedStream):
         self._term = -1
         self._ahead_s = 0.0  # the partition's clock minus the leader's
         self._flying: dict[tuple[str, int], tuple[bytes, int]] = {}  # -> command and ticket
+        self._decoded: dict[bytes, c.AnyCommand] = {}  # commands that were decided and not applied yet
         self._ticket = 0  # the ticket that the append being decided uses
         self.snapshots = Snapshots(self._term)
         self._in_vain: dict[bytes, int] = {}  # requests that could not be served -> the value of `changes` then

@@ -19,6 +19,9 @@ from dataplane.stream.settings import StreamSettings
 MAX_IN_VAIN = 4096
 """The number of requests that are remembered because no rows were ready for them."""
 
+MAX_DECODED = 4096
+"""The most commands that a leader remembers between their decision and their application, so as not to decode them."""
+
 _TICK_REQUEST = r.encode_request(r.Tick())
 
 
@@ -119,6 +122,9 @@ class StreamMachine(StreamLeader, StateMachine):
         if not commands:
             return Decision((), r.encode_result(result))
         encoded = tuple(map(c.encode, commands))
+        if len(self._decoded) >= MAX_DECODED:  # of decisions that were withdrawn
+            self._decoded.clear()
+        self._decoded.update(zip(encoded, commands, strict=True))
         ticket = self._ticket
         for key in keys:
             self._flying[key] = encoded[-1] if len(keys) == 1 else b"", ticket
@@ -151,7 +157,7 @@ class StreamMachine(StreamLeader, StateMachine):
     # Applying
 
     def apply(self, command: bytes) -> bytes:
-        return self.apply_decoded(c.decode(command))
+        return self.apply_decoded(self._decoded.pop(command, None) or c.decode(command))
 
     def apply_decoded(self, command: c.AnyCommand) -> bytes:
         """As `apply`, for a decoded command, which is not modified."""

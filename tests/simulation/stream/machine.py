@@ -80,7 +80,7 @@ class WatchedMachine(Counted, StreamMachine):
         return self.decide_decoded(decoded_request(request), term, now)
 
     def apply(self, command: bytes) -> bytes:
-        result = self.apply_decoded(decoded(command))
+        result = self.apply_decoded(self._decoded.pop(command, None) or decoded(command))
         self._audit.applied(self.count, command, result, self.leased.partition.rows.count)
         self.count += 1
         return result
