@@ -157,7 +157,8 @@ class StreamMachine(StreamLeader, StateMachine):
     # Applying
 
     def apply(self, command: bytes) -> bytes:
-        return self.apply_decoded(self._decoded.pop(command, None) or c.decode(command))
+        decoded = self._decoded.pop(command, None)
+        return self.apply_decoded(c.decode(command) if decoded is None else decoded)
 
     def apply_decoded(self, command: c.AnyCommand) -> bytes:
         """As `apply`, for a decoded command, which is not modified."""

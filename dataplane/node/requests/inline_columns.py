@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
@@ -108,12 +108,12 @@ class InlineRequests:
             request.digest,
             deadline.remaining_s,
         )
-        admitted = self._streams.answer(admit, deadline) if self._streams.alone else None
-        if isinstance(admitted, rm.RowsAdmitted):
-            reply = self._append_now(request, columns, versions, admitted.ticket)
+        if self._streams.alone:
+            ticket = self._streams.admit_now(admit)
+            reply = None if ticket is None else self._append_now(request, columns, versions, ticket)
             if reply is not None:
                 return reply
-        return partial(self._append_later, request, columns, versions, admit, deadline)
+        return partial(self._append_later, request, columns, admit, deadline)
 
     def _append_now(self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int) -> m.Reply | None:
         """Append rows that were admitted. If there is no memory, their permit is given back, and None returned."""
@@ -122,10 +122,10 @@ class InlineRequests:
         try:
             shard = self._put_now(columns)
         except BaseException:
-            self._give_back(request.stream, ticket)
+            self._streams.permits.give_back(ticket)
             raise
         if shard is None:
-            self._give_back(request.stream, ticket)
+            self._streams.permits.give_back(ticket)
             return None
         return self._appended(request, columns, versions, ticket, shard)
 
@@ -136,7 +136,7 @@ class InlineRequests:
             ref = stored(self._node, columns, shard)
             reply = self._streams.append_stored(request, versions, ref, shard, sum(columns.nbytes), ticket)
         except BaseException:
-            self._give_back(request.stream, ticket)
+            self._streams.permits.give_back(ticket)
             self._store.free([shard])
             raise
         if not reply.new:
@@ -144,40 +144,21 @@ class InlineRequests:
         return reply
 
     async def _append_later(
-        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, admit: rm.AdmitRows, deadline: Deadline
+        self, request: rm.AppendRows, columns: rm.Inline, admit: rm.AdmitRows, deadline: Deadline
     ) -> m.Reply:
         """Append in three steps, each of which may wait: wait for the permit, put the columns, append the rows."""
-        answer = self._streams.answer(admit, deadline)
-        admitted = answer if answer is None or isinstance(answer, m.Message) else await answer()
-        if not isinstance(admitted, rm.RowsAdmitted):
-            raise ProtocolMismatch("nothing that can be appended to")
-        if not admitted.ticket:
+        ticket = await self._streams.admit(admit, deadline)
+        if not ticket:
             return _repeated(request)
-        if not self._streams.alone:
-            return await self._append_staged(request, columns, admitted.ticket, deadline)
+        scope = self._new_scope()
         try:
-            shard = await self._put_soon(columns, deadline)
+            shard = await self._put_soon(columns, deadline, scope)
+            ref = stored(self._node, columns, shard)
+            return await self._streams.append_staged(request, ref, scope, ticket, deadline)
         except BaseException:
-            self._give_back(request.stream, admitted.ticket)
+            self._staged.free(scope)
+            self._streams.permits.give_back(ticket)
             raise
-        return self._appended(request, columns, versions, admitted.ticket, shard)
-
-    async def _append_staged(
-        self, request: rm.AppendRows, columns: rm.Inline, ticket: int, deadline: Deadline
-    ) -> m.Reply:
-        """Put the columns first, then append them at the leader, which may be another node."""
-        try:
-            return await self._staged_first(
-                columns,
-                deadline,
-                lambda scope, ref: replace(request, columns=None, ticket=ticket, staged=scope, ref=ref.encode()),
-            )
-        except BaseException:
-            self._give_back(request.stream, ticket)
-            raise
-
-    def _give_back(self, stream: bytes, ticket: int) -> None:
-        self._streams.answer(rm.ReturnPermit(stream, ticket), Deadline.after(0.0))
 
     # extending
 
@@ -186,12 +167,7 @@ class InlineRequests:
         _check(columns)
         shard = self._put_now(columns) if self._streams.alone else None
         if shard is None:
-            return partial(
-                self._staged_first,
-                columns,
-                deadline,
-                lambda scope, ref: replace(request, columns=None, staged=scope, ref=ref.encode()),
-            )
+            return partial(self._extend_later, request, columns, deadline)
         new = False
         try:
             new = self._streams.extend_stored(request, stored(self._node, columns, shard))
@@ -200,17 +176,12 @@ class InlineRequests:
                 self._store.free([shard])
         return m.Done(request.id)
 
-    async def _staged_first(
-        self, columns: rm.Inline, deadline: Deadline, request: Callable[[str, BatchRef], rm.AppendRows | rm.ExtendRows]
-    ) -> m.Reply:
-        """Put columns under a new scope, then execute the request that refers to them. Returns its answer."""
+    async def _extend_later(self, request: rm.ExtendRows, columns: rm.Inline, deadline: Deadline) -> m.Reply:
+        """Wait for memory, and for the leader of the stream."""
         scope = self._new_scope()
         try:
             shard = await self._put_soon(columns, deadline, scope)
-            answer = self._streams.answer(request(scope, stored(self._node, columns, shard)), deadline)
-            if answer is None:
-                raise ProtocolMismatch("a request without an answer")
-            return answer if isinstance(answer, m.Message) else await answer()
+            return await self._streams.extend_staged(request, stored(self._node, columns, shard), scope)
         except BaseException:
             self._staged.free(scope)
             raise

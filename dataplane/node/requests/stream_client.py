@@ -131,7 +131,7 @@ class StreamClient:
             case rm.AskStream():
                 return self._forward(request, stream, deadline)
             case rm.AdmitRows():
-                ticket = self.permits.admit_now(request, stream)
+                ticket = self.admit_now(request)
                 if ticket is not None:
                     return rm.RowsAdmitted(request.id, stream.token, ticket)
                 return partial(self._answer, request, stream, deadline)
@@ -205,9 +205,10 @@ class StreamClient:
             case rm.AdmitRows():
                 return rm.RowsAdmitted(request.id, stream.token, await self.permits.admit(request, stream, deadline))
             case rm.AppendRows():
-                return await self._append(request, stream, deadline)
+                ref = BatchRef.decode(request.ref)
+                return await self.append_staged(request, ref, request.staged, request.ticket, deadline)
             case rm.ExtendRows():
-                await self._more(request, stream)
+                return await self.extend_staged(request, BatchRef.decode(request.ref), request.staged)
             case rm.DropStream():
                 await self._service.drop(stream)
             case rm.TakeLostRows():
@@ -233,12 +234,28 @@ class StreamClient:
 
     # appending and extending
 
-    async def _append(self, request: rm.AppendRows, stream: OpenedStream, deadline: Deadline) -> rm.RowsAppended:
-        """Append admitted rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied,
-        PeerUnavailable, OutcomeUnknown."""
-        ticket = self.permits.use(request.ticket, stream)
+    def admit_now(self, request: rm.AdmitRows) -> int | None:
+        """See `Permits.admit_now`. Raises as `admit`."""
+        return self.permits.admit_now(request, self._service.find(request.stream))
+
+    async def admit(self, request: rm.AdmitRows, deadline: Deadline) -> int:
+        """See `Permits.admit`."""
+        number = self.admit_now(request)
+        return (
+            await self.permits.admit(request, self._service.find(request.stream), deadline)
+            if number is None
+            else number
+        )
+
+    async def append_staged(
+        self, request: rm.AppendRows, ref: BatchRef, scope: str, number: int, deadline: Deadline
+    ) -> rm.RowsAppended:
+        """Append rows with the columns `ref`, staged under `scope` if that is not empty, by the permit with this
+        number. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied, PeerUnavailable,
+        OutcomeUnknown."""
+        stream = self._service.find(request.stream)
+        ticket = self.permits.use(number, stream)
         try:
-            ref = BatchRef.decode(request.ref)
             versions = checks.int64("versions", request.versions)
             asked = _append_of(request, versions, ref, tuple(request.spares))
         except BaseException:
@@ -246,7 +263,7 @@ class StreamClient:
             raise
         until = asked_until(deadline)
         reply = await self._on(stream, lambda at: self._append_to(stream, at, asked, ticket, until))
-        self._staged.kept(request.staged, ref, [] if reply.new else [np.arange(len(ref))])
+        self._staged.kept(scope, ref, [] if reply.new else [np.arange(len(ref))])
         return rm.RowsAppended(request.id, reply.first, reply.new)
 
     def append_stored(
@@ -254,7 +271,7 @@ class StreamClient:
     ) -> rm.RowsAppended:
         """Append rows to a stream of a node outside a cluster. The columns of the rows are all of `shard`, which was
         just stored and has `nbytes` bytes of values. If the rows are refused or not new, no need of the shard is added.
-        `number`: the permit of the rows, or 0. Raises as `_append`."""
+        `number`: the permit of the rows, or 0. Raises as `append_staged`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
         ticket = self.permits.use(number, stream) if number else Ticket(stream, number=LET_IN)
@@ -298,13 +315,15 @@ class StreamClient:
                     self.permits.put_back(ticket)
                 raise
 
-    async def _more(self, request: rm.ExtendRows, stream: OpenedStream) -> None:
-        ref, again = BatchRef.decode(request.ref), False
+    async def extend_staged(self, request: rm.ExtendRows, ref: BatchRef, scope: str) -> m.Done:
+        """As `append_staged`, for an extend. Raises as `_extend`."""
+        stream, again = self._service.find(request.stream), False
         if request.piece is None:
             await self._extend(request, ref, stream)
         else:
             again = not await self._extend_row(request, ref, request.piece, stream)
-        self._staged.kept(request.staged, ref, [np.arange(len(ref))] if again else [])
+        self._staged.kept(scope, ref, [np.arange(len(ref))] if again else [])
+        return m.Done(request.id)
 
     async def _extend(self, request: rm.ExtendRows, ref: BatchRef, stream: OpenedStream) -> None:
         """Add columns to rows. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, OwnerDied,
