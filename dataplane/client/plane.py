@@ -116,7 +116,8 @@ class AsyncPlane:
         """
         self.check()
         columns = await self.writer.optioned(columns, narrow, objects)
-        asked = self.put_exchange(columns, scope, dedupe, replicas, timeout, device)
+        how: dict[str, Any] = {"scope": scope, "dedupe": dedupe, "replicas": replicas, "timeout": timeout}
+        asked = self._exchange_put(columns, **how, device=device, narrow=False, objects="store")
         if asked is not None:
             return await self.connection.exchange(asked)
         self.check()
@@ -139,12 +140,21 @@ class AsyncPlane:
                 raise
         return ref
 
-    def put_exchange(
-        self, columns: Any, scope: Any, dedupe: Any, replicas: Any, timeout: Any, device: Any
+    def _exchange_put(
+        self,
+        columns: Any,
+        *,
+        scope: Any,
+        dedupe: Any,
+        replicas: Any,
+        timeout: Any,
+        device: Any,
+        narrow: Any,
+        objects: Any,
     ) -> Exchange[Any, BatchRef] | None:
         """The single request of a put of small, simple columns; None for others. Raises as `put`."""
         self.check()
-        if dedupe or replicas != 1 or device is not None:
+        if dedupe or replicas != 1 or device is not None or narrow or objects != "store":
             return None
         return self.writer.put_exchange(columns, _scope(scope), arguments.seconds(timeout))
 

@@ -11,12 +11,12 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dataplane.batch.batch import Batch
-from dataplane.batch.put_options import Narrow, Objects
+from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
 from dataplane.client import appender, blocking, delivery, device_get, draft
 from dataplane.client.appender import AsyncAppender
@@ -240,6 +240,7 @@ class Plane(PlaneCalls):
         self._inner = plane
         self._turns = turns
         self._open = True
+        _unclosed.add(self)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:  # type: ignore[override]  # others have this one
         try:
@@ -255,27 +256,6 @@ class Plane(PlaneCalls):
     def __reduce__(self) -> tuple[Any, ...]:
         """Unpickled, it is another plane on the same node."""
         return connect, (self.address,)
-
-    def put(
-        self,
-        columns: Any,
-        *,
-        scope: str | None = None,
-        dedupe: Collection[str] = (),
-        replicas: int = 1,
-        timeout: float = TIMEOUT_S,
-        device: str | None = None,
-        narrow: Narrow = False,
-        objects: Objects = "store",
-    ) -> BatchRef:
-        if device is not None:
-            _close_at_end(self)
-        one = self._turns.free and not narrow and objects == "store" and not self._inner.traced
-        asked = self._inner.put_exchange(columns, scope, dedupe, replicas, timeout, device) if one else None
-        if asked is not None:
-            return self._turns.ask(asked)
-        how: dict[str, Any] = {"scope": scope, "dedupe": dedupe, "replicas": replicas, "timeout": timeout}
-        return self._wait(self._inner.put(columns, **how, device=device, narrow=narrow, objects=objects))
 
     def get(
         self,
@@ -403,22 +383,19 @@ def connect(
         raise
 
 
-_keeping: weakref.WeakSet[Plane] = weakref.WeakSet()
-_registered = threading.Lock()  # owned by the first to register
-
-
-def _close_at_end(plane: Plane) -> None:
-    """At the end of the process, close a plane that keeps columns, so that they are copied to the arena. The copies
-    need threads, and the interpreter ends those before it runs `atexit`; so this registers where `concurrent.futures`
-    does. The last registered is called first."""
-    _keeping.add(plane)
-    if _registered.acquire(blocking=False):
-        threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+_unclosed: weakref.WeakSet[Plane] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for plane in list(_keeping):
+    """At the end of the process, close planes that keep columns, so that they are copied to the arena. The copies need
+    threads, and the interpreter ends those before it runs `atexit`; so this is registered where `concurrent.futures`
+    registers. The last registered is called first."""
+    for plane in list(_unclosed):
         try:
-            plane.close()
+            if plane._inner._kept_columns.live:
+                plane.close()
         except DataplaneError as error:
             log.warning("columns that a plane keeps on its device are lost: closing the plane failed: %s", error)
+
+
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]
