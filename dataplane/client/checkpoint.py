@@ -73,7 +73,6 @@ class _Writing:
 async def write(stream: AsyncStream, path: str | os.PathLike[str], timeout: float) -> None:
     """Write the stream to a file. Raises as `AsyncStream.checkpoint`."""
     timeout_s, piece = arguments.seconds(timeout), min(PIECE, stream._connection.welcome.capacity // _SHARE)
-    frames = 1
     with CheckpointWriter(_path(path)) as file:
         to = _Writing(file, stream._getter, stream._writer, piece, timeout_s)
         taken = await stream.ask(r.TakeSnapshot(), r.SnapshotTaken)
@@ -82,10 +81,9 @@ async def write(stream: AsyncStream, path: str | os.PathLike[str], timeout: floa
             for page in taken.pages:
                 async for found in _blocks(stream, taken.snapshot, page * PAGE, PAGE):
                     file.frame(BLOCK, found.block)
-                    frames += 1
                     for rows, task, ref in found.columns:
-                        frames += await _write_columns(to, rows, task, ref)
-            file.frame(END, msgspec.msgpack.encode(frames))
+                        await _write_columns(to, rows, task, ref)
+            file.frame(END, b"")
             await to.writer.in_thread(PIECE, file.commit)
         except Freed:  # columns were freed with the snapshot: ask its leader for the reason
             await stream.ask(r.ReadSnapshot(snapshot=taken.snapshot, first=0, count=1), r.SnapshotRows)
@@ -108,8 +106,8 @@ async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) ->
             yield found
 
 
-async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) -> int:
-    """Write the columns of these rows in as few pieces as possible. Returns the number of frames."""
+async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) -> None:
+    """Write the columns of these rows in as few pieces as possible."""
     if len(rows) == 1 or ref.stored_nbytes <= to.piece:
         try:
             tables = [table async for table in _tables(to, ref)]
@@ -121,10 +119,10 @@ async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) ->
             to.file.frame(COLUMNS, msgspec.msgpack.encode(told))
             for _, table in tables:
                 await to.writer.in_thread(table.size, to.file.frame, TABLE, table)
-            return 1 + len(tables)
+            return
     half = len(rows) // 2
-    first = await _write_columns(to, rows[:half], task, ref[:half])
-    return first + await _write_columns(to, rows[half:], task, ref[half:])
+    await _write_columns(to, rows[:half], task, ref[:half])
+    await _write_columns(to, rows[half:], task, ref[half:])
 
 
 async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
@@ -179,7 +177,7 @@ class _Restoring:
 
 
 async def _fill(to: _Restoring) -> None:
-    frames, file, connection = 1, to.file, to.connection
+    file, connection = to.file, to.connection
     while True:
         kind, payload = await to.writer.in_thread(PIECE, file.frame)
         if kind == BLOCK:
@@ -187,7 +185,6 @@ async def _fill(to: _Restoring) -> None:
         elif kind == COLUMNS:
             columns = _decoded(file, COLUMNS, _Columns, (kind, payload))
             tables = [await to.writer.in_thread(PIECE, file.table) for _ in columns.tables]
-            frames += len(tables)
             try:
                 rows = np.frombuffer(columns.rows, np.int64)
                 orders = [np.frombuffer(index, np.int64) if index else None for index in columns.tables]
@@ -197,21 +194,14 @@ async def _fill(to: _Restoring) -> None:
                 if len(rows) != (table.num_rows if order is None else len(order)) or table.num_rows > len(rows):
                     raise file.corrupt(f"has {table.num_rows} rows of columns for {len(rows)} rows")
             await _restore_columns(to, rows, columns.task, list(zip(tables, orders, strict=True)))
-        elif _decoded(file, END, int, (kind, payload)) != frames or not file.ended:
-            raise file.corrupt("has frames too few or too many")
+        elif kind != END or not file.ended:
+            raise file.corrupt("is no checkpoint: a frame is out of place")
         else:
             return
-        frames += 1
 
 
 async def _restore_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[tuple[Any, Index | None]]) -> None:
     """Put each table with its rows in this order, and tell the stream to which of its rows they belong."""
-    share = to.connection.welcome.capacity // _SHARE
-    if len(rows) > 1 and sum(table.nbytes for table, _ in tables) > share:
-        half = len(rows) // 2
-        for part in (slice(0, half), slice(half, len(rows))):
-            await _restore_columns(to, rows[part], task, [_cut(to.file, table, order, part) for table, order in tables])
-        return
     whole: BatchRef | None = None
     for table, order in tables:
         planned = await to.writer.plan(_columns(table), ())
@@ -232,17 +222,6 @@ def _columns(table: Any) -> dict[str, Any]:
     from dataplane.batch import arrow_in  # as in `encoded_table`
 
     return dict(arrow_in.columns_of(table, checked=True))
-
-
-def _cut(file: CheckpointReader, table: Any, order: Index | None, part: slice) -> tuple[Any, Index | None]:
-    """A part of the rows of the table in this order, with only the table rows that it needs."""
-    if order is None:
-        return table.slice(part.start, part.stop - part.start), None
-    picked = order[part]
-    first, last = int(picked.min(initial=0)), int(picked.max(initial=0))
-    if first < 0 or last >= table.num_rows:
-        raise file.corrupt("has rows that its tables have not")
-    return table.slice(first, last + 1 - first), picked - first
 
 
 def _decoded(file: CheckpointReader, wanted: int, kind: Any, frame: tuple[int, bytes]) -> Any:

@@ -1,4 +1,4 @@
-"""The file of a checkpoint: a chain of frames, each with its length and checksum, and one at the end that counts them.
+"""The file of a checkpoint: a chain of frames, each with its length and checksum, and an empty one at the end.
 
     magic (16 bytes) | frame | frame | ... | the end
     frame: kind (8 bytes) | bytes of the payload (8) | checksum (8) | payload
