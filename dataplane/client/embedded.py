@@ -127,45 +127,21 @@ class EmbeddedNode(Launched):
 
     async def retire(self, *, wait: bool = True) -> None:
         """Let the node end once no process is connected; wait a moment for that."""
-        if not self._let_go():
-            return
-        try:
-            if wait:
-                await self._ending()
-        finally:
-            self._reap_later()
+        reaper = self.abandon()
+        if reaper is not None and wait:
+            await asyncio.to_thread(reaper.join, _STOP_S)
 
-    def abandon(self) -> None:
-        """Let the node end once no process is connected. Any thread may call this."""
-        if self._let_go():
-            self._reap_later()
-
-    def _let_go(self) -> bool:
-        """Tell the node to end once no process is connected. Returns whether this process may."""
+    def abandon(self) -> threading.Thread | None:
+        """Let the node end once no process is connected. Returns the thread that reaps it then: it may run on for other
+        clients, or end late on a busy machine. None in a forked child. Any thread may call this."""
         self.forget()
         if os.getpid() != self._starter:
-            return False
+            return None
         self.process.send_signal(signal.SIGUSR1)
         _retired.append(self)
-        return True
-
-    async def _ending(self) -> None:
-        """Wait until its process has ended, but only for a moment."""
-        ended = asyncio.Event()
-        with suppress(ProcessLookupError, TimeoutError):
-            watched = os.pidfd_open(self.process.pid)
-            loop = asyncio.get_running_loop()
-            loop.add_reader(watched, ended.set)
-            try:
-                async with asyncio.timeout(_STOP_S):
-                    await ended.wait()
-            finally:
-                loop.remove_reader(watched)
-                os.close(watched)
-
-    def _reap_later(self) -> None:
-        """Reap the node when it ends. It may run on for other clients, or end late on a busy machine."""
-        threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True).start()
+        reaper = threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True)
+        reaper.start()
+        return reaper
 
     def _reap(self) -> None:
         self.process.wait()
