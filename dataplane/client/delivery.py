@@ -129,25 +129,17 @@ class Delivery:
 
         Reads no column.
         """
-        column, count = self._over(shards)
-        if not column:
-            return self.ref.chunk(count)
-        return [self.ref[rows] for rows in balanced(self._given.lengths[column], count, equal=equal)]
+        return [self.ref[rows] for rows in self.rows_of(shards, equal=equal)]
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
         """The positions of the rows that `split` gives each rank."""
-        column, count = self._over(shards)
-        if not column:
-            return list(np.array_split(np.arange(len(self)), count))
-        return balanced(self._given.lengths[column], count, equal=equal)
-
-    def _over(self, shards: int | None) -> tuple[str, int]:
-        """The column by which, and the number of ranks over which, rows are split."""
         column, count = self._balance or ("", 1)
         count = count if shards is None else shards
         if count < 1:
             raise Misuse(f"a delivery is split over one rank or more, not {count}")
-        return column, count
+        if not column:
+            return list(np.array_split(np.arange(len(self)), count))
+        return balanced(self._given.lengths[column], count, equal=equal)
 
     async def __aenter__(self) -> Delivery:
         return self

@@ -167,6 +167,7 @@ class EmbeddedNode(Launched):
 _running: list[EmbeddedNode] = []
 _retired: list[EmbeddedNode] = []
 _starting = threading.Lock()
+os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[attr-defined]  # it may have been held
 
 
 def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
@@ -191,14 +192,6 @@ def _stop_all() -> None:
 
 
 atexit.register(_stop_all)
-
-
-def _after_fork_in_child() -> None:
-    global _starting
-    _starting = threading.Lock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class ClusterNode:

@@ -223,8 +223,7 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _forking
-    _forking = threading.Lock()
+    _forking._at_fork_reinit()  # type: ignore[attr-defined]
     for pins in list(_all):
         pins.after_fork_in_child()
 

@@ -164,13 +164,9 @@ class Recording(Background):
         began = time.thread_time()
         while True:
             last = self._ends.is_set()
-            how: dict[str, Any] = {
-                "rows": self._how.rows,
-                "columns": self._columns,
-                "lease": _LEASE_S,
-                "at_end": "ignore",
-            }
-            coming: Any = self._stream.deliveries(self._how.task, timeout=0.0 if last else _WAIT_S, **how)
+            how: dict[str, Any] = {"rows": self._how.rows, "columns": self._columns, "lease": _LEASE_S}
+            timeout_s = 0.0 if last else _WAIT_S
+            coming: Any = self._stream.deliveries(self._how.task, timeout=timeout_s, at_end="ignore", **how)
             try:
                 async with aclosing(coming):
                     async for delivery in coming:
@@ -277,8 +273,6 @@ async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[
     """The columns of a row that all other tasks have done; none if the stream was closed without rows."""
     while True:
         figures = await stream.stats()
-        if "columns" not in figures:
-            raise Misuse("name the columns to be recorded: the node is of a version that does not tell them")
         others = [each["acked"] for name, each in figures["task"].items() if name != task]
         if figures["columns"] and (all(others) or figures["closed"]):
             return list(figures["columns"])

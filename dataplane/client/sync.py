@@ -158,6 +158,7 @@ _planes: dict[str, Plane] = {}
 """The planes of the streams and tables that this process has unpickled, by the address of the node."""
 
 _opening = threading.Lock()
+os.register_at_fork(after_in_child=_opening._at_fork_reinit)  # type: ignore[attr-defined]  # it may have been held
 
 
 def _plane_at(address: str) -> Plane:
@@ -167,14 +168,6 @@ def _plane_at(address: str) -> Plane:
             return _planes[address]
         _planes[address] = connect(address)
         return _planes[address]
-
-
-def _after_fork_in_child() -> None:
-    global _opening
-    _opening = threading.Lock()  # another thread of the parent may have held it
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def opened(address: str, kind: str, name: str) -> Any:
