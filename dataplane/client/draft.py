@@ -27,7 +27,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.client.connection import Connection
 from dataplane.client.memory import Mapping as MemoryMapping
 from dataplane.client.ownership import discard
-from dataplane.errors import Closed, LimitExceeded, SchemaMismatch
+from dataplane.errors import Closed, SchemaMismatch
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 
@@ -141,11 +141,7 @@ class Draft:
             layouts.append((name, layout))
         if not rows or not base:
             raise SchemaMismatch("a draft has at least one column, one row and one value; put() stores empty batches")
-        if base > _MOST_BYTES:
-            limit = connection.welcome.capacity
-            refused = f"a draft of {base} bytes is more than the memory budget of {limit}"
-            raise LimitExceeded(refused, what="memory", asked=base, limit=limit)
-        request = sm.Reserve(connection.next_id(), [base], timeout)
+        request = sm.Reserve(connection.next_id(), [min(base, _MOST_BYTES)], timeout)
         reserved = await connection.request(request, sm.Reserved, timeout)
         connection.heartbeat.due(+1)
         shard, segment, offset, _ = reserved.extents[0]

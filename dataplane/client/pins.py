@@ -27,14 +27,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from dataplane.client import memory
 from dataplane.clock import Deadline
 from dataplane.config import program
-from dataplane.errors import DataplaneError
+from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, decoder
@@ -257,13 +256,14 @@ class InheritedPins:
 
 def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | None:
     """A connection with the pins of the client with this token; None if the node does not answer by the deadline."""
-    path = parse_address(address)
+    if not deadline.remaining_s:
+        return None
     with suppress(DataplaneError, OSError, msgspec.MsgspecError):
-        if _ended(path):
-            return InheritedPins()
-        if not deadline.remaining_s:
-            return None
-        connected = connect(path, deadline.remaining_s)
+        try:
+            connected = connect(parse_address(address), deadline.remaining_s)
+        except PeerUnavailable as error:
+            has_ended = isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
+            return InheritedPins() if has_ended else None
         try:
             own = _inherited(connected, token, deadline)
             if own:
@@ -274,19 +274,6 @@ def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | N
             connected.close()
             raise
     return None
-
-
-def _ended(path: Path) -> bool:
-    """Whether no process listens at the socket any more."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return True
-        except BlockingIOError:
-            pass
-        return False
 
 
 def _inherited(connected: socket.socket, token: bytes, deadline: Deadline) -> bytes:
