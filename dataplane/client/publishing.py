@@ -16,7 +16,6 @@ published by one of them.
 from __future__ import annotations
 
 import secrets
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -83,33 +82,12 @@ class WrittenChunk:
         """Whether the chunk has the bytes `old`."""
         return all(source.same(old[start : start + source.nbytes]) for start, source in self.sources)
 
-    def filling(self, memory: Bytes) -> Callable[[int, int], None] | None:
-        """A function that writes a range of the chunk's bytes to `memory`; None if some do not lie in host memory."""
-        runs = [(start, source.bytes()) for start, source in self.sources]
-        if any(flat is None for _, flat in runs):
-            return None
-        starts = [start for start, _ in runs]
-
-        def fill(first: int, last: int) -> None:
-            at = max(0, bisect_right(starts, first) - 1)
-            while at < len(runs) and starts[at] < last:
-                start, flat = runs[at]
-                begin, end = max(first, start), min(last, start + len(flat))
-                if begin < end:
-                    memory[begin:end] = flat[begin - start : end - start]
-                at += 1
-
-        return fill
-
-    def pad(self, memory: Bytes) -> None:
-        """Write the padding between tensors."""
+    def jobs(self, memory: Bytes) -> list[Callable[[], Any]]:
+        """Write the padding between tensors. Returns jobs that together write the chunk to `memory`: several for a
+        large tensor, one for small ones."""
         for start, source in self.sources:
             end = start + source.nbytes
             memory[end : aligned(end)] = 0
-
-    def jobs(self, memory: Bytes) -> list[Callable[[], Any]]:
-        """Jobs that together write the chunk to `memory`: several for a large tensor, one for small ones."""
-        self.pad(memory)
         if len(self.sources) == 1:
             ((start, source),) = self.sources
             return source.jobs(memory[start : start + source.nbytes])
@@ -257,34 +235,20 @@ class Publication:
     async def _write(self, chunks: Sequence[WrittenChunk], old: Mapping[int, Bytes | None]) -> None:
         """Write chunks, and the differences of those that have an older one."""
         found: dict[int, bytes] = {}
-        apart: list[Callable[[], Any]] = []  # comparisons of chunks from a device, after all are written
 
-        def differ(chunk: WrittenChunk, memory: Bytes, before: Bytes, fill: Callable[[int, int], None] | None) -> None:
-            if fill is not None or deltas.worth(before, memory, chunk.width):
-                delta = deltas.encode(before, memory, chunk.width, chunk.nbytes // 2, fill)
+        def differ(chunk: WrittenChunk, memory: Bytes, before: Bytes) -> None:
+            if deltas.worth(before, memory, chunk.width):
+                delta = deltas.encode(before, memory, chunk.width, chunk.nbytes // 2)
                 if delta is not None:
                     found[chunk.number] = delta
 
-        def jobs(chunk: WrittenChunk, memory: Bytes) -> list[Callable[[], Any]]:
-            before = old.get(chunk.number)
-            if before is None:
-                return chunk.jobs(memory)
-            fill = chunk.filling(memory)
-            if fill is None:
-                apart.append(partial(differ, chunk, memory, before, None))
-                return chunk.jobs(memory)
-            chunk.pad(memory)
-            for look in deltas.looks_of(chunk.nbytes):
-                fill(look.start, look.stop)
-            if not deltas.worth(before, memory, chunk.width):
-                return chunk.jobs(memory)
-            return [partial(differ, chunk, memory, before, fill)]
-
         async with self._reserved([chunk.nbytes for chunk in chunks]) as places:
-            await self._writer.run(
-                [job for c, (_, memory) in zip(chunks, places, strict=True) for job in jobs(c, memory)]
-            )
-            await self._writer.run(apart)
+            pairs = [(chunk, memory) for chunk, (_, memory) in zip(chunks, places, strict=True)]
+            await self._writer.run([job for chunk, memory in pairs for job in chunk.jobs(memory)])
+            known = [
+                (chunk, memory, before) for chunk, memory in pairs if (before := old.get(chunk.number)) is not None
+            ]
+            await self._writer.run([partial(differ, *each) for each in known])
             async with self._reserved([len(delta) for delta in found.values()]) as more:
                 for delta, (_, memory) in zip(found.values(), more, strict=True):
                     memory[:] = np.frombuffer(delta, np.uint8)

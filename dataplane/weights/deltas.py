@@ -42,15 +42,9 @@ _SKIP = 255
 _LOOK, _LOOKS = 4096, 16  # bytes of a place, and places
 
 
-def encode(
-    old: Bytes, new: Bytes, width: int, most: int, fill: Callable[[int, int], object] | None = None
-) -> bytes | None:
+def encode(old: Bytes, new: Bytes, width: int, most: int) -> bytes | None:
     """The delta from `old` to `new`, of equal size, a multiple of `width` (1, 2, 4 or 8); None if it would be larger
-    than `most` bytes. Without a change it is `unchanged`.
-
-    fill: writes a range of the bytes of `new`. It is called for each block before that is read, so that the block is
-    compared and summed in a core's own cache; all of them are written in any case.
-    """
+    than `most` bytes. Without a change it is `unchanged`."""
     blocks = -(-len(new) // BLOCK)
     kinds, lengths = np.zeros(blocks, np.uint8), np.zeros(blocks, "<u4")
     sums = np.zeros(blocks, "<u8")
@@ -60,8 +54,6 @@ def encode(
     for at in range(blocks):
         part = slice(at * BLOCK, (at + 1) * BLOCK)
         before, after = old[part], new[part]
-        if fill is not None:
-            fill(at * BLOCK, at * BLOCK + len(after))
         sums[at] = _sum(after)
         body = _some(before, after, width, room)
         if body is None:
@@ -71,8 +63,6 @@ def encode(
         lengths[at] = len(body)
         left -= len(body)
         if left < 0:
-            if fill is not None:
-                fill(at * BLOCK + len(after), len(new))
             return None
         bodies.append(body)
     whole = _sum(sums.tobytes())
@@ -86,16 +76,11 @@ def unchanged(delta: bytes) -> bool:
     return len(delta) == _HEADER.size + 13 * -(-int(size) // BLOCK)
 
 
-def looks_of(nbytes: int) -> list[slice]:
-    """The positions that `worth` samples in this many bytes."""
-    step = max(_LOOK, nbytes // _LOOKS // _LOOK * _LOOK)
-    return [slice(at, at + _LOOK) for at in range(0, nbytes - _LOOK + 1, step)]
-
-
 def worth(old: Bytes, new: Bytes, width: int) -> bool:
     """Whether a delta is probably worth encoding: in at least half of the sampled places, at most half of the elements
     have changed."""
-    looks = looks_of(len(new))
+    step = max(_LOOK, len(new) // _LOOKS // _LOOK * _LOOK)
+    looks = [slice(at, at + _LOOK) for at in range(0, len(new) - _LOOK + 1, step)]
     much = [np.count_nonzero(old[at].view(_WIDTHS[width]) != new[at].view(_WIDTHS[width])) * width for at in looks]
     return sum(bool(differ > _LOOK // 2) for differ in much) <= len(looks) // 2
 

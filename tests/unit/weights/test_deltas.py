@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from dataplane.errors import Corrupt
 from dataplane.weights import deltas
 from dataplane.weights.deltas import BLOCK, apply, encode, unchanged
-from tests.cases import each_case
 
 WAYS = ["python", *(["extension"] if deltas._sparse is not None else [])]
 
@@ -81,15 +80,3 @@ def test_a_damaged_or_mismatched_delta_is_corrupt() -> None:
             assert np.array_equal(made(old, bytes(wrong)), made(old, delta))  # a bit that nobody reads
         except Corrupt:
             pass
-
-
-@each_case(("share", "most"), [(0.02, 1 << 30), (0.4, 1000)])
-def test_data_filled_in_during_encoding_is_encoded_completely(share: float, most: int) -> None:
-    old = np.random.default_rng(1).integers(0, 256, 2 * BLOCK + 64).astype(np.uint8)
-    new, into = changed(old, 2, share), np.zeros_like(old)
-
-    def fill(start: int, stop: int) -> None:
-        into[start:stop] = new[start:stop]
-
-    assert encode(old, into, 2, most, fill) == encode(old, new, 2, most)  # None, of more than `most`
-    assert np.array_equal(into, new)
