@@ -329,20 +329,15 @@ class Source:
 
     def same(self, memory: Any) -> bool:
         """Whether `memory`, of `nbytes` bytes, has its bytes already; False if that would need a copy."""
-        flat = self.bytes()
-        starts = range(0, self.nbytes, _COMPARED)
-        return flat is not None and all(
-            _equal(flat[start : start + _COMPARED], memory[start : start + _COMPARED]) for start in starts
-        )
+        if not self._data.in_place:
+            return False
+        flat, starts = self._data.run(), range(0, self.nbytes, _COMPARED)
+        return all(_equal(flat[start : start + _COMPARED], memory[start : start + _COMPARED]) for start in starts)
 
     @property
     def width(self) -> int:
         """The bytes of an element."""
         return storage(self.dtype).itemsize
-
-    def bytes(self) -> Any:
-        """Its bytes in place, as an array; None if they are not row-major in host memory."""
-        return self._data.run() if self._data.in_place else None
 
 
 def _equal(one: Any, other: Any) -> bool:

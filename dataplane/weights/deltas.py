@@ -44,7 +44,7 @@ _LOOK, _LOOKS = 4096, 16  # bytes of a place, and places
 
 def encode(old: Bytes, new: Bytes, width: int, most: int) -> bytes | None:
     """The delta from `old` to `new`, of equal size, a multiple of `width` (1, 2, 4 or 8); None if it would be larger
-    than `most` bytes. Without a change it is `unchanged`."""
+    than `most` bytes."""
     blocks = -(-len(new) // BLOCK)
     kinds, lengths = np.zeros(blocks, np.uint8), np.zeros(blocks, "<u4")
     sums = np.zeros(blocks, "<u8")
@@ -68,12 +68,6 @@ def encode(old: Bytes, new: Bytes, width: int, most: int) -> bytes | None:
     whole = _sum(sums.tobytes())
     header = _HEADER.pack(_MAGIC, width, 0, len(new), whole)
     return b"".join([header, kinds.tobytes(), lengths.tobytes(), sums.tobytes(), *bodies])
-
-
-def unchanged(delta: bytes) -> bool:
-    """Whether a delta of `encode` changes nothing."""
-    _, _, _, size, _ = _HEADER.unpack_from(delta)
-    return len(delta) == _HEADER.size + 13 * -(-int(size) // BLOCK)
 
 
 def worth(old: Bytes, new: Bytes, width: int) -> bool:
