@@ -6,12 +6,10 @@ rows that were refused are freed, also if this process dies in between.
 
 from __future__ import annotations
 
-import itertools
-import secrets
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
@@ -27,7 +25,6 @@ from dataplane.batch.small_columns import laid_out
 from dataplane.client import arguments, events
 from dataplane.client.appender import TIMEOUT_S
 from dataplane.client.connection import Exchange
-from dataplane.client.ownership import unstage
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.observe.ring import CODE
@@ -74,8 +71,6 @@ class StreamWrites:
         self._name, self._token, self._mark = stream.name, stream._token, stream._mark
         self._settings = stream.settings
         self._expect = stream._expect
-        self._staging = f"{rm.STAGED}{secrets.token_hex(8)}"
-        self._numbers = itertools.count(1)
 
     # appending
 
@@ -161,42 +156,43 @@ class StreamWrites:
         if admit.handing:
             connection.handing.add(admit.id)
         connection.heartbeat.due(+1)  # without heartbeats the admission lapses
-        staged = "" if planned is None else self._next_scope()
         try:
             ticket = (await connection.request(admit, rm.RowsAdmitted, deadline.remaining_s)).ticket
             if not ticket:  # a repeated call, whose first answer was lost: the rows are in the stream
                 self._keep(admit)
                 return said.keys
-            ref, lengths = await self._stored(columns, planned, staged, deadline)
-            request = rm.AppendRows(
-                connection.next_id(),
-                self._token,
-                *said,
-                lengths,
-                deadline.remaining_s,
-                ticket=ticket,
-                staged=staged,
-                ref=ref.encode(),
-                spares=await self._spares(ref, deadline),
-                admitted=admit.id if admit.handing else 0,
-            )
-            reply = await connection.request(request, rm.RowsAppended, deadline.remaining_s)
+            async with self._stored(columns, planned, deadline) as (staged, ref):
+                request = rm.AppendRows(
+                    connection.next_id(),
+                    self._token,
+                    *said,
+                    await self._lengths_of(ref, planned),
+                    deadline.remaining_s,
+                    ticket=ticket,
+                    staged=staged,
+                    ref=ref.encode(),
+                    spares=await self._spares(ref, deadline),
+                    admitted=admit.id if admit.handing else 0,
+                )
+                reply = await connection.request(request, rm.RowsAppended, deadline.remaining_s)
             if connection.events is not None:
                 connection.events.record(_APPEND, began, admit.nbytes)
                 events.appended(connection, self._mark, reply, said.keys, admit.rows)
         except BaseException:
-            self._unstage(staged, ticket)
-            self._keep(admit)
+            self._keep(admit, ticket)
             raise
         finally:
             connection.handing.discard(admit.id)
             connection.heartbeat.due(-1)
         return said.keys or self._names(reply, admit.rows)
 
-    def _keep(self, admit: rm.AdmitRows) -> None:
-        """The append failed: the caller keeps its shards. The node does not free them if this process ends."""
+    def _keep(self, admit: rm.AdmitRows, ticket: int = 0) -> None:
+        """The append failed: return the permit. The caller keeps its shards: the node does not free them if this
+        process ends."""
         with suppress(DataplaneError):
             self._connection.check()
+            if ticket:
+                self._connection.tell(rm.ReturnPermit(self._token, ticket))
             if admit.handing:
                 self._connection.tell(m.Cancel(admit.id))
 
@@ -236,9 +232,8 @@ class StreamWrites:
                 asked = self._bringing(carried, _lengths(planned), named, replace, deadline.remaining_s, made)
                 await self._connection.exchange(asked)
                 return _lengths(planned)
-        staged = "" if planned is None else self._next_scope()
-        try:
-            ref, lengths = await self._stored(columns, planned, staged, deadline)
+        async with self._stored(columns, planned, deadline) as (staged, ref):
+            lengths = await self._lengths_of(ref, planned)
             request = rm.ExtendRows(
                 self._connection.next_id(),
                 self._token,
@@ -251,10 +246,7 @@ class StreamWrites:
                 spares=await self._spares(ref, deadline),
             )
             await self._connection.request(request, m.Done, 0.0)
-            return lengths
-        except BaseException:
-            self._unstage(staged)
-            raise
+        return lengths
 
     def extending(
         self,
@@ -304,17 +296,11 @@ class StreamWrites:
 
     # shared by both
 
-    async def _stored(
-        self, columns: Any, planned: PutPlan | None, staged: str, deadline: Deadline
-    ) -> tuple[BatchRef, dict[str, bytes]]:
-        """The reference to the columns, and the lengths of ragged ones. Columns that are no reference are put under the
-        scope `staged` first."""
-        if planned is None:
-            return columns, await self._lengths_of(columns)
-        return await self._writer.write(planned, staged, deadline.remaining_s), _lengths(planned)
-
-    def _next_scope(self) -> str:
-        return f"{self._staging}-{next(self._numbers)}"
+    def _stored(
+        self, columns: Any, planned: PutPlan | None, deadline: Deadline
+    ) -> AbstractAsyncContextManager[tuple[str, BatchRef]]:
+        """As `ShardWriter.staged`; columns that are a reference have no scope."""
+        return nullcontext(("", columns)) if planned is None else self._writer.staged(planned, deadline.remaining_s)
 
     def _carried(self, planned: PutPlan | None) -> rm.Inline | None:
         """The columns as they travel in a message with their rows; None if they have to be put first."""
@@ -335,16 +321,9 @@ class StreamWrites:
             await self._writer.in_thread(columns.nbytes, _digest_columns, state, columns, self._writer.each)
         return state.digest()
 
-    def _unstage(self, staged: str, ticket: int = 0) -> None:
-        """Free staged columns that were not appended, and return the permit. Does not wait."""
-        if ticket:
-            with suppress(DataplaneError):
-                self._connection.check()
-                self._connection.tell(rm.ReturnPermit(self._token, ticket))
-        if staged:
-            unstage(self._connection, staged)
-
-    async def _lengths_of(self, ref: BatchRef) -> dict[str, bytes]:
+    async def _lengths_of(self, ref: BatchRef, planned: PutPlan | None) -> dict[str, bytes]:
+        if planned is not None:
+            return _lengths(planned)
         measured = [name for name, field in ref.schema.items() if field.kind in MEASURED]
         if not measured:
             return {}

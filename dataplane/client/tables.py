@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,7 +22,6 @@ from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns
 from dataplane.client import arguments
 from dataplane.client.connection import Connection
-from dataplane.client.ownership import unstage
 from dataplane.client.table_rows import (
     Flags,
     Index,
@@ -61,8 +60,6 @@ class AsyncTable:
         self._connection = connection
         self._writer = writer
         self._home = b""
-        self._staging = f"{rm.STAGED}{secrets.token_hex(8)}"
-        self._writes = itertools.count(1)
 
     def __repr__(self) -> str:
         return f"<table {self.name!r}>"
@@ -130,7 +127,7 @@ class AsyncTable:
         keys, numbers = rows_named(rows)
         count = len(keys) or len(numbers)
         tagged = tags_of(tags, count)
-        staged, (columns, ref) = "", _parted(columns)
+        planned, (columns, ref) = None, _parted(columns)
         if ref is not None:
             arguments.check_rows(len(ref), count)
             if ref.is_sliced():
@@ -139,27 +136,22 @@ class AsyncTable:
             columns = await self._writer.optioned(columns, narrow)
             planned = await self._writer.plan(columns, dedupe)
             arguments.check_rows(planned.rows, count)
-            staged = f"{self._staging}-{next(self._writes)}"
         if not count:
             return []
         parts = ranges(count, keys, tagged)
-        carried = self._writer.inline(planned) if staged and len(parts) == 1 and stored is None else None
+        carried = self._writer.inline(planned) if planned and len(parts) == 1 and stored is None else None
         if carried is not None:
             write = written_as(keys, numbers, ref, tagged, kind)
             return [await self.ask(write, kind, deadline.remaining_s, columns=carried)]
-        try:
-            if staged:
-                written = await self._writer.write(planned, staged, deadline.remaining_s)
+        found: list[R] = []
+        staging: Any = self._writer.staged(planned, deadline.remaining_s) if planned else nullcontext(("", None))
+        async with staging as (staged, written):
+            if written is not None:
                 ref = written if ref is None else written.union(ref)
-            found: list[R] = []
             for start, stop in parts:
                 part = None if ref is None else ref[start:stop]
                 write = written_as(keys[start:stop], numbers[start:stop], part, tagged[start:stop], kind)
                 found.append(await self.ask(write, kind, staged=staged if stop == count else ""))
-        except BaseException:
-            if staged:
-                unstage(self._connection, staged)
-            raise
         if stored is not None and ref is not None:
             stored(ref)
         return found

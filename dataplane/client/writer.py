@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
+import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -29,7 +31,7 @@ from dataplane.batch.put_plan import Job, PlannedColumn, PutPlan, layout_of, pla
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.small_columns import SmallColumns, laid_out
 from dataplane.client.connection import Connection, Exchange
-from dataplane.client.ownership import discard
+from dataplane.client.ownership import discard, unstage
 from dataplane.device import ordering
 from dataplane.observe.ring import CODE
 from dataplane.threads import stopped, together
@@ -63,6 +65,7 @@ class ShardWriter:
     def __init__(self, connection: Connection, pool: Executor) -> None:
         self._connection = connection
         self._pool = pool
+        self._staging, self._staged = f"{rm.STAGED}{secrets.token_hex(8)}", itertools.count(1)
 
     async def in_thread(self, nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
         """The result of work on this number of bytes, done in a thread if it is large. The thread has ended when this
@@ -142,6 +145,17 @@ class ShardWriter:
         placed += kept
         order = {column.name: i for i, column in enumerate(planned.columns)}
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
+
+    @asynccontextmanager
+    async def staged(self, planned: PutPlan, timeout: float) -> AsyncIterator[tuple[str, BatchRef]]:
+        """Columns that a stream or table takes over in the block: their scope, and a reference. They are freed if the
+        block raises, or this process dies. Raises as `write`."""
+        scope = f"{self._staging}-{next(self._staged)}"
+        try:
+            yield scope, await self.write(planned, scope, timeout)
+        except BaseException:
+            unstage(self._connection, scope)
+            raise
 
     async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
         """Store this node's shards of the reference on this number of hosts, including this one. Returns the other
