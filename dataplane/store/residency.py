@@ -26,7 +26,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 
 from dataplane.clock import Deadline
-from dataplane.config import PAGE, NodeConfig
+from dataplane.config import NodeConfig
 from dataplane.errors import DataplaneError, Freed
 from dataplane.store.arena import OWN, Arena
 from dataplane.store.budget import Budget
@@ -366,14 +366,12 @@ class Residency:
 
     def _kept(self) -> list[int]:
         """The part of the disk's quota that only reads may use, as sizes. If memory and disk are both full, it is used
-        to exchange a shard on disk with some in memory. It has room for the largest shard; if sizes differ, one more,
-        and many small files, may be needed."""
+        to exchange a shard on disk with some in memory. It has room for the largest shard, and for one more if sizes
+        differ."""
         if self._disk.fits([2 * self._budget.capacity]):
             return []  # far from full
         sizes = self._shards.rooms
-        if len(sizes) < 2:
-            return list(sizes)
-        return [max(sizes), max(sizes) + PAGE * (max(sizes) // min(sizes))]
+        return list(sizes) if len(sizes) < 2 else [max(sizes)] * 2
 
     async def _write(self, shard: Shard) -> None:
         """Make the shard clean. Raises OSError if the disk refuses."""

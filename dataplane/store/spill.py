@@ -1,7 +1,7 @@
 """The disk behind the arena: one file a shard, written and read past the page cache, checked on the way back.
 
-`spill_file` defines the format of a file, which ends with a record. The disk keeps the xxh3-128 of each file's record
-in memory, so a byte changed anywhere, a file cut short and a file replaced by another all read as `Corrupt`.
+The checksums of each file are in memory, so a byte changed anywhere, a file cut short and a file replaced by another
+all read as `Corrupt` (`spill_file`).
 
 Invariants:
 
@@ -37,33 +37,28 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 import lz4.block
-import xxhash
 
 from dataplane.config import PAGE
+from dataplane.errors import Corrupt
 from dataplane.store.directory_claim import DirectoryClaim
 from dataplane.store.spill_file import (
     CHUNK,
-    LZ4,
-    RAW,
     Forget,
     OpenSpillFile,
     SpillFile,
     aligned,
+    checksum,
     corrupt,
     create,
     identify,
-    open_raw,
     open_written,
     pwrite,
     read_chunk,
-    read_record,
-    record,
-    record_size,
     whole_pages,
 )
 from dataplane.threads import Pool, stopped, together
@@ -150,7 +145,7 @@ class Disk:
         """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed; with `later`,
         once removed files are deleted."""
         used = self.used - self._doomed_bytes if later else self.used
-        return used + sum(size + record_size(size) for size in sizes) <= self.quota
+        return used + sum(sizes) <= self.quota
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
         """Write the bytes of an extent, which must not change meanwhile.
@@ -161,7 +156,7 @@ class Disk:
         if self._claim is None:
             raise OSError(errno.ENOSPC, "spilling is off")
         self._loop = asyncio.get_running_loop()
-        reserved = len(memory) + record_size(len(memory))
+        reserved = len(memory)
         self.used += reserved
         began = time.monotonic_ns()
         path = self._path(self._claim.path, shard)
@@ -192,25 +187,22 @@ class Disk:
         return next(path for path in names if path not in self._doomed_paths)
 
     def _write_file(self, directory: int, shard: int, path: Path, memory: memoryview, forget: Forget) -> SpillFile:
-        codec = self._codec_for(memory)
+        packs = self._packs(memory)
         fd = create(directory, path)
         identity = (0, 0)
         try:
             try:
                 identity = identify(fd) or identity
-                entries = self._each_chunk(
-                    len(memory), lambda start, size: self._put(fd, codec, memory, start, size, forget)
+                # Compressed chunks lie where raw ones would, so that all can be written at once.
+                chunks = self._each_chunk(
+                    len(memory), lambda start, size: self._put(fd, packs, memory, start, size, forget)
                 )
-                written = record(shard, codec, len(memory), entries)
-                # Compressed chunks lie where raw ones would, so that all can be written at once; the file is sparse.
-                pwrite(fd, memoryview(aligned(written)), len(memory))
             finally:
                 os.close(fd)  # a network file system reports here the writes that failed
-            size = sum(whole_pages(stored) for stored, _ in entries) + len(written)
-            return SpillFile(shard, path, size, len(written), xxhash.xxh3_128_digest(written), identity)
+            return SpillFile(shard, path, sum(whole_pages(stored) for stored, _ in chunks), tuple(chunks), identity)
         except Exception as error:
             why = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if isinstance(error, MemoryError) else error
-            left = SpillFile(shard, path, len(memory) + record_size(len(memory)), 0, b"", identity)
+            left = SpillFile(shard, path, len(memory), (), identity)
             if _unlink(directory, [left])[0] or not isinstance(why, OSError):
                 raise why from None
             raise _Left(left, why) from None
@@ -241,20 +233,23 @@ class Disk:
             else:
                 del self._calls[thread]
 
-    def _codec_for(self, memory: memoryview) -> int:
+    def _packs(self, memory: memoryview) -> bool:
+        """Whether to compress the chunks of a file."""
         if self._compression == "never":
-            return RAW
+            return False
         if self._compression == "auto" and not 0 < self._write_rate < self._lz4_rate:
-            return RAW
+            return False
         sample = memory[:_SAMPLE]
-        return LZ4 if len(lz4.block.compress(sample, store_size=False)) < _WORTH * len(sample) else RAW
+        return len(lz4.block.compress(sample, store_size=False)) < _WORTH * len(sample)
 
-    def _put(self, fd: int, codec: int, memory: memoryview, start: int, size: int, forget: Forget) -> tuple[int, int]:
+    def _put(
+        self, fd: int, packs: bool, memory: memoryview, start: int, size: int, forget: Forget
+    ) -> tuple[int, bytes]:
         with memory[start : start + size] as chunk:
-            digest = xxhash.xxh3_64_intdigest(chunk)
+            summed = checksum(chunk)
             stored: memoryview = chunk
             length = size
-            if codec == LZ4:
+            if packs:
                 began = time.perf_counter()
                 packed = lz4.block.compress(chunk, store_size=False)
                 self._lz4_rate = _smooth(self._lz4_rate, size / (time.perf_counter() - began))
@@ -265,7 +260,7 @@ class Disk:
             if size >= CHUNK:  # smaller writes measure the latency of the disk and not its speed
                 self._write_rate = _smooth(self._write_rate, len(stored) / (time.perf_counter() - began))
         forget(start, size)
-        return length, digest
+        return length, summed
 
     def refused(self, what: str, error: OSError) -> None:
         self._errors[what] = f"{what} failed: {error.strerror or error} ({self.directory})"
@@ -300,27 +295,27 @@ class Disk:
     def _read_file(self, directory: int, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         fd = open_written(directory, file)
         try:
-            codec, entries = read_record(fd, file, len(memory))
-            self._each_chunk(
-                len(memory),
-                lambda start, size: read_chunk(fd, file, codec, entries[start // CHUNK], memory, start, size, forget),
-            )
+            self._each_chunk(len(memory), lambda start, size: read_chunk(fd, file, memory, start, size, forget))
         finally:
             with suppress(OSError):
                 os.close(fd)
 
     async def open(self, file: SpillFile, extent: int) -> OpenSpillFile | None:
+        """A file of an extent of this size, to be sent; None if its bytes differ from those in memory (compressed), or
+        it cannot be opened: reading it back reports why."""
         assert self._claim is not None, "it was written"
+        if file.size < extent:
+            return None
+        opening = self._submit(self._pool, open_written, self._claim.descriptor, file, direct=False)
         try:
-            opening = self._submit(self._pool, open_raw, self._claim.descriptor, file, extent)
-            opened = await asyncio.wrap_future(opening)
-        except OSError:  # reading it back reports why
+            fd = await asyncio.wrap_future(opening)
+        except (Corrupt, OSError):
             return None
         except asyncio.CancelledError:
             opening.add_done_callback(_close_opened)
             await stopped([opening], _LATE_S)
             raise
-        return None if opened is None else replace(opened, by=self._aside)
+        return OpenSpillFile(fd, b"".join(summed for _, summed in file.chunks), self._aside)
 
     def _aside(self, work: Callable[[], None]) -> None:
         try:
@@ -420,11 +415,9 @@ def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | 
     return gone, None
 
 
-def _close_opened(opening: Future[OpenSpillFile | None]) -> None:
+def _close_opened(opening: Future[int]) -> None:
     if not opening.cancelled() and not opening.exception():
-        opened = opening.result()
-        if opened is not None:
-            opened.close()
+        os.close(opening.result())
 
 
 def _smooth(old: float, new: float) -> float:

@@ -1,8 +1,8 @@
-"""A spill file: its format, and how it is written, read back, or sent unchanged.
+"""A spill file: how it is opened, written and read, or sent unchanged.
 
-A file is the extent's chunks, each a whole number of pages, then a record: a header, and for each chunk its stored
-length and the xxh3-64 of its bytes in memory. The record is written last, so a file without a valid one is unfinished.
-An uncompressed chunk lies in the file at the same offset as in the extent.
+A file is the extent's chunks. An uncompressed chunk lies in the file at the same offset as in the extent; a compressed
+one begins there, and the file is sparse. What is known of a file is in memory alone (`SpillFile`): the stored length of
+each chunk, and the xxh3-64 of its bytes in memory.
 
 Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver: an
 `OpenSpillFile` has the sums of its chunks. Files are named relative to the directory's descriptor, and
@@ -16,7 +16,6 @@ import errno
 import mmap
 import os
 import stat
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,13 +30,8 @@ from dataplane.errors import Corrupt
 CHUNK = 4 << 20
 """The bytes of an extent that are hashed, compressed, written and read together."""
 
-_HEADER = struct.Struct("<8sIIQQQ")  # magic, version, codec, shard, extent bytes, chunks
-_ENTRY = struct.Struct("<QQ")  # stored bytes, xxh3-64 of the chunk in memory
-_MAGIC = b"DPSPILL\0"
-_VERSION = 1
 _GONE = (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO, errno.ENODEV)
 """Errors of opening a file that was removed, or replaced by a link, a directory, a socket or a device."""
-RAW, LZ4 = 0, 1
 
 Forget = Callable[[int, int], None]
 """Called from a thread of the pool when the bytes (start, size) of the extent have been processed."""
@@ -45,60 +39,33 @@ Forget = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SpillFile:
-    """A finished file: its path, its size on disk in bytes, and the xxh3-128 of its record. `identity`: the file
-    system's number for it, from `identify`."""
+    """A finished file: its path, its size on disk in bytes, and for each chunk its stored bytes and its `checksum`.
+    `identity`: the file system's number for it, from `identify`."""
 
     shard: int
     path: Path
     size: int
-    record_size: int
-    digest: bytes
+    chunks: tuple[tuple[int, bytes], ...]
     identity: tuple[int, int]
 
 
-def record_size(extent: int) -> int:
-    return whole_pages(_HEADER.size + _ENTRY.size * -(-extent // CHUNK))
+def checksum(chunk: memoryview) -> bytes:
+    return xxhash.xxh3_64_intdigest(chunk).to_bytes(8, "little")
 
 
-def record(shard: int, codec: int, extent: int, entries: list[tuple[int, int]]) -> bytes:
-    header = _HEADER.pack(_MAGIC, _VERSION, codec, shard, extent, len(entries))
-    return (header + b"".join(_ENTRY.pack(*entry) for entry in entries)).ljust(record_size(extent), b"\0")
-
-
-def read_record(fd: int, file: SpillFile, extent: int) -> tuple[int, list[tuple[int, int]]]:
-    buffer = mmap.mmap(-1, file.record_size)
-    _pread(fd, file, memoryview(buffer), extent)
-    record = buffer[:]
-    if xxhash.xxh3_128_digest(record) != file.digest:
-        raise corrupt(file, "its record is not the one that was written")
-    _, _, codec, _, _, chunks = _HEADER.unpack_from(record)
-    return codec, [_ENTRY.unpack_from(record, _HEADER.size + i * _ENTRY.size) for i in range(chunks)]
-
-
-def read_chunk(
-    fd: int,
-    file: SpillFile,
-    codec: int,
-    entry: tuple[int, int],
-    memory: memoryview,
-    start: int,
-    size: int,
-    forget: Forget,
-) -> None:
-    stored, digest = entry
+def read_chunk(fd: int, file: SpillFile, memory: memoryview, start: int, size: int, forget: Forget) -> None:
+    stored, summed = file.chunks[start // CHUNK]
     with memory[start : start + size] as chunk:
-        if codec == LZ4 and stored < size:
+        if stored < size:
             buffer = mmap.mmap(-1, whole_pages(stored))
             _pread(fd, file, memoryview(buffer), start)
             try:
                 chunk[:] = lz4.block.decompress(buffer[:stored], uncompressed_size=size)
             except (lz4.block.LZ4BlockError, ValueError):
                 raise corrupt(file, f"its bytes {start} to {start + size} do not decompress") from None
-            if any(buffer[stored:]):
-                raise corrupt(file, f"its padding after byte {start + stored} is not zero")
         else:
             _pread(fd, file, chunk, start)
-        if xxhash.xxh3_64_intdigest(chunk) != digest:
+        if checksum(chunk) != summed:
             raise corrupt(file, f"its bytes {start} to {start + size} are not those that were written")
     forget(start, size)
 
@@ -152,6 +119,8 @@ def open_written(directory: int, file: SpillFile, *, direct: bool = True) -> int
     try:
         if identify(fd) != file.identity:
             raise corrupt(file, "was replaced by something else")
+        if not direct:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
     except BaseException:
         os.close(fd)
         raise
@@ -217,21 +186,3 @@ class OpenSpillFile:
             os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
         with suppress(OSError):
             os.close(self.fd)
-
-
-def open_raw(directory: int, file: SpillFile, extent: int) -> OpenSpillFile | None:
-    """The opened file of an extent of this size; None if its bytes differ from those in memory (compressed), or it
-    cannot be read: reading it back reports why."""
-    try:
-        fd = open_written(directory, file, direct=False)
-    except (Corrupt, OSError):
-        return None
-    try:
-        codec, entries = read_record(fd, file, extent)
-        if codec == RAW:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
-            return OpenSpillFile(fd, b"".join(digest.to_bytes(8, "little") for _, digest in entries))
-    except (Corrupt, OSError):
-        pass
-    os.close(fd)
-    return None

@@ -20,16 +20,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-import xxhash
-
 from dataplane.batch.layout import aligned as rounded
 from dataplane.config import PAGE
 from dataplane.errors import Corrupt
 from dataplane.store.extents import RangeSet
 from dataplane.store.small_extents import MOST
-from dataplane.store.spill_file import CHUNK, create, open_direct, pread, pwrite, whole_pages
-
-_SUM = 8  # bytes of a checksum
+from dataplane.store.spill_file import CHUNK, checksum, create, open_direct, pread, pwrite, whole_pages
 
 
 class FileRange(NamedTuple):
@@ -66,9 +62,7 @@ def placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[FileRa
 
 
 def sums(content: memoryview) -> bytes:
-    starts = range(0, len(content), CHUNK)
-    digests = [xxhash.xxh3_64_intdigest(content[start : start + CHUNK]) for start in starts]
-    return b"".join(digest.to_bytes(_SUM, "little") for digest in digests)
+    return b"".join(checksum(content[start : start + CHUNK]) for start in range(0, len(content), CHUNK))
 
 
 def write(directory: int, places: Sequence[FileRange], contents: Sequence[memoryview], fresh: bool) -> None:

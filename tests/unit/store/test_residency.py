@@ -137,8 +137,8 @@ async def test_spilling_ahead_runs_from_the_high_to_the_low_watermark(tmp_path: 
 
 async def test_spill_files_of_resident_shards_are_deleted_for_shards_that_must_spill(tmp_path: Path) -> None:
     """The quota is full of copies of shards that were read back and are pinned: they help nobody there."""
-    quota = 8 * (SIZE + 4096)
-    async with running(tmp_path, spill=quota + SIZE + 4096, high_watermark=1.0, low_watermark=1.0) as store:
+    quota = 8 * SIZE
+    async with running(tmp_path, spill=quota + SIZE, high_watermark=1.0, low_watermark=1.0) as store:
         numbers = [await put(store, seed) for seed in range(72)]
         await at_rest(store)
         assert store.disk.used == quota
@@ -147,7 +147,7 @@ async def test_spill_files_of_resident_shards_are_deleted_for_shards_that_must_s
         await pin(store, *gone)
         later = [await put(store, 100 + seed) for seed in range(8)]
         await at_rest(store)
-        assert store.disk.used <= quota + SIZE + 4096
+        assert store.disk.used <= quota + SIZE
         assert not set(later) & set(gone)
         for number in gone:
             assert store.shards[number].extent is not None
@@ -155,7 +155,7 @@ async def test_spill_files_of_resident_shards_are_deleted_for_shards_that_must_s
 
 async def test_spilled_shards_can_be_restored_with_memory_and_disk_full(tmp_path: Path) -> None:
     """A producer filled both before a slow consumer came to what is on disk: the two must be able to change places."""
-    async with running(tmp_path, spill=12 * (SIZE + 4096)) as store:
+    async with running(tmp_path, spill=12 * SIZE) as store:
         numbers = await fill(store)
         producer = asyncio.create_task(put(store, 1000))
         for number in [*on_disk(store), *numbers]:
@@ -163,7 +163,7 @@ async def test_spilled_shards_can_be_restored_with_memory_and_disk_full(tmp_path
             store.unpin("reader", [number])
         store.free(numbers)
         await producer
-        assert store.disk.used <= 12 * (SIZE + 4096)
+        assert store.disk.used <= 12 * SIZE
 
 
 async def test_a_hanging_write_holds_up_no_request_that_clean_memory_satisfies(
