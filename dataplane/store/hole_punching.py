@@ -51,13 +51,6 @@ class HolePunching:
         layout = check_layout(shard.layout, shard.size).layout
         with self._arena.view(shard.extent) as view:
             memory = np.frombuffer(view, dtype=np.uint8)
-            parts: list[tuple[int, int]] = []
-            for column in set(columns):
-                field = layout.columns[column][1].field
-                least = PAGE // field.item_nbytes if field.kind == "dense" and field.item_nbytes else 1
-                runs = shard.live.dead_runs(column, rows, max(1, least))  # shorter ones have no whole page
-                if len(runs):
-                    flags = np.broadcast_to(shard.live.flags(column, 0, shard.rows), (shard.columns, shard.rows))
-                    parts += dead_pages(layout, flags, [column], runs, memory)
+            parts = [each for column in set(columns) for each in dead_pages(layout, column, shard.live, rows, memory)]
             del memory
         self._residency.punch(shard, parts)

@@ -12,13 +12,13 @@ Invariants: a freed cell never exists again; a returned page has values of freed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.batch.byte_ranges import merged, row_values
+from dataplane.batch.byte_ranges import ByteRanges, merged, row_values
 from dataplane.batch.layout import Bytes, ShardLayout
 from dataplane.batch.rows import Index, RowIndices
 from dataplane.config import PAGE
@@ -123,14 +123,13 @@ class LiveCells:
                 found[a - first : b - first] = self._block(column, block)[a - start : b - start]
         return found
 
-    def dead_runs(self, column: int, rows: RowIndices, least: int) -> RowIndices:
-        """The first row of each run of at least `least` freed rows around these rows."""
-        first, stop = max(0, rows.start - least), min(self.rows, rows.stop + least)
-        dead = ~self.flags(column, first, stop)
-        edges = np.flatnonzero(dead[1:] != dead[:-1]) + 1
-        bounds = np.concatenate([[0], edges, [len(dead)]])
-        starts = bounds[:-1][dead[bounds[:-1]] & (np.diff(bounds) >= least)]
-        return RowIndices.index(first + starts)
+    def dead_around(self, column: int, rows: RowIndices, reach: int) -> Index:
+        """The freed rows, ascending, of all runs that contain some of these rows, as far as `reach` rows from them."""
+        first, stop = max(0, rows.start - reach), min(self.rows, rows.stop + reach)
+        edges = np.flatnonzero(np.diff(~self.flags(column, first, stop), prepend=False, append=False)).reshape(-1, 2)
+        within = np.unique(np.searchsorted(edges[:, 0], rows.array() - first, side="right") - 1)
+        runs = edges[within[within >= 0]] + first
+        return np.concatenate([np.empty(0, np.int64), *(np.arange(*run) for run in runs.tolist())])
 
 
 _ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -155,21 +154,14 @@ def by_block(rows: RowIndices) -> Iterator[tuple[int, Place]]:
             yield block, index[start:stop] - block * BLOCK
 
 
-def dead_pages(
-    layout: ShardLayout, live: npt.NDArray[np.bool_], columns: Iterable[int], rows: RowIndices, memory: Bytes
-) -> Iterator[tuple[int, int]]:
-    """The (start, end) in the shard's `memory` of whole pages of freed values around these rows of these columns,
-    which are freed according to `live` [column, row]. May return pages again."""
-    for ordinal in columns:
-        dead = _dead_rows(~live[ordinal], rows)
-        for start, end in merged(row_values(layout.columns[ordinal][1], dead, memory, shared=False), gap=0):
-            first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
-            if first < last:
-                yield first, last
-
-
-def _dead_rows(dead: npt.NDArray[np.bool_], rows: RowIndices) -> Index:
-    """The rows of all runs of freed rows that contain some of these rows."""
-    edges = np.flatnonzero(np.diff(dead, prepend=False, append=False)).reshape(-1, 2)
-    within = np.unique(np.searchsorted(edges[:, 0], rows.array(), side="right") - 1)
-    return np.concatenate([np.empty(0, np.int64), *(np.arange(*edges[run]) for run in within[within >= 0])])
+def dead_pages(layout: ShardLayout, column: int, live: LiveCells, rows: RowIndices, memory: Bytes) -> ByteRanges:
+    """The (start, end) in the shard's `memory` of whole pages of freed values around these freed rows of a column. May
+    return pages again."""
+    stored = layout.columns[column][1]
+    unit = stored.field.item_nbytes if stored.field.kind == "dense" else 0
+    dead = live.dead_around(column, rows, -(-PAGE // unit) if unit else live.rows)
+    if unit * len(dead) < PAGE and unit:
+        return []  # as most often
+    values = merged(row_values(stored, dead, memory, shared=False), gap=0)
+    pages = [(-(-start // PAGE) * PAGE, end // PAGE * PAGE) for start, end in values]
+    return [(first, last) for first, last in pages if first < last]
