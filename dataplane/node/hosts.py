@@ -314,9 +314,9 @@ class Hosts:
 
     def _describe(self, request: pm.DescribeShards) -> pm.Described:
         left, described = pm.MAX_INLINE_ALL, []
-        shards = self._store.descriptions.describe(request.shards)
+        shards = self._store.shards.describe(request.shards)
         for shard, what in zip(request.shards, shards, strict=True):
-            payload = self._store.descriptions.payload(shard, min(left, pm.MAX_INLINE))
+            payload = self._store.payload(shard, min(left, pm.MAX_INLINE))
             left -= len(payload)
             self._inline_bytes += len(payload)
             described.append((*what, payload))

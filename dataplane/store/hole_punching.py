@@ -8,7 +8,6 @@ import numpy as np
 
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.rows import RowIndices
-from dataplane.config import PAGE
 from dataplane.store.arena import Arena
 from dataplane.store.live_cells import dead_pages
 from dataplane.store.pins import Pins

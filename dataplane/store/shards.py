@@ -14,9 +14,11 @@ from typing import Literal, NamedTuple, cast
 from dataplane.batch.locations import shard_of
 from dataplane.clock import Clock
 from dataplane.errors import Freed
+from dataplane.store.live_cells import LiveBlock
 from dataplane.store.shard import Shard
 
-_damage_of = attrgetter("damage")
+_damage_of, _layout_of = attrgetter("damage"), attrgetter("layout")
+_PLACE = 64  # bytes: an upper bound for a shard's description without its layout
 
 
 class Shards(dict[int, Shard]):
@@ -87,6 +89,17 @@ class Shards(dict[int, Shard]):
         """Whether the shard is in memory, and can be pinned at once."""
         shard = self.get(number)
         return shard is not None and shard.extent is not None and shard.damage is None
+
+    def describe(self, numbers: Sequence[int]) -> list[tuple[int, int, int, bytes, list[LiveBlock]]]:
+        """For other nodes, of each shard: bytes, rows, columns, encoded layout and live blocks. Raises as `find`."""
+        return [(s.size, s.rows, s.columns, s.layout, s.live_blocks()) for s in self.find_all(numbers)]
+
+    def described_nbytes(self, numbers: Sequence[int]) -> int:
+        """The approximate bytes of a message that describes these shards. Raises as `find`."""
+        shards = self.find_all(numbers)
+        layouts = set(map(_layout_of, shards))
+        lives = sum([s.live.nbytes for s in shards if s.live is not None])
+        return _PLACE * len(shards) + sum(map(len, layouts)) + lives
 
     def clear_error(self, number: int) -> bool:
         """Whether the shard exists. A shard that could not be read exists, and is tried again at its next use."""

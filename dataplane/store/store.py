@@ -2,7 +2,7 @@
 
 The store owns the budget, the arena, the pins and the disk. Its parts, most of which callers use directly: `shards`,
 `reservations` (and shards that come in a message), `residency` (moves between memory and disk), `persistence` (durable
-shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `descriptions`, `holders`.
+shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `holders`.
 Invariants:
 
 - a reservation belongs to one client, is invisible to all others, and is given back when it is aborted, when its client
@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataplane.batch.layout import aligned
+from dataplane.batch.layout_check import check_layout
 from dataplane.batch.locations import link_of, shard_of
 from dataplane.batch.rows import RowIndices
 from dataplane.clock import Clock, Deadline, monotonic
@@ -36,7 +38,6 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceede
 from dataplane.store.arena import OWN, Arena, Extent
 from dataplane.store.budget import Budget, BudgetStatistics
 from dataplane.store.client_shards import ClientShard, ClientShards
-from dataplane.store.descriptions import Descriptions, check_described
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.holders import MemoryHolders
 from dataplane.store.hole_punching import HolePunching
@@ -47,7 +48,7 @@ from dataplane.store.pins import Pins
 from dataplane.store.reservations import InlinePuts, Reservations, laid_out
 from dataplane.store.residency import Residency
 from dataplane.store.row_owners import RowOwners
-from dataplane.store.shard import Backing, Shard
+from dataplane.store.shard import Backing, Shard, check_cost
 from dataplane.store.shards import Shards
 from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk, DiskStatistics
@@ -116,7 +117,6 @@ class Store:
         """Shards whose bytes clients keep."""
         self.owners = RowOwners(shards, self.free)
         """The owners of rows with several."""
-        self.descriptions = Descriptions(shards, arena)
         self._holes = HolePunching(arena, self.residency, pins)
         self.holders = MemoryHolders(shards, pins, self.reservations, self.client_shards, self.residency, disk, clock)
         self._prewarmed: Hashable | None = None  # the client that pages were made ready for
@@ -188,7 +188,10 @@ class Store:
         """Add a shard whose bytes are elsewhere, and are read when it is pinned. Returns its number here. `payload`:
         its bytes, if they have come already; they are kept if there is room. Its memory is taken before that of any
         other. Raises ProtocolMismatch, Corrupt or LimitExceeded for an invalid layout or payload."""
-        described = check_described(size, rows, columns, layout)
+        described = check_layout(layout, size)
+        check_cost(described, layout, size)
+        if aligned(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
+            raise Corrupt("a shard that is described falsely")
         shard = Shard(next(self._numbers), size, rows, columns, layout, holder, "", 0, None, backing)
         if live:
             try:
@@ -294,6 +297,13 @@ class Store:
             if isinstance(error, TimeoutError):
                 raise (_slow if roomy else self.budget.backpressure)(total, deadline) from None
             raise
+
+    def payload(self, number: int, most: int) -> bytes:
+        """The bytes of a shard if it is in memory and has at most `most` bytes; else none. Raises as `pin`."""
+        shard = self.shards.find(number)
+        if shard.extent is None or shard.size > most:
+            return b""
+        return self.arena.read(shard.extent)[: shard.size]
 
     def unpin(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Drop one hold of the client on each shard. Missing holds are ignored."""

@@ -199,7 +199,7 @@ class ShardRequests:
         bound(
             "description of what is to be read; get fewer shards at a time, or put fewer rows if they are freed singly",
             m.MAX_FRAME // 4 * 3,
-            self._store.descriptions.nbytes(shards),
+            self._store.shards.described_nbytes(shards),
         )
 
     async def _when_room(self, held: list[Pinned]) -> None:

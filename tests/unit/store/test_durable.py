@@ -53,10 +53,10 @@ async def test_durable_shards_are_recovered_by_the_next_node(tmp_path: Path) -> 
         shards = {await put(store, content(size, size)): size for size in SIZES}
         await put(store, b"not durable")
         await store.persistence.persist(shards, soon())
-        before = store.descriptions.describe(shards)
+        before = store.shards.describe(shards)
     async with running(tmp_path) as store:
         assert await store.persistence.recover() == list(shards)
-        assert store.descriptions.describe(shards) == before
+        assert store.shards.describe(shards) == before
         for number, size in shards.items():
             assert (await read(store, number))[:size] == content(size, size)
         assert await put(store, b"new") > 1 << 20 > max(shards)

@@ -144,7 +144,7 @@ class OwnersAgainstAModel(RuleBasedStateMachine):
         for shard in {shard_of(number) for number in self.owners}:
             left = self.physical(shard)
             with suppress(Freed):
-                described = self.store.descriptions.describe([shard])[0]
+                described = self.store.shards.describe([shard])[0]
                 cells = LiveCells.of(described[4], COLUMNS, ROWS)
                 flags = [cells.flags(column, 0, ROWS) for column in range(COLUMNS)]
                 assert {(column, row) for column, row in np.argwhere(flags).tolist()} == left

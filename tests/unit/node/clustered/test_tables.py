@@ -67,7 +67,7 @@ class TableBench(StoringBench):
     def live(self) -> int:
         """How many cells are stored here."""
         found = 0
-        for _, rows, columns, _, live in self.store.descriptions.describe([*self.store.shards]):
+        for _, rows, columns, _, live in self.store.shards.describe([*self.store.shards]):
             cells = LiveCells.of(live, columns, rows)
             found += sum(int(cells.flags(column, 0, rows).sum()) for column in range(columns))
         return found
