@@ -24,9 +24,7 @@ from dataplane.batch.field import MEASURED, Field, Kind
 from dataplane.batch.frame import place_of
 from dataplane.batch.layout import Index
 from dataplane.batch.rows import RowIndices, positions_in
-from dataplane.batch.stored_column import ExtentMemory as ExtentMemory
-from dataplane.batch.stored_column import SelectedRows, Selection, opened
-from dataplane.batch.stored_column import StoredPiece as StoredPiece
+from dataplane.batch.stored_column import SelectedRows, Selection
 from dataplane.batch.values import mismatch
 from dataplane.device.memory import device_of
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
@@ -38,47 +36,29 @@ if TYPE_CHECKING:
 class Column:
     """One column of a batch. Immutable; `len(column)` rows.
 
-    It is the rows of `pieces` concatenated, or the rows at the positions `order` among those. The pieces may have
-    narrower fields than `field`: ragged with fewer varying dimensions, structs with fewer keys. Raises Corrupt if a
-    piece's layout is invalid or not one of such a field.
+    It is the rows of `selections` concatenated, or the rows at the positions `order` among those, or the slice of each
+    that `cut` leaves. The selections may have narrower fields than `field`: ragged with fewer varying dimensions,
+    structs with fewer keys (`stored_column.opened`). Raises Corrupt for an order beyond them.
     """
 
-    def __init__(self, name: str, field: Field, pieces: Sequence[StoredPiece], order: Index | None = None) -> None:
-        selections = opened(name, field, tuple(pieces))
-        _check_order(name, order, sum(len(selection.rows) for selection in selections))
-        self._bind(name, field, selections, order)
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         name: str,
         field: Field,
         selections: Sequence[Selection],
         order: Index | None = None,
         cut: cuts.Cut = cuts.NOTHING,
-    ) -> Column:
-        """For the library: the column of opened rows, or of the slice of each that `cut` leaves. Raises Corrupt as
-        `Column`."""
-        if order is not None:
-            _check_order(name, order, sum(len(selection.rows) for selection in selections))
-        return cls.__new__(cls)._bind(name, field, tuple(selections), order, cut)
-
-    def _bind(
-        self,
-        name: str,
-        field: Field,
-        selections: tuple[Selection, ...],
-        order: Index | None,
-        cut: cuts.Cut = cuts.NOTHING,
-    ) -> Column:
-        self._cut = cut
+    ) -> None:
+        count = sum([len(selection.rows) for selection in selections])
+        if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < count:
+            raise Corrupt(f"column {name!r}: an order beyond the {count} rows")
         self.name = name
         self.field = field
-        self._selections = selections
+        self._selections = tuple(selections)
         self._order = order
-        self._rows = sum([len(selection.rows) for selection in selections]) if order is None else len(order)
+        self._cut = cut
+        self._rows = count if order is None else len(order)
         self._device: Any = None
-        return self
 
     @property
     def kind(self) -> Kind:
@@ -260,7 +240,7 @@ class Column:
         field: Field | None = None,
     ) -> Column:
         """Other rows, on the same device."""
-        column = Column.__new__(Column)._bind(name or self.name, field or self.field, selections, order, cut)
+        column = Column(name or self.name, field or self.field, selections, order, cut)
         column._device = self._device
         return column
 
@@ -305,11 +285,6 @@ def taken(column: Column, positions: Index) -> Column:
     """The column of the rows at these positions, none of them negative. IndexError beyond the end."""
     order = np.arange(len(column)) if column._order is None else column._order
     return column._derived(column._selections, order[positions], cuts.take(column._cut, positions))
-
-
-def _check_order(name: str, order: Index | None, count: int) -> None:
-    if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < count:
-        raise Corrupt(f"column {name!r}: an order beyond the {count} rows")
 
 
 class Batch:

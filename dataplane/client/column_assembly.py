@@ -15,14 +15,23 @@ from typing import NamedTuple
 import numpy as np
 
 from dataplane.batch import gather, locations
-from dataplane.batch.batch import Column, StoredPiece
+from dataplane.batch.batch import Column
 from dataplane.batch.field import Field
 from dataplane.batch.frame import Frame
 from dataplane.batch.layout import Bytes, ColumnHeader, ColumnTables, Index, Outline
 from dataplane.batch.layout_check import CheckedLayout, check_layouts
 from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.stored_column import Copied, ExtentMemory, Scattered, Selection, Stack, check_fits, opened
+from dataplane.batch.stored_column import (
+    Copied,
+    ExtentMemory,
+    Scattered,
+    Selection,
+    Stack,
+    StoredPiece,
+    check_fits,
+    opened,
+)
 from dataplane.batch.values import as_bytes
 from dataplane.client.memory import CarriedShard, HeldShard, NodeSegment
 from dataplane.client.pins import ShardPin
@@ -136,26 +145,27 @@ class ColumnAssembly:
         if frame.cut and frame.bounds is None:
             pieces, order = _once(*locations.sources(ref, name))
             there = [self._piece(self._held[(p.node, p.shard)], p.ordinal, p.rows) for p in pieces]
-            return Column.of(name, field, opened(name, field, there, frame.cut), order, frame.cut)
+            return Column(name, field, opened(name, field, there, frame.cut), order, frame.cut)
         listed = self._listed(ref, name, field, frame, slot)
         if frame.bounds is None:
             return listed
         joined = _Joined(listed, frame.bounds.array())
-        return Column.of(name, field, [Selection(joined, RowIndices.range(0, joined.layout.rows))], None, frame.cut)
+        return Column(name, field, [Selection(joined, RowIndices.range(0, joined.layout.rows))], None, frame.cut)
 
     def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
         """The column with the rows of the frame's parts, in the order of the frame. `bounds` is not applied."""
         if len(frame.parts) == 1:
             shard, ordinal, _ = frame.parts[0].cells[slot]
             piece = self._piece(self._held[shard[:2]], ordinal, frame.parts[0].rows)
-            return Column(name, field, [piece], None if frame.order is None else frame.order.array())
+            order = None if frame.order is None else frame.order.array()
+            return Column(name, field, opened(name, field, [piece]), order)
         if len(frame.parts) >= _LEAST:
             cells = [part.cells[slot] for part in frame.parts]
             keys, ordinal = tuple([cell.shard[:2] for cell in cells]), cells[0].ordinal
             if len({cell.ordinal for cell in cells}) == 1 and self._lie_alike(keys, ordinal):
                 stacked = self._stacked(name, field, ordinal, keys, self._rows(frame))
                 if stacked is not None:
-                    return Column.of(name, field, [stacked], None if frame.order is None else frame.order.array())
+                    return Column(name, field, [stacked], None if frame.order is None else frame.order.array())
         sources, order = _once(*locations.sources(ref, name))
         numbers: dict[tuple[object, int], int] = {}
         kinds = np.array([numbers.setdefault(self._kind(piece), len(numbers)) for piece in sources], np.int64)
@@ -168,7 +178,7 @@ class ColumnAssembly:
         for _, several in groupby(zip(kinds.tolist(), sources, strict=True), lambda each: each[0]):
             alike = [piece for _, piece in several]
             selections += self._opened(name, field, alike[0].ordinal, alike)
-        return Column.of(name, field, selections, order)
+        return Column(name, field, selections, order)
 
     def _lie_alike(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
         """Whether a cheap check shows that these columns of the shards can be read in one pass: all shards have one

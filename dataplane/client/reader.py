@@ -302,7 +302,7 @@ class SpanShard:
         if rows.stop > self._laid.rows:
             raise refuse(span.columns[0][0], f"row {rows.stop - 1} of a shard with {self._laid.rows}")
         for (name, field, _), layout in zip(span.columns, layouts, strict=True):
-            columns[name] = Column.of(name, field, (Selection(StoredColumn(name, layout, memory), rows),))
+            columns[name] = Column(name, field, (Selection(StoredColumn(name, layout, memory), rows),))
         return Batch(columns)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from dataplane.batch.batch import Batch, Column, StoredPiece
+from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, aligned
 from dataplane.batch.layout_check import check_layout
@@ -110,9 +110,8 @@ def unpacked(header: PackedHeader, memory: ReceivedBlock) -> Batch:
     for name, layout in _columns(header):
         rows = header.orders.get(name)
         order = None if rows is None else RowIndices.decode(rows).array()
-        columns[name] = Column(
-            name, layout.field, [StoredPiece(layout, memory, RowIndices.range(0, layout.rows))], order
-        )
+        selection = Selection(StoredColumn(name, layout, memory), RowIndices.range(0, layout.rows))
+        columns[name] = Column(name, layout.field, [selection], order)
     return Batch(columns)
 
 
@@ -164,7 +163,7 @@ def distinct(column: Column) -> tuple[Column, Index | None]:
         chosen = once[1][once[0] == number]
         if len(chosen):
             selections.append(_selected(stored, chosen))
-    return Column.of(column.name, column.field, selections), order.reshape(-1).astype(np.int64)
+    return Column(column.name, column.field, selections), order.reshape(-1).astype(np.int64)
 
 
 def _selected(stored: StoredColumn, rows: Index) -> Selection:

@@ -58,7 +58,7 @@ def _variants(column: Column) -> list[_Variant]:
     for name, field in column.field.children:
         present, rows = gather.presence(column.reading, name, field)
         if present.any():
-            child = Column.of(f"{column.name}{name}", field, rows.selections, rows.order, cut=rows.cut)
+            child = Column(f"{column.name}{name}", field, rows.selections, rows.order, cut=rows.cut)
             found.append(_Variant(name, present, child))
     return found
 

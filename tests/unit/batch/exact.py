@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataplane.batch.batch import Batch, Column, StoredPiece
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.field import Field
 from dataplane.batch.layout import Bytes, aligned_bytes, check_contents
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import PutPlan, plan
 from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import StoredPiece, opened
 
 
 def bits(value: Any) -> Any:
@@ -79,7 +81,7 @@ def materialise(planned: PutPlan) -> Batch:
     for job in planned.jobs(memory):
         job()
     held, rows = LocalMemory(memory), RowIndices.range(0, planned.rows)
-    return Batch({name: Column(name, c.field, [StoredPiece(c, held, rows)]) for name, c in planned.layout().columns})
+    return Batch({name: of_pieces(name, c.field, [StoredPiece(c, held, rows)]) for name, c in planned.layout().columns})
 
 
 def local_batch(columns: Any) -> Batch:
@@ -98,10 +100,14 @@ def piece(name: str, values: Any, rows: RowIndices | None = None, *, dedupe: boo
     return StoredPiece(layout, LocalMemory(memory), RowIndices.range(0, planned.rows) if rows is None else rows)
 
 
+def of_pieces(name: str, field: Field, pieces: Sequence[StoredPiece], order: Any = None) -> Column:
+    return Column(name, field, opened(name, field, pieces), order)
+
+
 def column(values: Any, *, dedupe: bool = False) -> Column:
     """The values as a column that was stored."""
     one = piece("x", values, dedupe=dedupe)
-    return Column("x", one.layout.field, [one])
+    return of_pieces("x", one.layout.field, [one])
 
 
 def rows_as(column: Column, view: str) -> Sequence[Any]:

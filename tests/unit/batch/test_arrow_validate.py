@@ -18,15 +18,16 @@ import pytest
 from dataplane.batch import arrow_in
 from dataplane.batch.arrow_in import check
 from dataplane.batch.arrow_out import VariableShapeTensorType
-from dataplane.batch.batch import Batch, Column, StoredPiece
+from dataplane.batch.batch import Batch
 from dataplane.batch.layout import check_contents
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import plan, values_of
 from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import StoredPiece
 from dataplane.errors import Corrupt, DataplaneError, SchemaMismatch
 from tests.cases import each_case
 from tests.processes import Worker
-from tests.unit.batch.exact import LocalMemory, column, filled, local_batch, same
+from tests.unit.batch.exact import LocalMemory, column, filled, local_batch, of_pieces, same
 
 
 def mutated(chance: random.Random, data: bytes) -> bytes:
@@ -172,7 +173,7 @@ def stored(columns: Any) -> Batch:
     check_contents(layout, memory)
     held, rows = LocalMemory(memory), RowIndices.range(0, planned.rows)
     return Batch(
-        {name: Column(name, column.field, [StoredPiece(column, held, rows)]) for name, column in layout.columns}
+        {name: of_pieces(name, column.field, [StoredPiece(column, held, rows)]) for name, column in layout.columns}
     )
 
 

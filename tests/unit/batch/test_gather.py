@@ -12,10 +12,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.batch import Column, StoredPiece
+from dataplane.batch.batch import Column
 from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.rows import RowIndices
-from tests.unit.batch.exact import local_batch, piece, rows_as, same
+from dataplane.batch.stored_column import StoredPiece
+from tests.unit.batch.exact import local_batch, of_pieces, piece, rows_as, same
 
 _RNG = np.random.default_rng(7)
 
@@ -74,7 +75,7 @@ def test_any_selection_of_pieces_reads_the_selected_rows(kind: str, data: st.Dat
         order = np.array(positions, np.int64)
         expected = [expected[position] for position in positions]
     field = merge_fields("x", fields or [piece("x", _PIECES[kind][0]).layout.field])
-    column = Column("x", field, pieces, order)
+    column = of_pieces("x", field, pieces, order)
     _check(column, expected)
     cut = data.draw(st.slices(len(expected)))
     _check(column[cut], expected[cut])
@@ -121,12 +122,12 @@ def _plain(value: Any) -> Any:
 def test_contiguous_rows_are_read_in_place_and_others_are_gathered() -> None:
     one = piece("x", np.arange(12.0).reshape(6, 2))
     stored = one.memory.read(*one.layout.buffers[0])
-    whole = Column("x", one.layout.field, [one])
+    whole = of_pieces("x", one.layout.field, [one])
     assert np.shares_memory(whole.numpy(), stored)
     assert np.shares_memory(whole[2:4].numpy(), stored)
     assert np.shares_memory(np.asarray(whole.arrow().storage.values), stored)
     assert not np.shares_memory(whole[::2].numpy(), stored)
-    assert not np.shares_memory(Column("x", one.layout.field, [one, one]).numpy(), stored)
+    assert not np.shares_memory(of_pieces("x", one.layout.field, [one, one]).numpy(), stored)
 
 
 def test_importing_and_using_batches_imports_neither_torch_nor_pyarrow() -> None:
@@ -135,7 +136,8 @@ import sys
 import dataplane.batch.layout
 assert not {"torch", "pyarrow", "xxhash", "tensordict"} & set(sys.modules), "layout"
 import numpy as np
-from dataplane.batch.batch import Batch, Column, StoredPiece
+from dataplane.batch.batch import Batch, Column
+from dataplane.batch.stored_column import Selection, StoredColumn
 from dataplane.batch.layout import aligned_bytes
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import RowIndices
@@ -151,7 +153,8 @@ memory = aligned_bytes(planned.nbytes)
 for job in planned.jobs(memory):
     job()
 held, rows = CarriedShard(memory.data, 0, len(memory)), RowIndices.range(0, planned.rows)
-batch = Batch({name: Column(name, c.field, [StoredPiece(c, held, rows)]) for name, c in planned.layout().columns})
+selected = [(n, c.field, Selection(StoredColumn(n, c, held), rows)) for n, c in planned.layout().columns]
+batch = Batch({name: Column(name, field, [each]) for name, field, each in selected})
 for column in batch.values():
     column.numpy(), column.to_list(), column.nbytes
 assert not {"torch", "pyarrow", "tensordict"} & set(sys.modules), "columns"

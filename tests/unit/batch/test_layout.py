@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.batch import Batch, Column, StoredPiece
+from dataplane.batch.batch import Batch, Column
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned_bytes, check_contents
 from dataplane.batch.layout_check import _FEW, CheckedLayout, check_layout, check_layouts
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.stored_column import Scattered, Selection, Stack
+from dataplane.batch.stored_column import Scattered, Selection, Stack, StoredPiece
 from dataplane.errors import Corrupt, DataplaneError
 from tests.cases import each_case
-from tests.unit.batch.exact import LocalMemory, filled, local_batch
+from tests.unit.batch.exact import LocalMemory, filled, local_batch, of_pieces
 
 _PLAN = plan(
     {
@@ -46,7 +46,7 @@ def _read_everything(layout: ShardLayout, memory: np.ndarray[Any, Any]) -> None:
     held = LocalMemory(memory.copy())
     rows = RowIndices.range(0, layout.columns[0][1].rows)
     batch = Batch(
-        {name: Column(name, column.field, [StoredPiece(column, held, rows)]) for name, column in layout.columns}
+        {name: of_pieces(name, column.field, [StoredPiece(column, held, rows)]) for name, column in layout.columns}
     )
     for column in batch.values():
         column.to_list()
@@ -151,7 +151,7 @@ def test_a_column_reads_by_the_tables_it_has_checked() -> None:
     layout, memory = _shard()
     column = layout.column("ragged")
     assert column is not None
-    read = Column("ragged", column.field, [StoredPiece(column, LocalMemory(memory), RowIndices.range(0, 4))])
+    read = of_pieces("ragged", column.field, [StoredPiece(column, LocalMemory(memory), RowIndices.range(0, 4))])
     assert [len(row) for row in read.numpy()] == [2, 0, 3, 1]
     memory.setflags(write=True)
     memory[column.buffers[0][0] :][:40] = 255
@@ -182,7 +182,7 @@ def test_bytes_changed_during_a_read_cause_wrong_values_or_corrupt_only(name: st
     for reads in range(12):
         for seed in range(6):
             changing = Changing(memory.copy(), reads, seed)
-            read = Column(name, column.field, [StoredPiece(column, changing, RowIndices.range(0, 4))])
+            read = of_pieces(name, column.field, [StoredPiece(column, changing, RowIndices.range(0, 4))])
             for look in (read.to_list, read.numpy, read.arrow):
                 with contextlib.suppress(Corrupt):
                     assert len(look()) == 4
@@ -221,11 +221,11 @@ def test_a_stack_reads_as_its_shards_do() -> None:
     stack, _ = stack_of([stored(each) for each in given])
     for ordinal, name in enumerate(given[0]):
         stacked = stack.column(name, ordinal)
-        column = Column.of(name, stacked.layout.field, [Selection(stacked, RowIndices.range(0, stacked.layout.rows))])
+        column = Column(name, stacked.layout.field, [Selection(stacked, RowIndices.range(0, stacked.layout.rows))])
         expected = [row for each in given for row in local_batch(each)[name].to_list()]
         assert column.to_list() == expected, name
         backwards = np.arange(len(column))[::-1].copy()
-        assert Column.of(name, stacked.layout.field, column._selections, backwards).to_list() == expected[::-1], name
+        assert Column(name, stacked.layout.field, column._selections, backwards).to_list() == expected[::-1], name
 
 
 @each_case("many", [1, _FEW])

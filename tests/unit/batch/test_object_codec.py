@@ -13,13 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.batch.batch import Column
 from dataplane.batch.object_codec import decode_row, encode_rows
 from dataplane.batch.object_rows import LARGE
 from dataplane.batch.rows import RowIndices
 from dataplane.errors import Corrupt, SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import column, piece, same
+from tests.unit.batch.exact import column, of_pieces, piece, same
 
 
 @each_case(
@@ -90,7 +89,7 @@ def test_object_rows_round_trip_when_selected_and_put_again(rows: list[Any], dat
     assert same(found.to_list(), rows)
     picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=6))
     one = piece("x", rows, RowIndices.index(np.array(picks, np.int64)))
-    picked = Column("x", one.layout.field, [one])
+    picked = of_pieces("x", one.layout.field, [one])
     wanted = [rows[i] for i in picks]
     assert same(picked.to_list(), wanted)
     for again in (picked, picked.arrow()):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 
 from dataplane.batch import byte_ranges, cuts, locations
-from dataplane.batch.batch import Column, StoredPiece
+from dataplane.batch.batch import Column
 from dataplane.batch.byte_ranges import ByteRanges, merged, rounded, total, without
 from dataplane.batch.concat import concat
 from dataplane.batch.layout import ShardLayout, aligned_bytes, check_contents
@@ -22,10 +22,10 @@ from dataplane.batch.put_options import narrowed
 from dataplane.batch.put_plan import plan
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.rows import RowIndices
-from dataplane.batch.stored_column import opened
+from dataplane.batch.stored_column import StoredPiece, opened
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import LocalMemory, filled, same
+from tests.unit.batch.exact import LocalMemory, filled, of_pieces, same
 
 NODE = bytes(8)
 ROWS = 7
@@ -69,8 +69,8 @@ class Shards:
         ]
         field, cut = ref.schema[name], locations.frame_of(ref, name)[0].cut
         if not cut:
-            return Column(name, field, there, order)
-        return Column.of(name, field, opened(name, field, there, cut), order, cut)
+            return of_pieces(name, field, there, order)
+        return Column(name, field, opened(name, field, there, cut), order, cut)
 
     def fetched(self, ref: BatchRef) -> dict[int, Any]:
         """The shards where nothing is there but what a reader of another host has fetched."""

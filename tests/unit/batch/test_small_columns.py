@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.batch import infer, object_codec
-from dataplane.batch.batch import Column, StoredPiece
+from dataplane.batch.batch import Column
 from dataplane.batch.dtypes import INTEGERS, storage
 from dataplane.batch.field import MAX_COLUMNS, Field
 from dataplane.batch.layout import aligned_bytes, check_contents
@@ -21,8 +21,9 @@ from dataplane.batch.put_options import narrowed
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.small_columns import LARGE, Single, laid_out, laid_out_row, single
+from dataplane.batch.stored_column import StoredPiece
 from tests.cases import each_case
-from tests.unit.batch.exact import filled, piece, same
+from tests.unit.batch.exact import filled, of_pieces, piece, same
 
 _DTYPES = ["<f4", ">f4", "<i8", "u1", "?", "<c8", "<f2", "<M8[us]"]
 _MOST = 64 << 10
@@ -172,7 +173,7 @@ def stored(values: Any, rows: RowIndices | None = None, *, dedupe: bool = False,
 
 
 def column(*pieces: StoredPiece, order: Any = None) -> Column:
-    return Column("x", pieces[0].layout.field.declared, pieces, order)
+    return of_pieces("x", pieces[0].layout.field.declared, pieces, order)
 
 
 def fewest(values: Any, wide: np.dtype[Any]) -> int:
@@ -202,8 +203,8 @@ def test_narrowed_integers_round_trip_in_their_declared_dtype(given_: Any, dedup
     pieces = [stored(block, dedupe=dedupe) for block in given_]
     rows = [row for block in given_ for row in block]
     order = np.array(data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)), np.int64)
-    whole = Column("x", Field("ragged", pieces[0].layout.field.declared.dtype, (None, *rows[0].shape[1:])), pieces)
-    picked = Column("x", whole.field, pieces, order)
+    whole = of_pieces("x", Field("ragged", pieces[0].layout.field.declared.dtype, (None, *rows[0].shape[1:])), pieces)
+    picked = of_pieces("x", whole.field, pieces, order)
     for found, expected in ((whole, rows), (picked, [rows[at] for at in order.tolist()])):
         assert same(list(found.numpy()), expected)
         assert found.to_list() == [row.tolist() for row in expected]

@@ -14,15 +14,16 @@ import weakref
 
 import torch
 
-from dataplane.batch.batch import Batch, Column, StoredPiece
+from dataplane.batch.batch import Batch, Column
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import StoredPiece
 from dataplane.batch.views import _there
 from dataplane.client.device_get import jobs_into as jobs
 from dataplane.client.kept_columns import MappedDevice
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from tests.cases import each_case
-from tests.unit.batch.exact import local_batch
+from tests.unit.batch.exact import local_batch, of_pieces
 
 DENSE = np.arange(12, dtype=np.float32).reshape(4, 3)
 RAGGED = [np.arange(2 * n, dtype=np.int64).reshape(n, 2) for n in (3, 0, 2, 1)]
@@ -88,7 +89,10 @@ def mapped(columns: dict[str, object]) -> tuple[MappedDevice, list[Column], weak
     layouts = dict(planned.layout().columns)
     return (
         memory,
-        [Column(n, lay.field, [StoredPiece(lay, memory, RowIndices.range(0, lay.rows))]) for n, lay in layouts.items()],
+        [
+            of_pieces(n, lay.field, [StoredPiece(lay, memory, RowIndices.range(0, lay.rows))])
+            for n, lay in layouts.items()
+        ],
         kept,
     )
 

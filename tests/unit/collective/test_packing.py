@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.batch.batch import Batch, Column, StoredPiece
+from dataplane.batch.batch import Batch
 from dataplane.batch.put_plan import plan
 from dataplane.batch.rows import RowIndices
+from dataplane.batch.stored_column import StoredPiece
 from dataplane.batch.views import _there
 from dataplane.clock import Deadline
 from dataplane.collective.link import RankLink
@@ -21,7 +22,7 @@ from dataplane.collective.packing import PIECE, PackedHeader, numbers, opened, p
 from dataplane.errors import PeerUnavailable, ProtocolMismatch
 from tests.cases import each_case
 from tests.unit.batch import exact
-from tests.unit.batch.exact import LocalMemory, filled, local_batch
+from tests.unit.batch.exact import LocalMemory, filled, local_batch, of_pieces
 
 ROWS = 23
 KINDS: dict[str, Any] = {
@@ -64,7 +65,7 @@ def test_rows_of_every_kind_arrive(kind: str, rows: slice) -> None:
 @each_case("kind", KINDS)
 def test_columns_with_and_without_repeated_rows_arrive_in_one_batch(kind: str) -> None:
     stored = exact.piece(kind, KINDS[kind])
-    repeated = Column(kind, stored.layout.field, [stored], np.arange(ROWS) // 4)
+    repeated = of_pieces(kind, stored.layout.field, [stored], np.arange(ROWS) // 4)
     header = check(Batch({kind: repeated, "number": local_batch({"number": np.arange(ROWS)})["number"]}))
     assert set(header.orders) == {kind}
 
@@ -73,7 +74,7 @@ def test_contiguous_rows_are_packed_without_a_copy() -> None:
     planned = plan({"x": np.zeros((3, PIECE), np.uint8)})
     memory = filled(planned)
     ((name, layout),) = planned.layout().columns
-    column = Column(name, layout.field, [StoredPiece(layout, LocalMemory(memory), RowIndices.range(1, 3))])
+    column = of_pieces(name, layout.field, [StoredPiece(layout, LocalMemory(memory), RowIndices.range(1, 3))])
     pieces = pack(Batch({name: column})).pieces
     assert [len(piece) for piece in pieces] == [PIECE, PIECE]
     assert all(np.shares_memory(piece, memory) for piece in pieces)
