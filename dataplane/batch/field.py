@@ -27,9 +27,6 @@ MAX_BYTES = 1 << 62  # the largest product of rows, shape and item size; a dimen
 MAX_EMPTY = 1 << 24  # the largest product of rows and shape if rows take no bytes: in a list, each is an object
 
 
-_FEW = 8  # fields with up to so many keys are checked once, and cached as valid
-
-
 class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The type of a column's rows. `shape` is that of one row; a dimension in which rows differ is None.
 
@@ -115,13 +112,6 @@ def most_items(field: Field) -> int:
 
 def check_field(name: str, field: Field) -> None:
     """Raises Corrupt if no column can have this field."""
-    if len(field.children) <= _FEW and not any(child.children for _, child in field.children):
-        _check_small(name, field)
-    else:
-        _check(name, field)
-
-
-def _check(name: str, field: Field) -> None:
     # A stack instead of recursion: the field comes from another process, and may be deep.
     left, count = [(name, field, 0)], 0
     while left:
@@ -131,9 +121,6 @@ def _check(name: str, field: Field) -> None:
             raise refuse(name, f"more than {MAX_COLUMNS} keys, or {MAX_DEPTH} structs in each other")
         _check_one(path, part)
         left += [(f"{path}.{key}", child, depth + 1) for key, child in part.children]
-
-
-_check_small = lru_cache(maxsize=1024)(_check)
 
 
 def _check_one(name: str, field: Field) -> None:
