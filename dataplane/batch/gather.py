@@ -182,18 +182,7 @@ def own_rows(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]] | No
         return None
     if nbytes(reading, field) < _LARGE_ROW * reading.rows:
         return None
-    if reading.cut:
-        return gather_slices.rows(reading, field, _own_row)
-    dtype = storage(field.dtype)
-    found: list[npt.NDArray[Any]] = []
-    for stored, rows in in_order(reading):
-        own, index = stored.layout.field, rows.array()
-        counts, shapes = _offsets(stored)[np.stack((index, index + 1), axis=1)].tolist(), stored.tables.shapes
-        for row, (first, last) in zip(index.tolist(), counts, strict=True):
-            data = _own_row(stored, first * own.item_nbytes, last * own.item_nbytes)
-            values = _shaped(data, dtype, last - first, own.item_shape)
-            found.append(values if shapes is None else values.reshape(shapes[row].tolist()))
-    return found
+    return gather_slices.rows(reading, field, _own_row)
 
 
 def _own_row(stored: StoredColumn, start: int, stop: int) -> Bytes:
@@ -360,16 +349,8 @@ def _lengths(reading: SelectedRows, *, scaled: bool = False) -> Index:
 
 def _shapes(reading: SelectedRows, field: Field) -> Index:
     """The rows' shapes, also of pieces that store none because only their first dimension varies."""
-    parts = [np.empty((0, len(field.shape)), np.int64)]
-    for stored, rows in reading.parts:
-        own, index = stored.tables.shapes, rows.array()
-        if own is None:
-            offsets = _offsets(stored)
-            own = np.empty((len(offsets) - 1, len(field.shape)), np.int64)
-            own[:, 0] = np.diff(offsets)
-            own[:, 1:] = stored.layout.field.item_shape
-        parts.append(own[index])
-    shapes = np.concatenate(parts)
+    parts = [gather_slices.placed(stored, rows.array())[1] for stored, rows in reading.parts]
+    shapes = np.concatenate([np.empty((0, len(field.shape)), np.int64), *parts])
     return shapes if reading.order is None else shapes[reading.order]
 
 

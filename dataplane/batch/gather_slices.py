@@ -137,11 +137,11 @@ def _groups(reading: SelectedRows) -> Iterator[_Group]:
     for number, (stored, _) in enumerate(reading.parts):
         positions = np.flatnonzero(part == number)
         if len(positions):
-            starts, shapes = _placed(stored, index[positions])
+            starts, shapes = placed(stored, index[positions])
             yield _Group(stored, positions, starts, shapes, cuts.take(reading.cut, positions))
 
 
-def _placed(stored: StoredColumn, index: Index) -> tuple[Index, Index]:
+def placed(stored: StoredColumn, index: Index) -> tuple[Index, Index]:
     """The offsets of these rows among the items of their first dimension (or among elements, if more dimensions vary),
     and their length in each dimension."""
     field, tables = stored.layout.field, stored.tables
