@@ -54,18 +54,9 @@ class FreeList:
         end = self._end_of.get(start)
         if end is None or end - start < size:
             return False
-        power, left = (end - start).bit_length(), (end - start - size).bit_length()
-        if not left or left != power:
-            self._remove(start)
-            if left:
-                self._insert(start + size, end)
-            return True
-        self._starts[bisect_left(self._starts, start)] = start + size  # the order stays
-        del self._end_of[start]
-        self._end_of[start + size] = end
-        starts = self._bins[power]
-        del starts[start]
-        starts[start + size] = None
+        self._remove(start)
+        if start + size < end:
+            self._insert(start + size, end)
         return True
 
     def _find(self, size: int) -> int | None:
