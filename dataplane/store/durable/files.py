@@ -166,19 +166,10 @@ def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool
 def tidy(directory: int, holes: Mapping[int, Sequence[tuple[int, int]]]) -> None:
     """Delete unknown files, and punch the holes of the others."""
     with os.scandir(directory) as found:
-        there = [(entry.name, number(entry.name)) for entry in found]
-    for path, file in there:
-        if file is None:
-            continue
-        if file not in holes:
-            free(directory, file, (), True)
-        elif os.stat(path, dir_fd=directory, follow_symlinks=False).st_size > _live(holes[file]):
-            free(directory, file, holes[file], False)
-
-
-def _live(holes: Sequence[tuple[int, int]]) -> int:
-    """The bytes of the whole pages before the last hole that are in no hole."""
-    return holes[-1][0] - sum(end - start for start, end in holes[:-1])
+        there = [number(entry.name) for entry in found]
+    for file in there:
+        if file is not None:
+            free(directory, file, holes.get(file, ()), file not in holes)
 
 
 class Pages:
