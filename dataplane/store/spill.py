@@ -49,13 +49,11 @@ from dataplane.store.directory_claim import DirectoryClaim
 from dataplane.store.spill_file import (
     CHUNK,
     Forget,
-    OpenSpillFile,
     SpillFile,
     aligned,
     checksum,
     corrupt,
     create,
-    identify,
     open_written,
     pwrite,
     read_chunk,
@@ -108,7 +106,6 @@ class Disk:
         self._calls: dict[int, float] = {}  # by thread that uses the disk: since when, or since its last chunk
         self._doomed: deque[SpillFile] = deque()
         self._doomed_bytes = 0
-        self._doomed_paths: set[Path] = set()
         self._removing = False
         self._closed = False
         self._unread: dict[int, tuple[int, float]] = {}  # by shard: failed reads, and the time of the first
@@ -184,25 +181,24 @@ class Disk:
         """The path of the shard's next file. Its name is the shard's number, with more leading zeros while other
         files of the shard wait to be deleted."""
         names = (directory / f"{shard:0{digits}x}.spill" for digits in itertools.count(16))
-        return next(path for path in names if path not in self._doomed_paths)
+        doomed = {file.path for file in self._doomed}
+        return next(path for path in names if path not in doomed)
 
     def _write_file(self, directory: int, shard: int, path: Path, memory: memoryview, forget: Forget) -> SpillFile:
         packs = self._packs(memory)
         fd = create(directory, path)
-        identity = (0, 0)
         try:
             try:
-                identity = identify(fd) or identity
                 # Compressed chunks lie where raw ones would, so that all can be written at once.
                 chunks = self._each_chunk(
                     len(memory), lambda start, size: self._put(fd, packs, memory, start, size, forget)
                 )
             finally:
                 os.close(fd)  # a network file system reports here the writes that failed
-            return SpillFile(shard, path, sum(whole_pages(stored) for stored, _ in chunks), tuple(chunks), identity)
+            return SpillFile(shard, path, sum(whole_pages(stored) for stored, _ in chunks), tuple(chunks))
         except Exception as error:
             why = OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if isinstance(error, MemoryError) else error
-            left = SpillFile(shard, path, len(memory), (), identity)
+            left = SpillFile(shard, path, len(memory), ())
             if _unlink(directory, [left])[0] or not isinstance(why, OSError):
                 raise why from None
             raise _Left(left, why) from None
@@ -300,28 +296,29 @@ class Disk:
             with suppress(OSError):
                 os.close(fd)
 
-    async def open(self, file: SpillFile, extent: int) -> OpenSpillFile | None:
-        """A file of an extent of this size, to be sent; None if its bytes differ from those in memory (compressed), or
-        it cannot be opened: reading it back reports why."""
+    async def open(self, file: SpillFile, extent: int) -> tuple[int, bytes] | None:
+        """Open the file of an extent of this size, to be sent: its descriptor, for `release`, and the checksums of its
+        chunks, one after another. It can still be read after it was deleted. None if its bytes differ from those in
+        memory (compressed), or it cannot be opened: reading it back reports why."""
         assert self._claim is not None, "it was written"
         if file.size < extent:
             return None
         opening = self._submit(self._pool, open_written, self._claim.descriptor, file, direct=False)
         try:
-            fd = await asyncio.wrap_future(opening)
+            return await asyncio.wrap_future(opening), b"".join(summed for _, summed in file.chunks)
         except (Corrupt, OSError):
             return None
         except asyncio.CancelledError:
             opening.add_done_callback(_close_opened)
             await stopped([opening], _LATE_S)
             raise
-        return OpenSpillFile(fd, b"".join(summed for _, summed in file.chunks), self._aside)
 
-    def _aside(self, work: Callable[[], None]) -> None:
+    def release(self, fd: int) -> None:
+        """Close a file that was opened, in a thread."""
         try:
-            self._submit(self._remover, work)
+            self._submit(self._remover, _close, fd)
         except OSError:  # the node stops
-            work()
+            _close(fd)
 
     def remove(self, file: SpillFile) -> None:
         """Delete the file soon. Its bytes count until it is gone."""
@@ -331,7 +328,6 @@ class Disk:
 
     def _doom(self, file: SpillFile) -> None:
         self._doomed.append(file)
-        self._doomed_paths.add(file.path)
         self._doomed_bytes += file.size
         if not self._removing and "deleting" not in self._errors:
             self._remove_now()
@@ -360,7 +356,6 @@ class Disk:
         """The first `gone` of the due files were deleted; the next was not, because of `error`."""
         for _ in range(gone):
             file = self._doomed.popleft()
-            self._doomed_paths.discard(file.path)
             self._doomed_bytes -= file.size
             self.used -= file.size
         self._removing = False
@@ -418,6 +413,14 @@ def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | 
 def _close_opened(opening: Future[int]) -> None:
     if not opening.cancelled() and not opening.exception():
         os.close(opening.result())
+
+
+def _close(fd: int) -> None:
+    """Close a file, and drop its pages from the page cache, because nothing here reads them."""
+    with suppress(OSError):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    with suppress(OSError):
+        os.close(fd)
 
 
 def _smooth(old: float, new: float) -> float:

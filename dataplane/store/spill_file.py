@@ -4,8 +4,8 @@ A file is the extent's chunks. An uncompressed chunk lies in the file at the sam
 one begins there, and the file is sparse. What is known of a file is in memory alone (`SpillFile`): the stored length of
 each chunk, and the xxh3-64 of its bytes in memory.
 
-Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver: an
-`OpenSpillFile` has the sums of its chunks. Files are named relative to the directory's descriptor, and
+Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver.
+Files are named relative to the directory's descriptor, and
 opened without following a link and without blocking; only the regular file that was written there is read. A pipe, a
 device or a socket in its place could block the reader forever.
 """
@@ -39,14 +39,12 @@ Forget = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class SpillFile:
-    """A finished file: its path, its size on disk in bytes, and for each chunk its stored bytes and its `checksum`.
-    `identity`: the file system's number for it, from `identify`."""
+    """A finished file: its path, its size on disk in bytes, and for each chunk its stored bytes and its `checksum`."""
 
     shard: int
     path: Path
     size: int
     chunks: tuple[tuple[int, bytes], ...]
-    identity: tuple[int, int]
 
 
 def checksum(chunk: memoryview) -> bytes:
@@ -76,12 +74,6 @@ def corrupt(file: SpillFile, what: str) -> Corrupt:
         shard=file.shard,
         path=str(file.path),
     )
-
-
-def identify(fd: int) -> tuple[int, int] | None:
-    """The identity of a file on this host while it exists; None if it is no regular file."""
-    found = os.fstat(fd)
-    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
 def open_direct(directory: int, name: str, flags: int) -> int:
@@ -117,7 +109,7 @@ def open_written(directory: int, file: SpillFile, *, direct: bool = True) -> int
             raise corrupt(file, f"cannot be opened: {error.strerror}") from None
         raise
     try:
-        if identify(fd) != file.identity:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise corrupt(file, "was replaced by something else")
         if not direct:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
@@ -161,28 +153,3 @@ def pread(fd: int, memory: memoryview, offset: int) -> bool:
 def _pread(fd: int, file: SpillFile, memory: memoryview, offset: int) -> None:
     if not pread(fd, memory, offset):
         raise corrupt(file, "was cut short")
-
-
-def _now(work: Callable[[], None]) -> None:
-    work()
-
-
-@dataclass(frozen=True, slots=True)
-class OpenSpillFile:
-    """A file that is open for reading, and that its owner must close. Its first bytes are those of the extent. `sums`:
-    the xxh3-64 of each `CHUNK` of them, 8 bytes each, little-endian. It can still be read after it was deleted. `by`
-    runs calls that may wait for the disk."""
-
-    fd: int
-    sums: bytes
-    by: Callable[[Callable[[], None]], None] = _now
-
-    def close(self) -> None:
-        """Close it, and drop its pages from the page cache, because nothing here reads them."""
-        self.by(self._close)
-
-    def _close(self) -> None:
-        with suppress(OSError):
-            os.posix_fadvise(self.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        with suppress(OSError):
-            os.close(self.fd)

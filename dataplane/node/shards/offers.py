@@ -157,10 +157,11 @@ class Offers:
         opened = await self._store.disk.open(found.file, found.room)
         if opened is None:
             return None
-        undo.callback(opened.close)
-        ticket = transport.offer_file(Memory(opened.fd, 0, found.room))
+        fd, sums = opened
+        undo.callback(self._store.disk.release, fd)
+        ticket = transport.offer_file(Memory(fd, 0, found.room))
         undo.push_async_callback(transport.withdraw, ticket)
-        return pm.Offered(request.id, ticket, b"", CHUNK, opened.sums)
+        return pm.Offered(request.id, ticket, b"", CHUNK, sums)
 
     async def _offer_memory(
         self, transport: Transport, request: pm.Offer, shard: int, deadline: Deadline, undo: AsyncExitStack

@@ -160,13 +160,14 @@ async def sent(disk: Disk, file: SpillFile, extent: int) -> bool:
     opened = await disk.open(file, extent)
     if opened is None:
         return False  # it is read back first, which says why it can not be
+    fd, sums = opened
     try:
-        memory = memoryview(bytearray(os.pread(opened.fd, extent, 0)))
-        _verify_checksums(memory, [(0, extent)], CHUNK, opened.sums)
+        memory = memoryview(bytearray(os.pread(fd, extent, 0)))
+        _verify_checksums(memory, [(0, extent)], CHUNK, sums)
     except _Damaged:
         return False
     finally:
-        opened.close()
+        disk.release(fd)
     return True
 
 
