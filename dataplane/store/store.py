@@ -1,9 +1,8 @@
 """A host's shards: reserved, written, sealed, pinned and freed, in bounded memory.
 
 The store owns the budget, the arena, the pins and the disk. Its parts, most of which callers use directly: `shards`,
-`reservations` (and shards that come in a message), `residency` (moves between memory and disk), `persistence` (durable
-shards), `client_shards` (shards that clients keep), `row_owners`, `hole_punching`, `holders`.
-Invariants:
+`reservations`, `residency` (moves between memory and disk), `persistence` (durable shards), `client_shards` (shards
+that clients keep), `row_owners`, `hole_punching`, `holders`. Invariants:
 
 - a reservation belongs to one client, is invisible to all others, and is given back when it is aborted, when its client
   ends, or when its client sends no heartbeat for the lease;
@@ -45,12 +44,12 @@ from dataplane.store.links import Selected
 from dataplane.store.live_cells import LiveBlock, LiveCells
 from dataplane.store.persistence import Persistence
 from dataplane.store.pins import Pins
-from dataplane.store.reservations import InlinePuts, Reservations, laid_out
+from dataplane.store.reservations import Reservations, inline, laid_out
 from dataplane.store.residency import Residency
 from dataplane.store.row_owners import RowOwners
 from dataplane.store.shard import Backing, Shard, check_cost
 from dataplane.store.shards import Shards
-from dataplane.store.small_extents import SmallExtents
+from dataplane.store.small_extents import MOST, SmallExtents
 from dataplane.store.spill import Disk, DiskStatistics
 
 _extent_of = attrgetter("extent")
@@ -98,7 +97,7 @@ class Store:
         self.disk = disk = Disk(config.spill_path, config.spill_bytes, compression=config.compression)
         self.pins = pins = Pins()
         self.shards = shards = Shards(clock)
-        small = SmallExtents(arena, OWN)
+        self._small = small = SmallExtents(arena, OWN)
         self.residency = Residency(config, self.budget, arena, small, disk, pins, shards)
         """Must `run` for anything to be spilled."""
         self.first = 1 if directory is None else directory.first
@@ -112,7 +111,6 @@ class Store:
             )
         self.reservations = Reservations(self.budget, arena, self._numbers, config.reservation_lease_s, clock)
         """The memory that clients may write."""
-        self._inline = InlinePuts(self.budget, arena, small, self._numbers)
         self.client_shards = ClientShards(shards, pins)
         """Shards whose bytes clients keep."""
         self.owners = RowOwners(shards, self.free)
@@ -159,17 +157,35 @@ class Store:
 
     def put_now(self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str) -> int | None:
         """A shard whose bytes came in a message, or None if it would have to wait for room. Raises as `put`."""
-        shard = self._inline.put_now(payload, layout, scope=scope, holder=holder)
-        if shard is None:
+        shard = inline(payload, layout, scope, holder)
+        room = 0 if shard.size <= MOST and self._small.fits(shard.size) else shard.room
+        if room and not self.budget.try_reserve(room):
             return None
-        self.reservations.touch(client)
-        return self._add(shard)
+        return self._place(client, shard, payload, room)
 
     async def put(
         self, client: Hashable, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str
     ) -> int:
-        """As `put_now`, waiting until the deadline. Raises as `InlinePuts.put`."""
-        shard = await self._inline.put(payload, layout, deadline, scope=scope, holder=holder)
+        """As `put_now`, waiting until the deadline. Raises Corrupt or LimitExceeded for an invalid layout,
+        LimitExceeded if the shard never fits, and Backpressure. If it raises or is cancelled, nothing is taken."""
+        shard = inline(payload, layout, scope, holder)
+        await self.budget.reserve(shard.room, deadline)
+        return self._place(client, shard, payload, shard.room)
+
+    def _place(self, client: Hashable, shard: Shard, payload: bytes, given: int) -> int:
+        """Write the shard into memory, of which the budget has granted `given` bytes, the most that it can need, and
+        number it. If the system refuses, it gives the bytes back and raises Backpressure."""
+        before, shared = self.arena.used, shard.size <= MOST
+        try:
+            extent = self._small.take(shard.size) if shared else self.arena.allocate(OWN, shard.room)
+        except OSError as error:
+            self.budget.release(given)
+            raise Backpressure(f"the node can not make a segment: {error.strerror}", needed=shard.room) from None
+        self.arena.write(extent, payload.ljust(extent.size, b"\0"))
+        spare = given - (self.arena.used - before)
+        if spare:
+            self.budget.release(spare)
+        shard.number, shard.extent, shard.shared = next(self._numbers), extent, shared
         self.reservations.touch(client)
         return self._add(shard)
 
