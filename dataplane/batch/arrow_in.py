@@ -362,7 +362,9 @@ def decode_table(data: bytes) -> Any:
     """The table that `encode_table` gave. Raises Corrupt for anything else."""
     try:
         with pa.ipc.open_stream(data) as stream:
-            _check_types(stream.schema)
+            for field in stream.schema:
+                if not _is_column(field.type):
+                    raise Corrupt(f"column {field.name!r} is of the type {field.type}, which no table of ours has")
             table = stream.read_all()
         table.validate()
         for field, column in zip(table.schema, table.columns, strict=True):
@@ -372,12 +374,6 @@ def decode_table(data: bytes) -> Any:
     except Exception as error:  # the boundary: for invalid bytes pyarrow may raise any error
         raise Corrupt(f"a table that is none: {error}") from error
     return table
-
-
-def _check_types(schema: Any) -> None:
-    for field in schema:
-        if not _is_column(field.type):
-            raise Corrupt(f"column {field.name!r} is of the type {field.type}, which no table of ours has")
 
 
 def _is_column(kind: Any) -> bool:

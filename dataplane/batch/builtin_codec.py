@@ -86,10 +86,6 @@ def _take_int(value: int) -> Parts:
     return [value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
 
 
-def _make_int(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
-
-
 def _take_default(value: defaultdict[Any, Any]) -> Parts:
     factory = value.default_factory
     name = None if factory is None else getattr(factory, "__name__", "")
@@ -115,11 +111,6 @@ def _take_zone(zone: ZoneInfo) -> Parts:
     return [zone.key]
 
 
-def _take_timezone(zone: dt.timezone) -> Parts:
-    named: Parts = zone.__getinitargs__()  # type: ignore[attr-defined]  # the offset, and the name if it was given one
-    return named
-
-
 def _take_datetime(at: dt.datetime) -> Parts:
     return [at.year, at.month, at.day, at.hour, at.minute, at.second, at.microsecond, at.fold, _zone(at.tzinfo)]
 
@@ -138,16 +129,22 @@ def _make_time(hour: int, minute: int, second: int, us: int, fold: int, zone: dt
     return dt.time(hour, minute, second, us, zone, fold=fold)
 
 
-def _make_slice(start: Any, stop: Any, step: Any) -> slice:
-    return slice(start, stop, step)
-
-
 _ROWS: list[tuple[str, type, Callable[[Any], Parts], Callable[..., Any]]] = [
-    ("int", int, _take_int, _make_int),  # beyond the 64 bits that MessagePack has
+    (
+        "int",
+        int,
+        _take_int,
+        lambda data: int.from_bytes(data, "little", signed=True),
+    ),  # beyond 64 bits
     ("complex", complex, lambda value: [value.real, value.imag], complex),
     ("bytearray", bytearray, lambda value: [bytes(value)], bytearray),
     ("range", range, lambda value: [value.start, value.stop, value.step], range),
-    ("slice", slice, lambda value: [value.start, value.stop, value.step], _make_slice),
+    (
+        "slice",
+        slice,
+        lambda value: [value.start, value.stop, value.step],
+        lambda start, stop, step: slice(start, stop, step),
+    ),
     ("set", set, list, lambda *items: set(items)),
     ("frozenset", frozenset, list, lambda *items: frozenset(items)),
     ("deque", deque, lambda value: [value.maxlen, *value], lambda most, *items: deque(items, most)),
@@ -161,7 +158,7 @@ _ROWS: list[tuple[str, type, Callable[[Any], Parts], Callable[..., Any]]] = [
     ("time", dt.time, _take_time, _make_time),
     ("datetime", dt.datetime, _take_datetime, _make_datetime),
     ("timedelta", dt.timedelta, lambda value: [value.days, value.seconds, value.microseconds], dt.timedelta),
-    ("timezone", dt.timezone, _take_timezone, dt.timezone),
+    ("timezone", dt.timezone, lambda zone: zone.__getinitargs__(), dt.timezone),  # with the name if it has one
     ("ZoneInfo", ZoneInfo, _take_zone, ZoneInfo),
     ("numpy.str_", np.str_, lambda value: [str(value)], np.str_),
     ("numpy.bytes_", np.bytes_, lambda value: [bytes(value)], np.bytes_),

@@ -8,7 +8,6 @@ proportional to the number of references and their columns, not to their rows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -33,7 +32,8 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     if not several:
         raise Misuse("there is nothing to concatenate: no reference was given")
     for ref in several:
-        _require_ref(ref)
+        if not isinstance(ref, BatchRef):
+            raise Misuse(f"references are concatenated, not {type(ref).__name__}")
     if len(several) == 1:
         return several[0]
     fields = _fields(several)
@@ -54,11 +54,6 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
     origin = join(origins) if len(origins) == len(filled) else None
     traces = ref_codec.together(*(ref.traces for ref in filled))
     return BatchRef(sum(ref._rows for ref in filled), ordered, tuple(frames), origin, traces)
-
-
-def _require_ref(ref: Any) -> None:
-    if not isinstance(ref, BatchRef):
-        raise Misuse(f"references are concatenated, not {type(ref).__name__}")
 
 
 def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:

@@ -61,11 +61,8 @@ def is_even(cut: Cut) -> bool:
 def take(cut: Cut, positions: Index | slice) -> Cut:
     if is_even(cut):
         return cut
-    return tuple([_taken(step, positions) for step in cut])
-
-
-def _taken(step: CutStep, positions: Index | slice) -> CutStep:
-    return step._replace(numbers=tuple([n if isinstance(n, int) else n[positions] for n in step.numbers]))
+    taken = [tuple([n if isinstance(n, int) else n[positions] for n in step.numbers]) for step in cut]
+    return tuple([step._replace(numbers=numbers) for step, numbers in zip(cut, taken, strict=True)])
 
 
 def added(cut: Cut, step: CutStep) -> Cut:

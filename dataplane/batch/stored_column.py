@@ -328,7 +328,7 @@ class Stacked(Copied):
         return ColumnTables(offsets, shapes, (), None)
 
     @cached_property
-    def children(self) -> tuple[StoredColumn, ...]:
+    def children(self) -> tuple[Stacked, ...]:
         """The columns of a struct's keys, in their order."""
         found, start = [], self._start + 2 + 2 * self._form.buffers
         for (key, _), child in zip(self._form.field.children, self._form.children, strict=True):
@@ -364,17 +364,13 @@ class Stacked(Copied):
     def _presence(self, key: int) -> npt.NDArray[np.bool_]:
         """Which rows have a key of a struct."""
         flags, stored = self._gathered(key), self._stored
-        there: Index = self._table[:, self._child_rows(key)]
+        there: Index = self._table[:, self.children[key]._start]
         if len(flags) and int(flags.max()) > 1:
             raise refuse(self.name, "a presence flag that is neither 0 nor 1")
         sums, ends = np.concatenate(([0], np.cumsum(flags, dtype=np.int64))), np.cumsum(stored)
         if bool((sums[ends] - sums[ends - stored] != there).any()):
             raise refuse(self.name, "a child has other rows than are present")
         return flags.view(np.bool_)
-
-    def _child_rows(self, key: int) -> int:
-        start = self._start + 2 + 2 * self._form.buffers
-        return start + sum(width(child) for child in self._form.children[:key])
 
 
 def _sizes(each: ColumnHeader, start: int) -> list[int]:

@@ -143,13 +143,9 @@ def torch_rows(name: str, field: Field, rows: SelectedRows, device: Any = None) 
 def _tensor(name: str, dtype: str, array: npt.NDArray[Any], device: Any) -> Any:
     """A writable tensor over the array, or a copy of it on a device."""
     if device is None:
-        return tensors.from_bits(name, dtype, _writable(array))
+        # torch warns of an array that cannot be written
+        return tensors.from_bits(name, dtype, array if array.flags.writeable else array.copy())
     return copied(tensors.from_bits(name, dtype, lent(array)), device)
-
-
-def _writable(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """An array that torch can wrap: it warns of one that cannot be written."""
-    return array if array.flags.writeable else array.copy()
 
 
 def _lists(field: Field, rows: SelectedRows) -> list[Any]:
