@@ -49,9 +49,8 @@ def number(name: str) -> int | None:
     return int(stem, 16)
 
 
-def placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[FileRange]:
-    """The locations in a file, from `begin` (a page) on, and the checksums of shards with these bytes. A shard of more
-    than `MOST` bytes gets whole pages."""
+def _placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[FileRange]:
+    """The locations and checksums of the shards. A shard of more than `MOST` bytes gets whole pages."""
     places, at = [], begin
     for content in contents:
         size = len(content)
@@ -65,11 +64,11 @@ def sums(content: memoryview) -> bytes:
     return b"".join(checksum(content[start : start + CHUNK]) for start in range(0, len(content), CHUNK))
 
 
-def write(directory: int, places: Sequence[FileRange], contents: Sequence[memoryview], fresh: bool) -> None:
-    """Write these shards into their file, created for them if it is `fresh`, and return once they are on disk. After
-    a failure the file is unchanged. Large shards begin at a page of memory, as O_DIRECT requires. `places` are those
-    of `placed`."""
-    path, begin = name(places[0].file), places[0].start
+def write(directory: int, file: int, begin: int, contents: Sequence[memoryview], fresh: bool) -> list[FileRange]:
+    """Write shards with these bytes into a file, from `begin` (a page) on, and return their places once they are on
+    disk. The file is created for them if it is `fresh`. After a failure it is unchanged. Large shards begin at a page
+    of memory, as O_DIRECT requires."""
+    places, path = _placed(file, begin, contents), name(file)
     fd = create(directory, Path(path)) if fresh else open_direct(directory, path, os.O_WRONLY | os.O_NONBLOCK)
     try:
         try:
@@ -88,6 +87,7 @@ def write(directory: int, places: Sequence[FileRange], contents: Sequence[memory
             with suppress(OSError):
                 os.unlink(path, dir_fd=directory)
         raise
+    return places
 
 
 def _write(fd: int, places: Sequence[FileRange], contents: Sequence[memoryview]) -> None:

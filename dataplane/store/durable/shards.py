@@ -41,7 +41,6 @@ Args = ParamSpec("Args")
 T = TypeVar("T")
 
 _THREADS = 4
-_AT_ONCE = 1 << 20  # up to so many bytes, hashing takes less time than starting a job in a thread
 _FILE_BYTES = 64 << 20  # of a file, without its last batch: small files are soon freed as a whole
 
 
@@ -71,7 +70,13 @@ class DurableShard:
         self.indexed = indexed
 
     async def read(self, memory: memoryview) -> None:
-        await self._shards.read(self, memory)
+        """Fill the memory with its bytes. Raises Corrupt, or OSError if the system does not let it be read."""
+        directory = self._shards.directory
+        try:
+            await self._shards.by_thread(files.read, directory.shards, self.place, memory)
+        except Corrupt as error:
+            path = directory.path / SHARDS / files.name(self.place.file)
+            raise Corrupt(f"shard {self.number}: {error}", shard=self.number, path=str(path)) from None
 
     def free(self) -> None:
         """Remove its row with the next commit, and then its bytes."""
@@ -105,7 +110,7 @@ class DurableShards:
         self._freed: list[DurableShard] = []
         self._background = BackgroundTasks()
 
-    def _by_thread(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
+    def by_thread(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
         return asyncio.wrap_future(self._threads.submit(work, *args, **kwargs))
 
     # Writing
@@ -157,11 +162,8 @@ class DurableShards:
         if fresh:
             self._file, self._end = next(self._names), 0
         try:
-            if sum(map(len, contents)) <= _AT_ONCE:
-                places = files.placed(self._file, self._end, contents)
-            else:
-                places = await self._by_thread(files.placed, self._file, self._end, contents)
-            await self._by_thread(files.write, self.directory.shards, places, contents, fresh)
+            where = self.directory.shards, self._file, self._end
+            places = await self.by_thread(files.write, *where, contents, fresh)
         except OSError as error:
             self._file = 0
             raise refused(self.directory.path, error) from error
@@ -182,16 +184,6 @@ class DurableShards:
             DurableShard(self, described.number, place, queued)
             for (described, _), place in zip(shards, places, strict=True)
         ]
-
-    # Reading
-
-    async def read(self, durable: DurableShard, memory: memoryview) -> None:
-        """Fill the memory with a shard's bytes. Raises Corrupt, or OSError if the system does not let it be read."""
-        try:
-            await self._by_thread(files.read, self.directory.shards, durable.place, memory)
-        except Corrupt as error:
-            path = self.directory.path / SHARDS / files.name(durable.place.file)
-            raise Corrupt(f"shard {durable.number}: {error}", shard=durable.number, path=str(path)) from None
 
     # Freeing
 
@@ -224,20 +216,20 @@ class DurableShards:
                 self._file = 0
         with suppress(OSError):
             if gone or holes:
-                await self._by_thread(files.free, self.directory.shards, file, holes, gone)
+                await self.by_thread(files.free, self.directory.shards, file, holes, gone)
 
     # Recovery
 
     async def recover(self) -> list[tuple[IndexEntry, DurableShard]]:
         """The shards of the index; to be called before the first write. Unknown files, and unused pages, are
         removed. Raises Corrupt if a row was changed."""
-        found = await self._by_thread(self.directory.database.read, _select)
+        found = await self.by_thread(self.directory.database.read, _select)
         for _, place in found:
             self._files.setdefault(place.file, Pages()).add(place)
         self._names = itertools.count(1 + max(self._files, default=0))
         holes = {file: pages.holes() for file, pages in self._files.items()}
         with suppress(OSError):
-            await self._by_thread(files.tidy, self.directory.shards, holes)
+            await self.by_thread(files.tidy, self.directory.shards, holes)
         return [(described, DurableShard(self, described.number, place)) for described, place in found]
 
     def tend(self, last: int) -> None:
