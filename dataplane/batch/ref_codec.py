@@ -17,15 +17,12 @@ from typing import Annotated
 import msgspec
 
 from dataplane.batch import cuts
-from dataplane.batch.cuts import Cut
 from dataplane.batch.field import Field, check_field
 from dataplane.batch.frame import BlockRows, Cell, ColumnPlace, Frame, ShardRef
 from dataplane.batch.rows import RowIndices
 from dataplane.errors import Corrupt, ProtocolMismatch
 
-VERSION, CUTS = 1, 2
-"""The version of a reference, and of one with slices inside rows, so that an older reader refuses it and does not read
-whole rows."""
+VERSION = 3
 
 NODE_BYTES = 8
 
@@ -120,9 +117,8 @@ def pack(
     ]
     stored = [(nodes.setdefault(shard.node, len(nodes)), shard.id, shard.rows) for shard in shards]
     encoded = tuple([cuts.encode(frame.cut) for frame in frames])
-    version, encoded = (CUTS, encoded) if any(encoded) else (VERSION, ())
-    about = (version, rows, tuple(nodes), tuple(stored), tuple(fields), tuple(named))
-    return _encoder.encode(_Ref(*about, packed_frames, packed_origin, traces, encoded))
+    about = (VERSION, rows, tuple(nodes), tuple(stored), tuple(fields), tuple(named))
+    return _encoder.encode(_Ref(*about, packed_frames, packed_origin, traces, encoded if any(encoded) else ()))
 
 
 def together(*traces: tuple[str, ...]) -> tuple[str, ...]:
@@ -138,12 +134,13 @@ def unpack(
     """The inverse of `pack`; the columns must not be changed. Raises ProtocolMismatch for other bytes."""
     try:
         ref = _decoder.decode(encoded)
-        if ref.version not in (VERSION, CUTS):
+        if ref.version != VERSION:
             raise ProtocolMismatch(f"a reference of version {ref.version}", ours=str(VERSION), theirs=str(ref.version))
         shards = [ShardRef(ref.nodes[node], number, rows) for node, number, rows in ref.shards]
         frames = tuple([_frame(frame, shards, ref.rows) for frame in ref.frames])
-        if ref.version == CUTS:
-            frames = _cut(frames, ref.cuts, ref.rows)
+        if ref.cuts:
+            found_cuts = [cuts.decode(each, ref.rows) for each in ref.cuts]
+            frames = tuple([frame.with_cut(cut) for frame, cut in zip(frames, found_cuts, strict=True)])
         origin = None if ref.origin is None else _frame(ref.origin, shards, ref.rows)
         found = _known if len(ref.columns) <= _FEW else _columns
         columns = found(ref.fields, ref.columns, tuple([frame.width for frame in frames]), ref.rows > 0)
@@ -151,11 +148,6 @@ def unpack(
     except (msgspec.MsgspecError, ValueError, IndexError, OverflowError, RecursionError, Corrupt) as error:
         why = "" if isinstance(error, msgspec.MsgspecError) else f": {error}"  # its text names the codec's own types
         raise ProtocolMismatch(f"these bytes are no reference that encode() made{why}", ours=str(VERSION)) from error
-
-
-def _cut(frames: Sequence[Frame], encoded: Sequence[_Cut], rows: int) -> tuple[Frame, ...]:
-    decoded: list[Cut] = [cuts.decode(each, rows) for each in encoded]
-    return tuple([frame.with_cut(cut) for frame, cut in zip(frames, decoded, strict=True)])
 
 
 def _within(value: int, limit: int, what: str) -> int:

@@ -133,7 +133,7 @@ class TestBytes:
         encoded[1] = 9
         with pytest.raises(ProtocolMismatch) as caught:
             BatchRef.decode(encoded)
-        assert (caught.value.ours, caught.value.theirs) == ("1", "9")
+        assert (caught.value.ours, caught.value.theirs) == ("3", "9")
 
 
 @dataclass
