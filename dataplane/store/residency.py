@@ -379,14 +379,11 @@ class Residency:
         assert extent is not None, "it is being moved"
         assert moving is not None, "it is being moved"
         try:
-            if shard.shared:
-                with memoryview(aligned(self._arena.read(extent))) as view:
-                    shard.file = await self._disk.write(shard.number, view, lambda start, size: None)
-            else:
-                with self._arena.view(extent) as view:
-                    shard.file = await self._disk.write(
-                        shard.number, view, lambda start, size: self._arena.forget(extent, start, size)
-                    )
+            shared = shard.shared
+            with memoryview(aligned(self._arena.read(extent))) if shared else self._arena.view(extent) as view:
+                shard.file = await self._disk.write(
+                    shard.number, view, lambda start, size: None if shared else self._arena.forget(extent, start, size)
+                )
             self._clean_bytes += shard.held
         finally:
             for start, end in shard.holes or ():  # reading them made pages there

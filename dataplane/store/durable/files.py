@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -43,10 +44,8 @@ def name(file: int) -> str:
 
 def number(name: str) -> int | None:
     """The number of a file, or None for other files."""
-    stem, _, kind = name.partition(".")
-    if kind != "shards" or len(stem) != 16 or set(stem) - set("0123456789abcdef"):
-        return None
-    return int(stem, 16)
+    found = re.fullmatch(r"([0-9a-f]{16})\.shards", name)
+    return int(found[1], 16) if found else None
 
 
 def _placed(file: int, begin: int, contents: Sequence[memoryview]) -> list[FileRange]:
