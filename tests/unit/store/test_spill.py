@@ -4,7 +4,6 @@ import asyncio
 import errno
 import os
 import resource
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -171,49 +170,24 @@ async def sent(disk: Disk, file: SpillFile, extent: int) -> bool:
     return True
 
 
-def change_places(path: Path, one: int, other: int, size: int) -> None:
-    with path.open("r+b") as file:
-        parts = [os.pread(file.fileno(), size, at) for at in (one, other)]
-        for at, part in zip((other, one), parts, strict=True):
-            os.pwrite(file.fileno(), part, at)
-
-
-@pytest.mark.parametrize("size", [CHUNK, PAGE], ids=["chunks", "pages of a chunk"])
-async def test_a_spill_file_with_swapped_parts_is_corrupt(disk: Disk, size: int) -> None:
-    file = await disk.write(1, random_bytes(3 * CHUNK), nothing)
-    assert await sent(disk, file, 3 * CHUNK)
-    change_places(file.path, 0, size, size)
-    await refused(disk, file, 3 * CHUNK)
-    assert not await sent(disk, file, 3 * CHUNK)
-    change_places(file.path, 0, size, size)
-    await disk.read(file, blank(3 * CHUNK), nothing)
-
-
-@each_case("start", [0, CHUNK])
-async def test_parts_of_another_file_are_corrupt(disk: Disk, start: int) -> None:
+@each_case("what", ["a chunk of another", "another", "its own chunks, swapped"])
+async def test_parts_of_another_file_or_place_are_corrupt(disk: Disk, what: str) -> None:
     extent = 2 * CHUNK
     mine, other = [await disk.write(shard, random_bytes(extent, shard), nothing) for shard in (1, 2)]
-    with mine.path.open("r+b") as file:
-        os.pwrite(file.fileno(), other.path.read_bytes()[start:], start)
+    assert await sent(disk, mine, extent)
+    ours, theirs = mine.path.read_bytes(), other.path.read_bytes()
+    changed = {
+        "a chunk of another": ours[:CHUNK] + theirs[CHUNK:],
+        "another": theirs,
+        "its own chunks, swapped": ours[CHUNK:] + ours[:CHUNK],
+    }
+    mine.path.write_bytes(changed[what])
     await refused(disk, mine, extent)
     assert not await sent(disk, mine, extent)
     assert await sent(disk, other, extent)
     for file in (mine, other):
         disk.remove(file)
     await deleted(disk)
-
-
-async def test_an_older_file_of_the_same_shard_is_corrupt(disk: Disk, tmp_path: Path) -> None:
-    extent = CHUNK + PAGE
-    older = await disk.write(1, random_bytes(extent, 1), nothing)
-    shutil.copyfile(older.path, tmp_path / "stale")
-    disk.remove(older)
-    await deleted(disk)
-    newer = await disk.write(1, random_bytes(extent, 2), nothing)
-    assert newer.path == older.path
-    shutil.copyfile(tmp_path / "stale", newer.path)
-    await refused(disk, newer, extent)
-    assert not await sent(disk, newer, extent)
 
 
 @each_case("size", [2 * MIB, 2 * CHUNK + PAGE])
