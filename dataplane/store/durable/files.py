@@ -154,6 +154,8 @@ def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
             size = os.fstat(fd).st_size
+            if not size:  # another program has cut it, and it cannot be mapped
+                return
             with mmap.mmap(fd, 0) as mapped:
                 for start, end in holes:
                     if start < min(end, size):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from dataplane.store.durable import database, files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.small_extents import MOST
 from dataplane.store.store import Store
+from tests.cases import each_case
 from tests.mounts import mounted
 from tests.processes import until
 from tests.unit.store.stores import content, layout, moving, soon
@@ -173,7 +174,10 @@ async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
         assert await store.persistence.recover() == []
 
 
-async def test_damaged_durable_shards_are_corrupt_and_others_remain_readable(tmp_path: Path) -> None:
+@each_case("lost", [Path.unlink, lambda path: os.truncate(path, 0)])
+async def test_damaged_durable_shards_are_corrupt_and_others_remain_readable(
+    tmp_path: Path, lost: Callable[[Path], None]
+) -> None:
     async with running(tmp_path) as store:
         numbers = [await put(store, content(size, size)) for size in SIZES]
         await store.persistence.persist(numbers, soon())
@@ -184,7 +188,7 @@ async def test_damaged_durable_shards_are_corrupt_and_others_remain_readable(tmp
     with one.open("r+b") as file:
         file.seek(-MIB, os.SEEK_END)
         file.write(b"wrong")
-    other.unlink()
+    lost(other)
     async with running(tmp_path) as store:
         *sound, gone = await store.persistence.recover()
         for number in (sound.pop(), gone):
