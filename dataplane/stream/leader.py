@@ -186,8 +186,10 @@ class StreamLeader(ReplicatedStream):
         partition = self.leased.partition
         if token in partition.unfinished.ended:
             return None
+        if not asked.key and asked.row >= 0:
+            return asked.row
         if not asked.key:
-            return asked.row if asked.row >= 0 else partition.unfinished.held(token)
+            return next((row for row, begun in partition.unfinished.begun.items() if begun.token == token), None)
         rows = partition.keys.known_rows([asked.key])
         if not partition.rows.there(rows)[0]:
             raise LeaseExpired(

@@ -186,10 +186,6 @@ class UnfinishedRowsTable:
         """The oldest row in progress without a producer."""
         return min((row for row in self.begun if self.free(row, now)), default=None)
 
-    def held(self, token: int) -> int | None:
-        """The row in progress whose producer has this token."""
-        return next((row for row, begun in self.begun.items() if begun.token == token), None)
-
     def reserve(self, row: int, client: Hashable, lease_s: float, now: float) -> None:
         """Reserve the row for a client that becomes its producer once that decision is applied."""
         self._clients[row], self._until[row] = client, now + lease_s
