@@ -98,18 +98,35 @@ def _make_default(name: str | None, *items: Any) -> defaultdict[Any, Any]:
     return defaultdict(None if name is None else _FACTORIES[name], pairs(items))
 
 
+def _zone(zone: dt.tzinfo | None) -> dt.tzinfo | None:
+    """The zone, if it is of a kind that can be stored."""
+    if zone is None or type(zone) in (dt.timezone, ZoneInfo):
+        return zone
+    raise Unfit(f"a time zone of {type(zone).__module__}", "use zoneinfo.ZoneInfo or datetime.timezone")
+
+
 def _take_zone(zone: ZoneInfo) -> Parts:
     if zone.key is None:
         raise Unfit("a ZoneInfo without a key", "use zoneinfo.ZoneInfo(key)")
     return [zone.key]
 
 
-def _take_time(at: dt.time | dt.datetime) -> Parts:
-    zone = at.tzinfo
-    if zone is not None and type(zone) not in (dt.timezone, ZoneInfo):
-        raise Unfit(f"a time zone of {type(zone).__module__}", "use zoneinfo.ZoneInfo or datetime.timezone")
-    parts: Any = at.__reduce_ex__(4)[1]  # as in a pickle: packed numbers, and the zone
-    return list(parts)
+def _take_datetime(at: dt.datetime) -> Parts:
+    return [at.year, at.month, at.day, at.hour, at.minute, at.second, at.microsecond, at.fold, _zone(at.tzinfo)]
+
+
+def _make_datetime(
+    year: int, month: int, day: int, hour: int, minute: int, second: int, us: int, fold: int, zone: dt.tzinfo | None
+) -> dt.datetime:
+    return dt.datetime(year, month, day, hour, minute, second, us, zone, fold=fold)
+
+
+def _take_time(at: dt.time) -> Parts:
+    return [at.hour, at.minute, at.second, at.microsecond, at.fold, _zone(at.tzinfo)]
+
+
+def _make_time(hour: int, minute: int, second: int, us: int, fold: int, zone: dt.tzinfo | None) -> dt.time:
+    return dt.time(hour, minute, second, us, zone, fold=fold)
 
 
 _ROWS: list[tuple[str, type, Callable[[Any], Parts], Callable[..., Any]]] = [
@@ -138,8 +155,8 @@ _ROWS: list[tuple[str, type, Callable[[Any], Parts], Callable[..., Any]]] = [
     ("Fraction", Fraction, lambda value: [value.numerator, value.denominator], Fraction),
     ("UUID", UUID, lambda value: [value.bytes], lambda data: UUID(bytes=data)),
     ("date", dt.date, lambda day: [day.year, day.month, day.day], dt.date),
-    ("time", dt.time, _take_time, dt.time),
-    ("datetime", dt.datetime, _take_time, dt.datetime),
+    ("time", dt.time, _take_time, _make_time),
+    ("datetime", dt.datetime, _take_datetime, _make_datetime),
     ("timedelta", dt.timedelta, lambda value: [value.days, value.seconds, value.microseconds], dt.timedelta),
     ("timezone", dt.timezone, lambda zone: zone.__getinitargs__(), dt.timezone),  # with the name if it has one
     ("ZoneInfo", ZoneInfo, _take_zone, ZoneInfo),
