@@ -20,7 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -127,25 +127,32 @@ class EmbeddedNode(Launched):
 
     async def retire(self, *, wait: bool = True) -> None:
         """Let the node end once no process is connected; wait a moment for that."""
-        reaper = self.abandon()
-        if reaper is not None and wait:
-            await asyncio.to_thread(reaper.join, _STOP_S)
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def abandon(self) -> threading.Thread | None:
-        """Let the node end once no process is connected. Returns the thread that reaps it then: it may run on for other
-        clients, or end late on a busy machine. None in a forked child. Any thread may call this."""
+        def reaped() -> None:
+            with suppress(RuntimeError):  # it took longer than the loop
+                loop.call_soon_threadsafe(ended.set)
+
+        if self.abandon(reaped) and wait:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_STOP_S):
+                    await ended.wait()
+
+    def abandon(self, reaped: Callable[[], None] = lambda: None) -> bool:
+        """Let the node end once no process is connected. A thread reaps it then and calls `reaped`: it may run on for
+        other clients, or end late on a busy machine. Returns False in a forked child. Any thread may call this."""
         self.forget()
         if os.getpid() != self._starter:
-            return None
+            return False
         self.process.send_signal(signal.SIGUSR1)
         _retired.append(self)
-        reaper = threading.Thread(target=self._reap, name="dataplane-reaper", daemon=True)
-        reaper.start()
-        return reaper
+        threading.Thread(target=self._reap, args=(reaped,), name="dataplane-reaper", daemon=True).start()
+        return True
 
-    def _reap(self) -> None:
+    def _reap(self, reaped: Callable[[], None]) -> None:
         self.process.wait()
         _retired.remove(self)
+        reaped()
 
     def forget(self) -> None:
         """Remove the node from those that this process's `connect` and children find."""

@@ -242,6 +242,7 @@ ANSWER_S = 5.0
 """Seconds that a fork waits for the nodes of all planes together."""
 
 _READ = 64 << 10
+_CONNECT_S = 0.001  # a process that has ended refuses at once
 _decoder = decoder(AnyReply)
 
 
@@ -256,16 +257,14 @@ class InheritedPins:
 
 def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | None:
     """A connection with the pins of the client with this token; None if the node does not answer by the deadline."""
-    if not deadline.remaining_s:
-        return None
     with suppress(DataplaneError, OSError, msgspec.MsgspecError):
         try:
-            connected = connect(parse_address(address), deadline.remaining_s)
+            connected = connect(parse_address(address), max(deadline.remaining_s, _CONNECT_S))
         except PeerUnavailable as error:
             has_ended = isinstance(error.__context__, ConnectionRefusedError | FileNotFoundError)
             return InheritedPins() if has_ended else None
         try:
-            own = _inherited(connected, token, deadline)
+            own = _inherited(connected, token, deadline) if deadline.remaining_s else b""
             if own:
                 connected.setblocking(False)
                 return InheritedPins(connected, own)

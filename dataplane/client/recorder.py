@@ -24,7 +24,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ from dataplane.client.delivery import Delivery
 from dataplane.config import parse_size
 from dataplane.errors import (
     Backpressure,
+    Closed,
     DataplaneError,
     LeaseExpired,
     LimitExceeded,
@@ -63,6 +64,7 @@ COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 
 _LEASE_S = 600.0
 _WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
+_NOTHING = object()
 _LOOK_S = 0.2  # seconds between two looks at a stream whose columns are not known yet
 _RETRY_S = 1.0  # seconds between two attempts to write to a full disk
 _PIECE = 64 << 20  # bytes of rows in one part
@@ -160,32 +162,49 @@ class Recording(Background):
 
     async def _consume(self) -> bool:
         """Record deliveries until the recorder is to end, and then the rows that are ready. Returns whether the stream
-        is closed and all of its rows are recorded. The next rows are requested before these are written."""
+        is closed and all of its rows are recorded."""
         began = time.thread_time()
-        while True:
-            last = self._ends.is_set()
-            how: dict[str, Any] = {"rows": self._how.rows, "columns": self._columns, "lease": _LEASE_S}
-            timeout_s = 0.0 if last else _WAIT_S
-            coming: Any = self._stream.deliveries(self._how.task, timeout=timeout_s, at_end="ignore", **how)
-            try:
-                async with aclosing(coming):
-                    async for delivery in coming:
-                        if not await self._record(delivery):
-                            return False
-                        self._busy_s = time.thread_time() - began
-                        if self._ends.is_set() and not last:
-                            break
-                    else:
-                        return True
-            except NotReady:
-                if last:
+        ahead, last = asyncio.create_task(self._next(_WAIT_S)), False
+        try:
+            while True:
+                try:
+                    delivery: object = await ahead
+                except NotReady:
+                    if last:
+                        return False
+                    delivery = _NOTHING
+                if delivery is None:
+                    return True
+                # The next rows are requested before these are written; when the recorder is to end, only rows that are
+                # ready. No request is cancelled: its rows would be leased without a consumer until its answer comes.
+                last = self._ends.is_set()
+                ahead = asyncio.create_task(self._next(0.0 if last else _WAIT_S))
+                await asyncio.sleep(0)
+                if isinstance(delivery, Delivery) and not await self._record(delivery):
                     return False
-            except LeaseExpired as error:
-                log.warning("the ack of recorded rows failed, so they are delivered again: %s", str(error))
+                self._busy_s = time.thread_time() - began
+        finally:
+            ahead.cancel()
+            (found,) = await asyncio.gather(ahead, return_exceptions=True)
+            if isinstance(found, Delivery) and not found.settled:
+                with suppress(DataplaneError):
+                    await found.unseen()
+
+    async def _next(self, timeout: float) -> Delivery | None:
+        """The next rows; None if the stream was closed and has no more. Raises NotReady."""
+        how = self._how
+        try:
+            return await self._stream.consume(
+                how.task, rows=how.rows, min_rows=1, columns=self._columns, lease=_LEASE_S, timeout=timeout
+            )
+        except Closed as error:
+            if error.drained:
+                return None
+            raise
 
     async def _record(self, delivery: Delivery) -> bool:
         """Write the rows that are not recorded yet, and ack all of them. Returns false if the recorder has to stop:
-        there is no room for them. Raises LeaseExpired."""
+        there is no room for them."""
         names = _names(self._stream, delivery)
         seen = self._writer.seen(names.rows)
         fresh = [row for row, there in enumerate(seen) if not there]
@@ -193,10 +212,15 @@ class Recording(Background):
         ref = delivery.ref if len(fresh) == len(seen) else delivery.ref[fresh]
         if fresh and not await self._write(ref, names.take(fresh)):
             full = self._how.waits and isinstance(self._passed, LimitExceeded) and self._ends.is_set()
-            await (delivery.unseen() if full else delivery.nack())
+            with suppress(LeaseExpired):
+                await (delivery.unseen() if full else delivery.nack())
             return not full
-        await delivery.ack()
-        self._writer.acknowledged(names.rows)
+        try:
+            await delivery.ack()
+        except LeaseExpired as error:
+            log.warning("the ack of recorded rows failed, so they are delivered again: %s", str(error))
+        else:
+            self._writer.acknowledged(names.rows)
         if self._writer.due:
             try:
                 self._writer.rotate()

@@ -1,8 +1,8 @@
 """The synchronous interface: each call runs the coroutine of the asynchronous one and waits for it
 (`client.loop_runner`).
 
-Most methods are compiled: `client.blocking_calls` names them. Written by hand are those that send a small request
-without a task (`LoopRunner.ask`), or that do not wait.
+Most methods are compiled: `client.blocking_calls` names them. Written by hand are those that
+do more than that, or do not wait.
 """
 
 from __future__ import annotations

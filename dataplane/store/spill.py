@@ -1,7 +1,7 @@
 """The disk behind the arena: one file a shard, written and read past the page cache, checked on the way back.
 
-The checksums of each file are in memory, so a byte changed anywhere, a file cut short and a file replaced by another
-all read as `Corrupt` (`spill_file`).
+The checksums of each file are in memory, so a changed byte, a file cut short and a file replaced by another all
+read as `Corrupt` (`spill_file`).
 
 Invariants:
 
@@ -264,8 +264,8 @@ class Disk:
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         """Read a file into an extent of the same size.
 
-        Raises Corrupt if a single bit differs, or if the disk has failed `_TRIES` times over `_TRIES_S` seconds, after
-        which the bytes count as lost; OSError if the file cannot be read now.
+        Raises Corrupt if a byte of the extent differs, or if the disk has failed `_TRIES` times over `_TRIES_S`
+        seconds, after which the bytes count as lost; OSError if the file cannot be read now.
         """
         assert self._claim is not None, "it was written"
         began = time.monotonic_ns()
@@ -303,8 +303,8 @@ class Disk:
         assert self._claim is not None, "it was written"
         if file.size < extent:
             return None
-        opening = self._submit(self._pool, open_written, self._claim.descriptor, file, direct=False)
         try:
+            opening = self._submit(self._pool, open_written, self._claim.descriptor, file, direct=False)
             return await asyncio.wrap_future(opening), b"".join(summed for _, summed in file.chunks)
         except (Corrupt, OSError):
             return None

@@ -4,10 +4,9 @@ A file is the extent's chunks. An uncompressed chunk lies in the file at the sam
 one begins there, and the file is sparse. What is known of a file is in memory alone (`SpillFile`): the stored length of
 each chunk, and the xxh3-64 of its bytes in memory.
 
-Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver.
-Files are named relative to the directory's descriptor, and
-opened without following a link and without blocking; only the regular file that was written there is read. A pipe, a
-device or a socket in its place could block the reader forever.
+Invariants: bytes that are read are compared with their checksums, by the reader here or by the receiver. Files are
+named relative to the directory's descriptor, and opened without following a link and without blocking; only regular
+files are read. A pipe, a device or a socket could block the reader forever.
 """
 
 from __future__ import annotations

@@ -19,9 +19,6 @@ from dataplane.stream.settings import StreamSettings
 MAX_IN_VAIN = 4096
 """The number of requests that are remembered because no rows were ready for them."""
 
-MAX_DECODED = 4096
-"""The most commands that a leader remembers between their decision and their application, so as not to decode them."""
-
 _TICK_REQUEST = r.encode_request(r.Tick())
 
 
@@ -122,8 +119,6 @@ class StreamMachine(StreamLeader, StateMachine):
         if not commands:
             return Decision((), r.encode_result(result))
         encoded = tuple(map(c.encode, commands))
-        if len(self._decoded) >= MAX_DECODED:  # of decisions that were withdrawn
-            self._decoded.clear()
         self._decoded.update(zip(encoded, commands, strict=True))
         ticket = self._ticket
         for key in keys:
@@ -132,6 +127,7 @@ class StreamMachine(StreamLeader, StateMachine):
         return Decision(encoded)
 
     def withdraw(self, request: bytes) -> None:
+        self._decoded.clear()
         self._landed(_keys(r.decode_request(request)))
 
     def _landed(self, keys: Sequence[tuple[str, int]]) -> None:
