@@ -57,7 +57,7 @@ Copies: TypeAlias = dict[tuple[int, int], bytes]
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
-    """An array, scalar or tensor. `data`: its bytes, or the number of the row's part that has them."""
+    """An array, scalar or tensor. `data`: its bytes if they are few, else the index of the row's part that has them."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -312,8 +312,8 @@ class BatchRef:
         return any(frame.cut for frame in frames)
 
     def distinct(self) -> list[tuple[BatchRef, Index | None]]:
-        """Group the columns by how their rows repeat. For each group: a reference to its distinct rows, and for each
-        row of this reference the index of its distinct row (None: the rows themselves, in order)."""
+        """For each selection of rows (frame): a reference to its distinct rows, with the columns of that selection; and
+        for each row of this reference, its position among them (None: no row repeats, or rows are joined)."""
         found = []
         for number, frame in enumerate(self._frames):
             once, index = frame.distinct()

@@ -52,8 +52,8 @@ class ExtentMemory(Protocol):
         """A writable view of these bytes, uint8. Writes are private to this process (copy on write)."""
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """As `private`, but no other view sees writes. Raises LimitExceeded if the process can have no further
-        mapping."""
+        """As `private`, in a mapping or copy of its own; the views of `private` share one, and see each other's writes.
+        Raises LimitExceeded if the process can have no further mapping."""
 
 
 class StoredPiece(NamedTuple):
@@ -128,7 +128,7 @@ class StoredColumn:
 
     @property
     def _place(self) -> tuple[int, int]:
-        """Where the values begin, and their bytes."""
+        """The offset of the values in the extent, and their size in bytes."""
         return self.layout.buffers[0 if self.layout.field.kind == "dense" else 1]
 
 

@@ -155,7 +155,7 @@ class RowSource(msgspec.Struct, frozen=True, eq=False):
         return memory
 
     def run(self) -> Bytes:
-        """The bytes of all rows as one run, in place if they are one."""
+        """The bytes of all rows as one contiguous array: a view if they are contiguous already, else a copy."""
         return self.copied()
 
 

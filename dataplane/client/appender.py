@@ -59,7 +59,8 @@ _UNTAGGED: dict[str, Any] = {}
 
 
 class Kind(NamedTuple):
-    """The properties that all calls of one append share. `gathered`: rows are copied into the block as they come in."""
+    """The properties that calls of `send` have in common if they are collected in one block. `gathered`: rows are
+    copied into the block as they come in."""
 
     form: RowSchema
     keyed: bool

@@ -3,12 +3,11 @@
 Invariants: a draft is a guess that the model verifies (`history.verifying`), so the tokens are those that the model
 would have produced; a drafter without responses proposes nothing. Not thread-safe.
 
-A proposal has the tokens that are likely enough to be accepted, by the frequency with which tokens after as long a
-match were accepted (learnt during use, and passed from drafter to drafter of a history). The threshold is the
-likelihood that makes a token worth its cost at the current rate of tokens (Dinkelbach 1967: the rate is highest if
-each token is worth its cost times the rate). A proposal has at most `length` tokens, which begins at 16, doubles
-when a draft of that length was accepted completely, and shrinks towards the accepted length after a rejection: cheap
-if the history does not repeat, long if it does.
+A token is proposed if the probability that it is accepted is above a threshold. The probability is estimated by the
+share of accepted tokens after matches of similar length, which the drafters of a history learn together. The threshold
+is `COST` times the mean number of tokens for each verification, within `THRESHOLDS`: this makes the number of tokens
+for each unit of cost as large as possible (Dinkelbach 1967). A proposal has at most `length` tokens. That begins at 16,
+doubles when a draft of that length was accepted completely, and shrinks towards the accepted length after a rejection.
 """
 
 from __future__ import annotations

@@ -146,8 +146,9 @@ class Replica:
         return self._finish(now)
 
     def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
-        """The process that `node` had at `before_s`, by this replica's clock, has ended. To be called only if that is
-        certain (`lease`). The node may have started another process since."""
+        """End the promises to the process that `node` had at `before_s`, by this replica's clock; a leader drops that
+        node's replicas that were not heard since. To be called only if it is certain that the process has ended
+        (`lease`). The node may have started another process since."""
         state = self._state
         leader = state.configuration.leader
         if leader[0] == node and leader != state.me and self._adopted_s <= before_s:

@@ -1,9 +1,9 @@
-"""Admits all use of memory: bytes are reserved here before they are used, in order.
+"""Admits all use of memory: bytes are reserved here before they are used.
 
 Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
-arrival, in two queues: restores, without which no client can read and free anything, go before new bytes. A request
-that fits may pass an older one that does not, until the older one has waited `passing_s`; from then on all freed bytes
-are kept for it. Every wait ends: with the bytes, at its deadline, or by cancellation.
+arrival, in two queues: restores go before new bytes, since the clients that wait for them may be those that would free
+memory. A request that fits may pass an older one that does not, until the older one has waited `passing_s`; from then
+on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or by cancellation.
 
 The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
 `explain` returns the holders of the bytes when a wait fails. Used from one event loop.
@@ -60,7 +60,7 @@ class BudgetStatistics:
 
 
 class Budget:
-    """`capacity` bytes, granted in order."""
+    """Grants `capacity` bytes."""
 
     def __init__(
         self,

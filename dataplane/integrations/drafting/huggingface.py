@@ -55,7 +55,7 @@ class HistoryCandidates(CandidateGenerator):  # type: ignore[misc, unused-ignore
         """Does nothing: the accepted tokens are part of the next input."""
 
     def learn(self, input_ids: torch.Tensor) -> None:
-        """Pass new tokens to the drafter; the first ones are the prompt."""
+        """Pass the tokens since the last call to the drafter. The first call only notes the length of the prompt."""
         length = input_ids.shape[1]
         if self._seen >= 0 and length > self._seen:
             self._drafter.accept(input_ids[0, self._seen :].cpu().numpy())

@@ -64,7 +64,8 @@ def save_checkpoint(
 def load_checkpoint(checkpoint_dir: str | Path) -> None:
     """Replace all partitions by those of a checkpoint.
 
-    Raises FileNotFoundError if there is none, Corrupt if it was changed, NotStarted, Backpressure.
+    Raises FileNotFoundError if there is none, Corrupt if it was changed, NotStarted; and Backpressure, after the former
+    partitions were dropped: load again.
     """
     own, path = session(), Path(checkpoint_dir) / _ROWS
     if not path.is_file():

@@ -129,8 +129,9 @@ class Router:
         return PeerUnavailable(text) if unknown is None else OutcomeUnknown(text)
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
-        """The node to ask. It is the known leader or, if that is in `silent`, another replica, which may know the
-        leader or may lead by now. Raises Unavailable, Lost."""
+        """The node to ask: the known leader or, if that is in `silent` or no member, another replica, which may know
+        the leader or lead by now. If all are, this empties `silent` and returns the leader of the configuration. Raises
+        Unavailable, Lost."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.replica.leads:
             return self._replicas.me
