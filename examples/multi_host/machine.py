@@ -18,7 +18,7 @@ from typing import Any
 
 import dataplane as dp
 from bench.namespaces import Host, crossed, enter, ip, nodes, switch, together
-from dataplane.cluster.placement import Rendezvous
+from dataplane.cluster.placement import winner
 from examples.multi_host.job import HOSTS, Accident, Begin
 from examples.multi_host.servers import Servers
 from examples.multi_host.stages import STREAM
@@ -52,7 +52,7 @@ class Machine:
             planes = [undo.enter_context(dp.connect(host.address)) for host in started]
             together(planes)
             numbers = [plane.stats().node for plane in planes]
-            leader = Rendezvous([node.encode() for node in numbers]).winner("stream", STREAM).decode()
+            leader = winner([node.encode() for node in numbers], "stream", STREAM).decode()
             order = sorted(range(self._count), key=lambda host: numbers[host] == leader)  # it dies; the first one stays
             self._hosts, self._planes, self._ends = ([of[i] for i in order] for of in (started, planes, ends))
             self._key, self._settings = directory / "cluster.key", settings

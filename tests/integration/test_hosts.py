@@ -16,7 +16,7 @@ import pytest
 import dataplane as dp
 from dataplane import cli
 from dataplane.cluster.membership import Membership
-from dataplane.cluster.placement import Rendezvous
+from dataplane.cluster.placement import winner
 from dataplane.config import ClusterConfig, NodeConfig
 from dataplane.node.node import NodeServer, run
 from dataplane.stream.machine import StreamMachine
@@ -118,7 +118,7 @@ def held(node: NodeServer) -> dict[str, int]:
 def leader(planes: list[Any], stream: str) -> int:
     """The number of the plane on whose host a stream of this name will be led, among those hosts."""
     nodes = [plane.stats().node for plane in planes]
-    return nodes.index(Rendezvous([node.encode() for node in nodes]).winner("stream", stream).decode())
+    return nodes.index(winner([node.encode() for node in nodes], "stream", stream).decode())
 
 
 def members(plane: Any) -> set[str]:

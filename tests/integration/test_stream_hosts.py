@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from dataplane.cluster.placement import Rendezvous
+from dataplane.cluster.placement import winner
 from tests.etcd import needs_etcd
 from tests.integration.test_hosts import Host, members
 from tests.processes import WAIT_S, eventually
@@ -100,9 +100,9 @@ def test_a_put_with_copies_passes_over_a_host_that_has_just_died(hosts: list[Any
 def at(planes: list[Any], which: int) -> str:
     """A name whose table is made at the node of this plane."""
     nodes = {plane.stats().node: number for number, plane in enumerate(planes)}
-    placement = Rendezvous(node.encode() for node in nodes)
+    encoded = [node.encode() for node in nodes]
     names = (f"table-{number}" for number in range(1000))
-    return next(name for name in names if nodes[placement.winner("table", name).decode()] == which)
+    return next(name for name in names if nodes[winner(encoded, "table", name).decode()] == which)
 
 
 def columns(rows: int, first: int = 0) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline, monotonic
 from dataplane.cluster.membership import Membership
-from dataplane.cluster.placement import Rendezvous
+from dataplane.cluster.placement import winner
 from dataplane.coordinator.base import DELETED, Coordinator
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, PeerUnavailable
 from dataplane.node.partitions import record as records
@@ -147,7 +147,7 @@ class Directory:
     async def _make(self, record: Record) -> None:
         """Create the partition of a record. Raises PeerUnavailable, Unavailable, OutcomeUnknown."""
         there = [node.encode() for node in self._fit(record.durable)] or [self._me.encode()]
-        first = Rendezvous(there).winner(self._what, record.name).decode()
+        first = winner(there, self._what, record.name).decode()
         key = record.key or ""
         try:
             await self._make_at(first, key, record)

@@ -20,7 +20,7 @@ from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
-from dataplane.cluster.placement import Rendezvous
+from dataplane.cluster.placement import winner
 from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
 from dataplane.store.links import Selected
@@ -77,7 +77,7 @@ class ShardReplicas:
         chosen: list[bytes] = []
         while len(chosen) < replicas - 1:
             left = [node for node in others if node not in tried]
-            node = Rendezvous(left).winner(self._node.hex(), min(shards))
+            node = winner(left, self._node.hex(), min(shards))
             tried.append(node)
             timeout_s = deadline.remaining_s
             asked = pm.TakeReplicas(self._peers.next_id(), self._node, list(shards), timeout_s)

@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 import dataplane as dp
 from dataplane.client.embedded import ClusterNode, new_key
-from dataplane.cluster.placement import Rendezvous
+from dataplane.cluster.placement import winner
 from dataplane.config import ClusterConfig
 from dataplane.integrations import process
 from dataplane.integrations import transfer_queue as tq
@@ -59,9 +59,8 @@ def far_partition(hosts: list[ClusterNode]) -> str:
     assert own_job is not None
     with dp.connect(hosts[0].address) as a, dp.connect(hosts[1].address) as b:
         own, far = (plane.stats().node.encode() for plane in (a, b))
-    placement = Rendezvous([own, far])
     names = (f"partition {number}" for number in range(1000))
-    return next(name for name in names if placement.winner("table", prefix(own_job.name) + name) == far)
+    return next(name for name in names if winner([own, far], "table", prefix(own_job.name) + name) == far)
 
 
 def leads(hosts: list[ClusterNode], name: str) -> list[bool]:
