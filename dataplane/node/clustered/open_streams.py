@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from dataplane.errors import Closed, Corrupt, LimitExceeded, Misuse
+from dataplane.errors import Closed, Corrupt, LimitExceeded
 from dataplane.node.partitions.directory import Directory
 from dataplane.node.partitions.record import Record
 from dataplane.node.sessions.interface import MAX_STREAMS
@@ -106,17 +106,10 @@ class OpenStreams:
         return stream
 
     async def _opened(self, name: str, settings: StreamSettings | None) -> Record:
-        record = await self._directory.records.read(name)
-        if record is not None or settings is None:
-            return record or await self._directory.open(name, None)
-        followers = max(1, settings.replicas - 1)
-        try:
-            encoded = encode_settings(settings)
-            return await self._directory.open(name, encoded, followers=followers, durable=settings.durable)
-        except Misuse:
-            if self._directory.records.find(name) is None:
-                raise
-            return await self._directory.open(name, None)  # another node has created it meanwhile
+        if settings is None:
+            return await self._directory.open(name, None)
+        encoded, followers = encode_settings(settings), max(1, settings.replicas - 1)
+        return await self._directory.open(name, encoded, followers=followers, durable=settings.durable)
 
     def _enter(self, record: Record) -> ClusteredStream:
         known = self._by_name.get(record.name)

@@ -99,18 +99,14 @@ class Directory:
     # Creating
 
     async def open(self, name: str, settings: bytes | None, *, followers: int = 1, durable: bool = False) -> Record:
-        """The record of a stream. If there is none, it is created with `settings`. Raises Misuse if there is none and
-        no settings were given, if the stream has other settings, or if it has to be durable and this node has no data
+        """The record of a stream, which may have other settings. If there is none, it is created with `settings`.
+        Raises Misuse if there is none and no settings were given, or if it has to be durable and this node has no data
         directory; LimitExceeded, Unavailable, OutcomeUnknown."""
         record = await self.records.read(name)
         if record is None:
             if settings is None:
                 raise Misuse(f"there is no {self._what} {name!r}; name its tasks to make it")
             record = await self.placed(self._new(name, settings, followers, durable=durable), None)
-        if settings is not None and record.durable != durable:
-            raise Misuse(f"{self._what} {name!r} was made {'' if record.durable else 'not to be '}durable; open it so")
-        if settings is not None and record.settings != settings:
-            raise Misuse(f"{self._what} {name!r} was made with other settings")
         return record
 
     def _new(self, name: str, settings: bytes, followers: int, *, durable: bool) -> Record:
