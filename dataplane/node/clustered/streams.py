@@ -10,13 +10,11 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Member
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import DataplaneError, Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
@@ -42,7 +40,6 @@ from dataplane.wire.peer import Peers
 T = TypeVar("T")
 
 _LOST = 4096  # the most lost rows that one message reports
-_TELL_S = 2.0
 _PAUSE_S = 0.02  # the pause between reads of a stream's record while its partition changes
 
 
@@ -75,7 +72,6 @@ class ClusteredStreams:
         self.streams = OpenStreams(partitions.directory)
         self.holders = ColumnHolders(node, retained, partitions.members, peers, keep)
         self._retained = retained
-        self._peers = peers
         self._me = f"{me}/{life}"
         self._numbers = itertools.count(1)
         self._background = BackgroundTasks()
@@ -159,18 +155,10 @@ class ClusteredStreams:
             await asyncio.sleep(_PAUSE_S)
 
     async def drop(self, stream: ClusteredStream) -> None:
-        """Drop the stream on every node that answers. Raises Closed, PeerUnavailable."""
+        """Drop the stream. Other nodes see that its record is deleted. Raises Closed, PeerUnavailable."""
         record = stream.record
         await patiently(lambda: self.partitions.directory.drop(stream.name, record.generation))
         self._dropped(record)
-        members = self.partitions.members
-        others = [member for node, member in members.current.items() if node != members.me]
-        await asyncio.gather(*[self._tell_dropped(member, record) for member in others])
-
-    async def _tell_dropped(self, member: Member, record: Record) -> None:
-        said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
-        with suppress(DataplaneError):  # then the coordinator notifies that node
-            await self._peers.request(member, said, Done, _TELL_S)
 
     def _dropped(self, record: Record) -> None:
         if record.key is not None:
@@ -258,8 +246,6 @@ class ClusteredStreams:
                 return Done(request.id) if waits is None else self._persisted(request, waits)
             case pm.ReleaseColumns():
                 self.holders.release(request)
-            case pm.StreamDropped():
-                self.partitions.directory.records.forget(request.name, request.generation)
             case _:
                 return None
         return Done(request.id)
