@@ -46,9 +46,15 @@ class StateMachine(ABC):
         result has no grant."""
         return b""
 
-    def serves(self, request: bytes, now: float) -> bool:
+    @property
+    def version(self) -> int:
+        """A number that changes whenever a waiting request may be served that was not served before."""
+        return 0
+
+    def serves(self, request: bytes, in_vain: int) -> bool:
         """Whether `decide` may serve a waiting request now, such as one for ready rows. Changes nothing. This is only a
-        hint: it may be true although `decide` then answers with nothing (b"")."""
+        hint: it may be true although `decide` then answers with nothing (b""). `in_vain`: the `version` at which the
+        request was last not served; -1 for none."""
         return True
 
     def deadline(self, now: float) -> float:

@@ -64,7 +64,6 @@ class StreamLeader(ReplicatedStream):
         self._decoded: dict[bytes, c.AnyCommand] = {}  # commands that were decided and not applied yet
         self._ticket = 0  # the ticket that the append being decided uses
         self.snapshots = Snapshots(self._term)
-        self._in_vain: dict[bytes, int] = {}  # requests that could not be served -> the value of `changes` then
 
     def by_its_clock(self, now: float) -> float:
         """The time of the partition's clock at `now` of the leader's clock."""

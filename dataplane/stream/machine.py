@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from dataplane.errors import NotReady, OutcomeUnknown, ProtocolMismatch
+from dataplane.errors import OutcomeUnknown, ProtocolMismatch
 from dataplane.replication.machine import Decision, StateMachine
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
@@ -15,9 +15,6 @@ from dataplane.stream.replicated import ColumnStore
 from dataplane.stream.row_choice import needed
 from dataplane.stream.sampler import Fifo
 from dataplane.stream.settings import StreamSettings
-
-MAX_IN_VAIN = 4096
-"""The number of requests that are remembered because no rows were ready for them."""
 
 _TICK_REQUEST = r.encode_request(r.Tick())
 
@@ -45,12 +42,15 @@ class StreamMachine(StreamLeader, StateMachine):
     def tick(self) -> bytes:
         return _TICK_REQUEST
 
-    def serves(self, request: bytes, now: float) -> bool:
-        return self.serves_decoded(r.decode_request(request), self._in_vain.get(request, -1))
+    @property
+    def version(self) -> int:
+        return self.leased.changes
+
+    def serves(self, request: bytes, in_vain: int) -> bool:
+        return self.serves_decoded(r.decode_request(request), in_vain)
 
     def serves_decoded(self, asked: r.StreamRequest, in_vain: int) -> bool:
-        """As `serves`, for a decoded request. `in_vain`: the value of `changes` at the last attempt to serve the
-        request."""
+        """As `serves`, for a decoded request."""
         leased = self.leased
         if isinstance(asked, r.Append | r.Admit):
             return leased.closed or not leased.admission.full(self.entry_of(asked))
@@ -93,13 +93,7 @@ class StreamMachine(StreamLeader, StateMachine):
     # Deciding
 
     def decide(self, request: bytes, term: int, now: float) -> Decision:
-        try:
-            return self.decide_decoded(r.decode_request(request), term, now)
-        except NotReady:
-            if len(self._in_vain) >= MAX_IN_VAIN:
-                self._in_vain.clear()
-            self._in_vain[request] = self.leased.changes
-            raise
+        return self.decide_decoded(r.decode_request(request), term, now)
 
     def decide_decoded(self, asked: r.StreamRequest, term: int, now: float) -> Decision:
         """As `decide`, for a decoded request."""

@@ -32,7 +32,6 @@ from dataplane.table import requests as r
 from dataplane.table.table import TableRows
 
 NOTHING = b""
-_UNREADY = 1024  # the most requests that are remembered as not ready, so that they are not decided again
 _OF_CLIENTS = (r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)
 
 
@@ -57,8 +56,7 @@ class TableMachine(StateMachine):
         return self.changes
 
     def forget(self) -> None:
-        self._version = 0  # counts changes of the state, for `_unready`
-        self._unready: dict[bytes, int] = {}
+        self._version = 0
         self._decoded: tuple[bytes, r.AnyRequest] = (b"", r.DropTable())
 
     @property
@@ -113,19 +111,18 @@ class TableMachine(StateMachine):
         if self.retired:
             raise Closed(f"this partition of the table {self.name!r} is over; there may be another")
 
-    def serves(self, request: bytes, now: float) -> bool:
-        if self._unready.get(request) == self._version:
+    @property
+    def version(self) -> int:
+        return self._version
+
+    def serves(self, request: bytes, in_vain: int) -> bool:
+        if in_vain == self.version:
             return False
         asked = r.decode_request(request)
         try:
-            found = not isinstance(asked, r.FindReady) or self._answer(asked) is not None
+            return not isinstance(asked, r.FindReady) or self._answer(asked) is not None
         except DataplaneError:
             return True  # to be answered with the error
-        if not found:
-            if len(self._unready) >= _UNREADY:
-                self._unready.clear()
-            self._unready[request] = self._version
-        return found
 
     # Applying
 

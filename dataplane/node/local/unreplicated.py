@@ -106,7 +106,7 @@ class UnreplicatedStream:
         try:
             outcome = self.machine.run(waiting.request, now)
         except (NotReady, Backpressure):
-            waiting.in_vain = self.leased.changes
+            waiting.in_vain = self.machine.version
             self.waiters.add(waiting, now, first=True)
             return
         except Exception as error:  # the boundary: an error of the waiting request must not fail the one that served it

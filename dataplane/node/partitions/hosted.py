@@ -58,7 +58,7 @@ class HostedReplica:
         self.me = me
         self.partition = partition
         self.machine = machine
-        self.waiters = Waiters(lambda waiting: machine.serves(waiting.request, monotonic()))
+        self.waiters = Waiters(self._serves)
         machine.waits = self.waiters.requests
         self.recruited: dict[str, float] = {}  # node -> time when it was asked
         self.refused: dict[str, float] = {}  # node -> time when it refused
@@ -137,6 +137,7 @@ class HostedReplica:
             if isinstance(outcome, NotReady | Backpressure):
                 outcome = NOTHING
             if outcome == NOTHING and not waiting.withdrawn and waiting.until_s > now:
+                waiting.in_vain = self.machine.version
                 try:
                     self.waiters.add(waiting, now, first=first)
                 except Backpressure as error:
@@ -145,6 +146,12 @@ class HostedReplica:
             waiting.done(refused if isinstance(refused, Backpressure) else outcome)
 
         self.request(waiting.request, decided)
+
+    def _serves(self, waiting: WaitingRequest) -> bool:
+        serves = self.machine.serves(waiting.request, waiting.in_vain)
+        if not serves:
+            waiting.in_vain = self.machine.version
+        return serves
 
     def tick(self, now: float) -> None:
         if now >= self.replica.deadline - EARLY_S:

@@ -31,7 +31,7 @@ NOTHING = b""
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
     """A waiting request of a node, until `until_s` at most. `done(outcome)` is called once. `withdrawn`: its caller
-    gave up. `in_vain`: the value of `changes` at the last decision that did not serve it."""
+    gave up. `in_vain`: the `version` of the state machine at which it was last not served."""
 
     queue: str
     request: Any

@@ -71,10 +71,11 @@ class Machine(StreamMachine):
             return decision if result.rows else Decision()
         return decision
 
-    def serves(self, request: bytes, now: float) -> bool:
+    def serves(self, request: bytes, in_vain: int) -> bool:
         asked = decode_request(request)
         if not isinstance(asked, Lease):
             return True
+        now = time.monotonic()
         done = self.state.done.get(asked.task, ())
         for offset in range(self._low.get(asked.task, 0), len(self.state.rows)):
             row = self._held.get((asked.task, offset))
