@@ -132,17 +132,17 @@ class StreamMachine(StreamLeader, StateMachine):
                 self.leased.admission.give_back(ticket)
 
     def undo(self, request: bytes, result: bytes) -> bytes:
-        given = r.given(result)
-        if given is None:
+        kind, number = r.given(result)
+        if kind is None:
             return b""
         asked = r.decode_request(request)
-        if isinstance(given, r.TicketGiven):
-            return r.encode_request(r.GiveBack(client=asked.client, ticket=given.ticket))
-        if isinstance(given, r.SnapshotGiven):
-            return r.encode_request(r.ReleaseSnapshot(client=asked.client, snapshot=given.snapshot))
+        if kind is r.AdmitResult:
+            return r.encode_request(r.GiveBack(client=asked.client, ticket=number))
+        if kind is r.SnapshotTaken:
+            return r.encode_request(r.ReleaseSnapshot(client=asked.client, snapshot=number))
         if isinstance(asked, r.Consume) and asked.replica is not None:
             return b""  # the replica asks for its grant again
-        return r.encode_request(r.Nack(client=asked.client, grant=given.grant, seen=False))
+        return r.encode_request(r.Nack(client=asked.client, grant=number, seen=False))
 
     # Applying
 

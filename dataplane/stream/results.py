@@ -70,27 +70,6 @@ class Delivered(StreamResult, frozen=True, tag=6):
     replica: int | None = None
 
 
-class GrantGiven(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The part of an encoded `Delivered` that is needed to give it back."""
-
-    grant: int
-
-
-class TicketGiven(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """The part of an encoded `AdmitResult` that is needed to give it back."""
-
-    ticket: int
-
-
-class SnapshotGiven(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """The part of an encoded `SnapshotTaken` that is needed to release it."""
-
-    snapshot: int
-
-
-Given = GrantGiven | TicketGiven | SnapshotGiven
-
-
 class LostRowsResult(StreamResult, frozen=True, tag=7):
     """Rows that were lost with the nodes that stored their columns: the offset of each, and its `LossRecord`."""
 
@@ -221,13 +200,23 @@ decode_result: Callable[[bytes], StreamResult] = decoder(
 )
 """The decoded answer. Raises ProtocolMismatch."""
 
-_given = msgspec.msgpack.Decoder(Given)
+
+class _Given(msgspec.Struct, frozen=True, array_like=True):
+    """The beginning of an answer that has a grant, permit or snapshot: the tag of its class, and the number."""
+
+    kind: int
+    number: int
 
 
-def given(result: bytes) -> Given | None:
-    """The grant, permit or snapshot of an encoded answer, to give it back; None if it has none."""
+_given = msgspec.msgpack.Decoder(_Given)
+_GIVING = {kind.__struct_config__.tag: kind for kind in (AdmitResult, Delivered, SnapshotTaken)}
+
+
+def given(result: bytes) -> tuple[type[StreamResult] | None, int]:
+    """The kind of an encoded answer and the number of its permit, grant or snapshot, to give it back; None if it has
+    none."""
     try:
-        found: Given = _given.decode(result)
-        return found
+        found = _given.decode(result)
     except msgspec.MsgspecError:
-        return None
+        return None, 0
+    return _GIVING.get(found.kind), found.number
