@@ -139,12 +139,11 @@ class LostNodes:
             if not self.there(node, shard):
                 raise OwnerDied(f"node {node.hex()} was lost with its data: put this again", node=node.hex())
 
-    def lose(self, node: bytes, before: int = ALL) -> None:
-        """Mark a node's shards below this number as lost; by default all of them, and the node itself."""
-        before = max(before, self._before.pop(node, 0))
-        self._before[node] = before
-        if before == ALL:
-            self.lost.add(node)
+    def lose(self, node: bytes) -> None:
+        """Mark a node and all of its shards as lost."""
+        self._before.pop(node, None)
+        self._before[node] = ALL
+        self.lost.add(node)
         if len(self._before) > MAX_LOST_NODES:
             oldest = next(iter(self._before))
             del self._before[oldest]

@@ -23,6 +23,7 @@ from dataplane.errors import Closed, DataplaneError, Misuse, ProtocolMismatch, R
 from dataplane.replication.machine import Decision, StateMachine
 from dataplane.replication.outbox import LostNodes, Outboxes
 from dataplane.replication.sessions import Sessions
+from dataplane.stream import requests as s
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, Succeeded
 from dataplane.stream.results import held_rows
@@ -73,6 +74,8 @@ class TableMachine(StateMachine):
             return Decision((), NOTHING if answer is None else r.encode_result(answer))
         if isinstance(asked, ListHeldColumns):
             return Decision((), r.encode_result(self._held(asked)))
+        if isinstance(asked, s.EndClient) and not asked.ended:  # a client has no leases of rows here
+            return Decision((), r.encode_result(Succeeded()))
         if asked.sequence:
             known = self.sessions.result(asked.client, asked.sequence)
             if known is not None:
@@ -183,13 +186,12 @@ class TableMachine(StateMachine):
             self.table.next = max(self.table.next, asked.first)
             self.changes = max(self.changes, asked.changes)
 
-    def _lose(self, asked: r.LoseTableRows) -> None:
-        self.lost_nodes.lose(asked.node, asked.before)
+    def _lose(self, asked: s.Lose) -> None:
+        self.lost_nodes.lose(asked.node)
         self.outboxes.recount(written.nodes for written in self.table.cells.writes.values())
 
-    def _end(self, asked: r.ForgetClients) -> None:
-        of_node = [each for each in self.sessions.producers if asked.node and each.startswith(asked.node)]
-        self.sessions.drop((*asked.clients, *of_node))
+    def _end_all(self, asked: s.EndClients) -> None:
+        self.sessions.drop([client for client in self.sessions.producers if client.startswith(asked.clients)])
 
     def _retire(self, asked: r.Retire) -> r.AnyResult:
         self.retired = self.retired or self.idle
@@ -201,7 +203,7 @@ class TableMachine(StateMachine):
         return {client.rpartition("/")[0] for client in self.sessions.producers}
 
     def leaving(self, process: str) -> bytes:
-        return r.encode_request(r.ForgetClients(node=f"{process}/"))
+        return r.encode_request(s.EndClients(clients=f"{process}/"))
 
     # Columns in the stores of nodes
 
@@ -210,10 +212,10 @@ class TableMachine(StateMachine):
         return [node.hex() for node in {*self.outboxes.holders, *self.outboxes} if node not in self.lost_nodes]
 
     def losing(self, node: str) -> bytes:
-        return r.encode_request(r.LoseTableRows(node=bytes.fromhex(node)))
+        return r.encode_request(s.Lose(node=bytes.fromhex(node)))
 
     def returning(self, node: str, first: int) -> bytes:
-        return r.encode_request(r.ReturnTableRows(node=bytes.fromhex(node), first=first))
+        return r.encode_request(s.Return(node=bytes.fromhex(node), first=first))
 
     def waiting(self) -> Iterable[str]:
         return [node.hex() for node in self.outboxes]
@@ -222,7 +224,7 @@ class TableMachine(StateMachine):
         return self.outboxes.first(bytes.fromhex(node), most)
 
     def telling(self, node: str, told: int) -> bytes:
-        return r.encode_request(r.TableOutboxReceived(node=bytes.fromhex(node), last=told))
+        return r.encode_request(s.OutboxReceived(node=bytes.fromhex(node), last=told))
 
     # The state as bytes
 
@@ -272,9 +274,10 @@ _APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult | None]] = {
     r.Release: TableMachine._act,
     r.DropTable: TableMachine._drop,
     r.OpenTable: TableMachine._open,
-    r.LoseTableRows: TableMachine._lose,
-    r.ReturnTableRows: lambda machine, asked: machine.lost_nodes.come_back(asked.node, asked.first),
-    r.TableOutboxReceived: lambda machine, asked: machine.outboxes.confirm(asked.node, asked.last),
-    r.ForgetClients: TableMachine._end,
+    s.Lose: TableMachine._lose,
+    s.Return: lambda machine, asked: machine.lost_nodes.come_back(asked.node, asked.first),
+    s.OutboxReceived: lambda machine, asked: machine.outboxes.confirm(asked.node, asked.last),
+    s.EndClient: lambda machine, asked: machine.sessions.drop([asked.client]),
+    s.EndClients: TableMachine._end_all,
     r.Retire: TableMachine._retire,
 }

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from dataplane.errors import Corrupt
-from dataplane.replication.outbox import ALL
+from dataplane.stream import requests as s
 from dataplane.stream.packing import PackedIntegers, decoder, hook
 from dataplane.stream.page import Index
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, StreamRequest, StreamResult, Succeeded
@@ -66,7 +66,7 @@ class DropTable(StreamRequest, frozen=True, tag=5, kw_only=True):
     """Drop the table. If it is written again later, the numbers of rows continue."""
 
 
-# Commands of the driver
+# Commands of the driver, besides those that a stream has too (`Lose`, `Return`, `OutboxReceived`, `EndClients`)
 
 
 class OpenTable(StreamRequest, frozen=True, tag=6, kw_only=True):
@@ -76,48 +76,20 @@ class OpenTable(StreamRequest, frozen=True, tag=6, kw_only=True):
     changes: int
 
 
-class LoseTableRows(StreamRequest, frozen=True, tag=7, kw_only=True):
-    """Mark a node's shards with numbers below `before` as lost."""
-
-    node: bytes
-    before: int = ALL
-
-
-class ReturnTableRows(StreamRequest, frozen=True, tag=11, kw_only=True):
-    """Note that a lost node has returned, with its shards from number `first` on."""
-
-    node: bytes
-    first: int
-
-
-class TableOutboxReceived(StreamRequest, frozen=True, tag=8, kw_only=True):
-    """Remove the entries up to this number from the outbox of a node that has received them."""
-
-    node: bytes
-    last: int
-
-
-class ForgetClients(StreamRequest, frozen=True, tag=9, kw_only=True):
-    """Forget the sequence numbers of clients that have ended: these, or those whose names begin with `node`."""
-
-    clients: list[str] = []
-    node: str = ""
-
-
-class Retire(StreamRequest, frozen=True, tag=10, kw_only=True):
+class Retire(StreamRequest, frozen=True, tag=7, kw_only=True):
     """End the partition, if it has no table and an empty outbox. Answered by `Retired`."""
 
 
 # Reads
 
 
-class Number(StreamRequest, frozen=True, tag=20, kw_only=True):
+class Number(StreamRequest, frozen=True, tag=60, kw_only=True):
     """Ask for the numbers of rows. Answered by `RowNumbers`."""
 
     keys: list[str]
 
 
-class Read(StreamRequest, frozen=True, tag=21, kw_only=True):
+class Read(StreamRequest, frozen=True, tag=61, kw_only=True):
     """Ask for a reference to these columns of rows, or with None to all columns that each of the rows has. Answered by
     `Referred`."""
 
@@ -126,12 +98,12 @@ class Read(StreamRequest, frozen=True, tag=21, kw_only=True):
     columns: list[str] | None = None
 
 
-class DescribeColumns(StreamRequest, frozen=True, tag=22, kw_only=True):
+class DescribeColumns(StreamRequest, frozen=True, tag=62, kw_only=True):
     """Ask for the columns of the table. Answered by `Referred`, with a reference that has no rows, or without a
     reference if there is no column."""
 
 
-class LookRows(StreamRequest, frozen=True, tag=23, kw_only=True):
+class LookRows(StreamRequest, frozen=True, tag=63, kw_only=True):
     """Ask for the metadata of rows or, with `all`, of the next rows after the number `after`. `missing_ok`: unknown
     keys are left out. Answered by `Looked`, which has no rows if the table has not changed since `since`."""
 
@@ -145,7 +117,7 @@ class LookRows(StreamRequest, frozen=True, tag=23, kw_only=True):
     missing_ok: bool = False
 
 
-class FindReady(StreamRequest, frozen=True, tag=24, kw_only=True):
+class FindReady(StreamRequest, frozen=True, tag=64, kw_only=True):
     """Ask for the rows after the number `after` that have all these columns and that the task, if given, has not
     claimed; or, if there is a claim with the id `claim_id`, for its rows. Answered by `RowNumbers`, or by nothing if
     there are fewer rows than `least`."""
@@ -157,14 +129,14 @@ class FindReady(StreamRequest, frozen=True, tag=24, kw_only=True):
     after: int = -1
 
 
-class FindClaim(StreamRequest, frozen=True, tag=25, kw_only=True):
+class FindClaim(StreamRequest, frozen=True, tag=65, kw_only=True):
     """Ask for the rows of a claim id. Answered by `ClaimedRows`."""
 
     task: str
     claim_id: str
 
 
-class Claimed(StreamRequest, frozen=True, tag=26, kw_only=True):
+class Claimed(StreamRequest, frozen=True, tag=66, kw_only=True):
     """Ask whether the task has claimed each of these rows or, with `all`, of the next rows after the number `after`.
     Answered by `Flagged`."""
 
@@ -181,10 +153,11 @@ Command = (
     | Release
     | DropTable
     | OpenTable
-    | LoseTableRows
-    | ReturnTableRows
-    | TableOutboxReceived
-    | ForgetClients
+    | s.Lose
+    | s.Return
+    | s.OutboxReceived
+    | s.EndClient
+    | s.EndClients
     | Retire
 )
 Question = Number | Read | DescribeColumns | LookRows | FindReady | FindClaim | Claimed

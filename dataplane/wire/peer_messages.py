@@ -29,7 +29,7 @@ from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.row_messages import ListStreams
 from dataplane.wire.shard_messages import Selection
 
-MAJOR, MINOR = 3, 0
+MAJOR, MINOR = 4, 0
 """The version of the protocol between nodes. Another major version is refused; of two minor versions the lower is
 used."""
 

@@ -6,8 +6,8 @@ have neither, and may be executed more than once. The number of requests without
 partition (`replication.sessions`); further requests wait.
 
 Invariants: a sequence number is used for one request; a request whose caller got `OutcomeUnknown`, or was cancelled, is
-repeated in the background until its outcome is known. When the client has ended, the request of
-`PartitionProtocol.leave` is sent last, after the outcomes of all others are known.
+repeated in the background until its outcome is known. When the client has ended, `EndClient` is sent last, after the
+outcomes of all others are known.
 """
 
 from __future__ import annotations
@@ -58,19 +58,17 @@ _RESTORING = (r.Restore, r.RestoreBlock, r.RestoreColumnBatch, r.FinishRestore)
 @dataclass(frozen=True, slots=True)
 class PartitionProtocol:
     """The protocol of one kind of partitions. `numbered`: the requests that change rows. `reads`: the requests that
-    change nothing. `leave(client, ended)`: the request that releases a client that has ended; None if none is sent."""
+    change nothing."""
 
     numbered: frozenset[type]
     reads: frozenset[type]
     decode: Callable[[bytes], Any]
-    leave: Callable[[str, bool], r.StreamRequest | None]
 
 
 STREAMS = PartitionProtocol(
     frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Retry, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
     frozenset((r.Look, r.Find, r.ListDeadLetters, r.Measure, r.ReadSnapshot, r.ListUnfinished)),
     r.decode_result,
-    lambda client, ended: r.EndClient(client=client, ended=ended),
 )
 
 
@@ -327,9 +325,7 @@ class PartitionSession:
         await self._say(key, ended=True)
 
     async def _say(self, key: str, *, ended: bool) -> None:
-        request = self._calls.leave(self.client, ended)
-        if request is not None:
-            await self._settled(key, r.encode_request(request))
+        await self._settled(key, r.encode_request(r.EndClient(client=self.client, ended=ended)))
 
 
 @dataclass(frozen=True, slots=True)

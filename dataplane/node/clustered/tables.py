@@ -57,7 +57,6 @@ CALLS = PartitionProtocol(
     frozenset((r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)),
     frozenset(get_args(r.Question)),
     r.decode_result,
-    lambda client, ended: r.ForgetClients(clients=[client]) if ended else None,
 )
 
 

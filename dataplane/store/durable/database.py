@@ -37,7 +37,7 @@ Work = Callable[[sqlite3.Connection], None]
 
 APPLICATION = 0x64706C6E
 """SQLite's `application_id`: dpln."""
-FORMAT = 4
+FORMAT = 5
 """SQLite's `user_version`: the version of the tables."""
 
 _SCHEMA = """

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.errors import DataplaneError, Lost, Misuse, Rejected
+from dataplane.stream import requests as s
 from dataplane.stream.requests import CommandRefused
 from dataplane.table import requests as r
 from tests.simulation import clients
@@ -137,4 +138,4 @@ class Mourner(Client):
     """Tells the partition that a node's life is over."""
 
     def tell(self, node: bytes) -> None:
-        self.call(r.LoseTableRows(node=node), lambda answer: None)
+        self.call(s.Lose(node=node), lambda answer: None)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.batch.ref import BatchRef
+from dataplane.stream import requests as s
 from dataplane.table import requests as r
 
 COLUMNS = ("x", "y")
@@ -62,7 +63,7 @@ class Model:
             case r.DropTable():
                 self._clear(list(self.rows))
                 self.taken, self.claims = {}, {}
-            case r.LoseTableRows():
+            case s.Lose():
                 self.gone.add(command.node)
         return None
 

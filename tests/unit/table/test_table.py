@@ -14,6 +14,7 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, Rejected, SchemaMismatch
 from dataplane.replication.sessions import WINDOW
+from dataplane.stream.requests import EndClient
 from dataplane.table import requests as r
 from dataplane.table.answers import MAX_TAG_BYTES, write
 from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
@@ -173,7 +174,7 @@ def test_writes_with_an_expired_or_missing_sequence_are_refused() -> None:
         asked.run(r.Upsert(client="c", sequence=1, keys=["0"]))
     with pytest.raises(ProtocolMismatch, match="needs a sequence"):
         asked.run(r.Upsert(keys=["0"]))
-    asked.run(r.ForgetClients(clients=["c"]))
+    asked.run(EndClient(client="c", ended=True))
     asked.run(r.Upsert(client="c", sequence=1, keys=["new"]))
     assert "new" in asked.look().keys
 
