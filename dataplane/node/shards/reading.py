@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
@@ -21,7 +22,6 @@ from dataplane.batch.byte_ranges import ByteRanges, rounded, total, without
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
-from dataplane.node.shards.remote_operations import RemoteOperations
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import TransportError
 from dataplane.transport.channels import Transport
@@ -37,6 +37,7 @@ _LEAST_S = 20.0
 _SILENT_S = 3.0  # seconds after which a node that does not answer counts as gone during a read
 _AT_ONCE, _FROM_ONE = 256, 16  # the most reads at a time, and the most of these from one node
 _COPIES_TRIED = 4
+_LOOK_S = 1.0  # between pings of a node that is needed
 _PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long an overloaded node is asked again, and how often
 
 
@@ -78,6 +79,58 @@ class WantedRanges:
     @property
     def timeout_s(self) -> float:
         return _LEAST_S + total(self.ranges) / _LEAST_RATE
+
+
+class RemoteOperations:
+    """Operations that need another node. Each is aborted as soon as that node leaves the cluster or does not answer a
+    ping, even before the connection to it fails. A node is pinged every second while it is needed: if its host becomes
+    unreachable, though the node may be alive, the operations must end soon.
+
+    Invariants: an aborted operation raises TimeoutError, so it is never mistaken for a cancellation by the caller;
+    operations that have ended are forgotten.
+    """
+
+    def __init__(self, membership: Membership, answers: Callable[[bytes], Awaitable[bool]]) -> None:
+        """`answers(node)`: whether a member answers, within a few seconds."""
+        self._membership = membership
+        self._answers = answers
+        self._ends: defaultdict[bytes, set[asyncio.Timeout]] = defaultdict(set)
+        self._asking: dict[bytes, asyncio.Task[None]] = {}
+        membership.watch(self._changed)
+
+    @asynccontextmanager
+    async def needing(self, node: bytes) -> AsyncIterator[None]:
+        """A context that needs this node. Raises TimeoutError as soon as it is no member, or does not answer."""
+        async with asyncio.timeout(None) as end:
+            self._ends[node].add(end)
+            if node not in self._asking:
+                self._asking[node] = asyncio.get_running_loop().create_task(self._ask(node))
+            self._changed()
+            try:
+                yield
+            finally:
+                self._ends[node].discard(end)
+                if not self._ends[node]:
+                    del self._ends[node]
+                    self._asking.pop(node).cancel()
+
+    async def _ask(self, node: bytes) -> None:
+        """Ping this node while it is needed."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            needing = {*self._ends[node]}
+            if not await self._answers(node):
+                self._end(needing & self._ends[node])
+
+    def _changed(self) -> None:
+        for node in self._ends.keys() - self._membership.members.keys():
+            self._end(self._ends[node])
+
+    def _end(self, ends: set[asyncio.Timeout]) -> None:
+        now = asyncio.get_running_loop().time()
+        for end in ends:
+            if end.when() is None:  # it was not ended before
+                end.reschedule(now)
 
 
 class _Damaged(Exception):
