@@ -36,11 +36,6 @@ class Unavailable(Retryable):
 class Registration(ABC):
     """A member's entry, kept until it leaves or its lease expires."""
 
-    @property
-    @abstractmethod
-    def member(self) -> str:
-        """The member's name."""
-
     @abstractmethod
     async def renew(self) -> bool:
         """Keep the entry for `lease_s` from now. Returns False if it is gone; then the member must register again.

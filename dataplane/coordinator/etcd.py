@@ -28,12 +28,8 @@ TIMEOUT_S = 5.0
 
 
 class _EtcdRegistration(Registration):
-    def __init__(self, gateway: Gateway, key: str, member: str, lease: int) -> None:
-        self._gateway, self._key, self._member, self._lease = gateway, key, member, lease
-
-    @property
-    def member(self) -> str:
-        return self._member
+    def __init__(self, gateway: Gateway, key: str, lease: int) -> None:
+        self._gateway, self._key, self._lease = gateway, key, lease
 
     async def renew(self) -> bool:
         try:
@@ -192,7 +188,7 @@ class EtcdCoordinator(Coordinator):
         key = self._members + member
         put = {"key": encoded(key), "value": encoded(value), "lease": lease}
         await self._gateway.ask("kv/put", put, writes=True)
-        return _EtcdRegistration(self._gateway, key, member, lease)
+        return _EtcdRegistration(self._gateway, key, lease)
 
     async def members(self) -> Mapping[str, bytes]:
         return self._named(await self._gateway.ask("kv/range", below(self._members)))
@@ -251,7 +247,7 @@ class EtcdCoordinator(Coordinator):
         return None if found is None else _value(found.kvs)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
-        name = self._values + _checked(key)
+        name = self._values + key
         changes = await self._stream.subscribe(name)
         try:
             found = await self._gateway.ask("kv/range", {"key": encoded(name)})
@@ -269,7 +265,7 @@ class EtcdCoordinator(Coordinator):
             await self._stream.unsubscribe(changes)
 
     def _key(self, key: str) -> str:
-        return encoded(self._values + _checked(key))
+        return encoded(self._values + key)
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -285,9 +281,3 @@ def _equals(key: str, value: bytes | None) -> dict[str, Any]:
 
 def _value(pairs: Sequence[Pair]) -> bytes | None:
     return pairs[0].value if pairs else None
-
-
-def _checked(key: str) -> str:
-    if not key:
-        raise ValueError("a key has at least one character")
-    return key

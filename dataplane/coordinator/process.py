@@ -10,17 +10,100 @@ from contextlib import contextmanager
 from itertools import chain
 from weakref import WeakValueDictionary
 
+import msgspec
+
 from dataplane.coordinator.base import Coordinator, Registration, Unavailable
-from dataplane.coordinator.registry import Registry
+
+
+class _Member(msgspec.Struct):
+    value: bytes
+    lease_s: float
+    until_s: float
+    registration: int
+
+
+class Registry:
+    """The coordinator's state, without I/O or a clock: each call is atomic. The simulator puts a network before it.
+
+    The time is passed in and never goes back; each call about members first removes those whose leases have expired by
+    then. A call that changes members or values calls `members_changed()` or `value_changed(key)`.
+    """
+
+    __slots__ = ("_members", "_registration", "_values", "members_changed", "value_changed")
+
+    def __init__(self) -> None:
+        self._members: dict[str, _Member] = {}
+        self._values: dict[str, bytes] = {}
+        self._registration = 0
+        self.members_changed: Callable[[], None] = lambda: None
+        self.value_changed: Callable[[str], None] = lambda key: None
+
+    def register(self, member: str, value: bytes, lease_s: float, now: float) -> int:
+        """Register a member. Returns the number of the registration, for `renew`."""
+        self.expire(now)
+        self._registration += 1
+        self._members[member] = _Member(value, lease_s, now + lease_s, self._registration)
+        self.members_changed()
+        return self._registration
+
+    def renew(self, member: str, registration: int, now: float) -> bool:
+        """Renew the lease of a registration. Returns False if it does not exist any more."""
+        self.expire(now)
+        found = self._members.get(member)
+        if found is None or found.registration != registration:
+            return False
+        found.until_s = now + found.lease_s
+        return True
+
+    def leave(self, member: str, registration: int, now: float) -> None:
+        if self.renew(member, registration, now):
+            del self._members[member]
+            self.members_changed()
+
+    def evict(self, member: str, value: bytes, now: float) -> None:
+        """See `Coordinator.evict`."""
+        self.expire(now)
+        found = self._members.get(member)
+        if found is not None and found.value == value:
+            del self._members[member]
+            self.members_changed()
+
+    def expire(self, now: float) -> None:
+        """Remove members whose leases have expired."""
+        gone = [name for name, member in self._members.items() if member.until_s <= now]
+        for name in gone:
+            del self._members[name]
+        if gone:
+            self.members_changed()
+
+    def next_expiry(self) -> float | None:
+        """The time at which the next lease expires; None without members."""
+        return min((member.until_s for member in self._members.values()), default=None)
+
+    def members(self, now: float) -> Mapping[str, bytes]:
+        self.expire(now)
+        return {name: member.value for name, member in self._members.items()}
+
+    def values(self) -> Mapping[str, bytes]:
+        return dict(self._values)
+
+    def read(self, key: str) -> bytes | None:
+        return self._values.get(key)
+
+    def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
+        """See `Coordinator.swap`."""
+        if self._values.get(key) == expected and expected != value:
+            if value is None:
+                del self._values[key]
+            else:
+                self._values[key] = value
+            self.value_changed(key)
+        return self._values.get(key)
 
 
 class _ProcessRegistration(Registration):
     def __init__(self, now: Callable[[], tuple[Registry, float]], member: str, number: int) -> None:
         self._now, self._member, self._number = now, member, number
-
-    @property
-    def member(self) -> str:
-        return self._member
 
     async def renew(self) -> bool:
         registry, now = self._now()
@@ -99,20 +182,20 @@ class ProcessCoordinator(Coordinator):
         registry.evict(member, value, now)
 
     async def read(self, key: str) -> bytes | None:
-        return self._now()[0].read(_checked(key))
+        return self._now()[0].read(key)
 
     async def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
         registry, _ = self._now()
         if self._keep is None:
-            return registry.swap(_checked(key), expected, value)
-        lock = self._changing.setdefault(_checked(key), asyncio.Lock())
+            return registry.swap(key, expected, value)
+        lock = self._changing.setdefault(key, asyncio.Lock())
         async with lock:
             if registry.read(key) == expected != value:
                 await self._keep(key, value)
             return registry.swap(key, expected, value)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
-        with self._watched(_checked(key)) as event:
+        with self._watched(key) as event:
             last: bytes | None = None
             first = True
             while True:
@@ -143,9 +226,3 @@ class ProcessCoordinator(Coordinator):
         self._closed = True
         for event in chain.from_iterable(self._watches.values()):
             event.set()
-
-
-def _checked(key: str) -> str:
-    if not key:
-        raise ValueError("a key has at least one character")
-    return key

@@ -8,8 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dataplane.coordinator.base import Coordinator
-from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.coordinator.registry import Registry
+from dataplane.coordinator.process import ProcessCoordinator, Registry
 from dataplane.errors import Corrupt
 from tests.conformance.coordinators import CoordinatorSuite
 
@@ -33,11 +32,6 @@ async def test_a_registration_lease_expires_exactly_on_time() -> None:
     now = 13.9
     assert dict(await coordinator.members()) == {}
     assert not await registration.renew()
-
-
-async def test_an_empty_coordinator_key_is_refused() -> None:
-    with pytest.raises(ValueError, match="key"):
-        await ProcessCoordinator().read("")
 
 
 def test_the_registry_notifies_only_of_real_changes() -> None:

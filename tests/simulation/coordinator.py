@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataplane.coordinator.registry import Registry
+from dataplane.coordinator.process import Registry
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from tests.simulation.world import COORDINATOR, World
 

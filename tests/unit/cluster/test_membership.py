@@ -111,10 +111,6 @@ class _LineRegistration(Registration):
     def __init__(self, line: Line, registration: Registration) -> None:
         self._line, self._registration = line, registration
 
-    @property
-    def member(self) -> str:
-        return self._registration.member
-
     async def renew(self) -> bool:
         self._line.check()
         return await self._registration.renew()
