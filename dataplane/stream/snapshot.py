@@ -213,7 +213,7 @@ def restore_rows(partition: StreamState, state: RowsState, since: float) -> None
     partition.progress.restore(places, versions, states, tries)
     partition.progress.mark_dropped(places, dropped)
     partition.keys.restore(rows[keyed], state.keys, state.calls)
-    partition.unfinished.restore(state.begun)
+    partition.unfinished.begun.update({each.row: each for each in state.begun})
     for task, row, reason in state.reasons:
         partition.reasons[task][int(rows[row])] = reason
 

@@ -276,9 +276,6 @@ class UnfinishedRowsTable:
         """The rows among these that are in progress."""
         return [self.begun[row] for row in rows.tolist() if row in self.begun] if self.begun else []
 
-    def restore(self, begun: Sequence[Begun]) -> None:
-        self.begun.update({each.row: each for each in begun})
-
 
 def check_joined(unfinished: UnfinishedRowsTable, row: int, ref: BatchRef) -> None:
     """Raises SchemaMismatch if dense arrays of this new piece would replace those of an earlier one, or its tokens

@@ -190,9 +190,6 @@ class TableMachine(StateMachine):
         self.lost_nodes.lose(asked.node)
         self.outboxes.recount(written.nodes for written in self.table.cells.writes.values())
 
-    def _end_all(self, asked: s.EndClients) -> None:
-        self.sessions.drop([client for client in self.sessions.producers if client.startswith(asked.clients)])
-
     def _retire(self, asked: r.Retire) -> r.AnyResult:
         self.retired = self.retired or self.idle
         return r.Retired(self.retired, self.table.next)
@@ -278,6 +275,8 @@ _APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult | None]] = {
     s.Return: lambda machine, asked: machine.lost_nodes.come_back(asked.node, asked.first),
     s.OutboxReceived: lambda machine, asked: machine.outboxes.confirm(asked.node, asked.last),
     s.EndClient: lambda machine, asked: machine.sessions.drop([asked.client]),
-    s.EndClients: TableMachine._end_all,
+    s.EndClients: lambda machine, asked: machine.sessions.drop(
+        [client for client in machine.sessions.producers if client.startswith(asked.clients)]
+    ),
     r.Retire: TableMachine._retire,
 }
