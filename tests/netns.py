@@ -111,7 +111,7 @@ def _serve(pipe: Connection, name: str, path: Path, settings: dict[str, Any], cl
         except (EOFError, OSError):
             asyncio.get_running_loop().remove_reader(pipe._pipe.fileno())  # type: ignore[attr-defined]
             return
-        membership = None if node.hosts is None else node.hosts.membership
+        membership = getattr(node.hosts, "membership", None)
         pipe.send(membership is not None and membership.coordination.answers)
 
     def ready() -> None:

@@ -70,6 +70,14 @@ _STREAMS = 50  # the most streams with statistics in one message
 class Hosts:
     """One node's connection to the other hosts. The node calls `start`, `run` and `aclose`."""
 
+    # Set by `start`, before the first request of another node or client.
+    membership: Membership
+    partitions: Partitions
+    streams: ClusteredStreams
+    tables: ClusteredTables
+    fetcher: Fetcher
+    _cluster: ClusterConnection
+
     def __init__(
         self,
         config: ClusterConfig,
@@ -77,12 +85,15 @@ class Hosts:
         store: Store,
         needed: NeededShards,
         freed: Callable[[int], object],
+        observing: Telemetry,
         *,
         keeps: bool = False,
     ) -> None:
-        """`freed` is called with the size of a released large message of another node. `keeps`: as `Member.keeps`.
-        Raises OSError or ValueError for an unusable key."""
+        """`freed` is called with the size of a released large message of another node. `observing` answers other nodes
+        about this node's rings of events. `keeps`: as `Member.keeps`. Raises OSError or ValueError for an unusable
+        key."""
         self._needed = needed
+        self._observing = observing
         self._config = config
         self._keeps = keeps
         self._node = node
@@ -93,26 +104,15 @@ class Hosts:
         self._transports: list[Transport] = []
         self._offers = Offers(node, store, self._transports, self)
         self._inline_bytes = 0
-        self._cluster: ClusterConnection | None = None
-        self.membership: Membership | None = None
         self.graphs: Callable[[], dict[str, Any]] = dict
         """Returns the reports of this node's clients about their performance."""
-        self.partitions: Partitions | None = None
-        """The partitions of streams and tables here, once it has started."""
         self._retained = RetainedShards(needed)
         self._keeping = None if store.persistence is None else PartitionStorage(store.persistence)
         self._era: Era | None = None
         self._columns = None
         if self._keeping is not None:
             self._columns = DurableColumns(self._keeping, needed, self._retained)
-        self.streams: ClusteredStreams | None = None
-        """The streams of the cluster, once it has started."""
-        self.tables: ClusteredTables | None = None
-        """The tables of the cluster, once it has started."""
         self._choice = TransportChoice(())
-        self.observing: Telemetry | None = None
-        """Answers other nodes about this node's rings of events, once it has started."""
-        self.fetcher: Fetcher | None = None
         self.measured: Callable[[], dict[str, Any]] = dict
         """Returns the statistics of the whole node, which sets this."""
 
@@ -123,10 +123,10 @@ class Hosts:
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
 
     def member(self, node: bytes) -> bool:
-        return self.membership is not None and node in self.membership.members
+        return node in self.membership.members
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        return None if self.fetcher is None else self.fetcher.copy(owner, shard)
+        return self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:
         """Listen. Raises OSError; ValueError if the package that `join` needs is not installed."""
@@ -177,7 +177,6 @@ class Hosts:
 
     async def run(self) -> None:
         """Take part in the cluster until cancelled. Raises Rejected if this node is not admitted."""
-        assert self._cluster is not None, "it has been started"
         running = [asyncio.ensure_future(self._cluster.run())]
         if self._era is not None:
             running.append(asyncio.ensure_future(self._era.run()))
@@ -194,8 +193,6 @@ class Hosts:
     async def others_graphs(self) -> list[dict[str, Any]]:
         """The performance reports of the other nodes' clients, as `clients.graphs_of`, except of nodes that do
         not answer."""
-        if self.membership is None:
-            return []
         others = [member for node, member in self.membership.members.items() if node != self._node]
 
         async def ask(member: Member) -> list[dict[str, Any]]:
@@ -210,7 +207,7 @@ class Hosts:
 
     async def figures_of(self, request: ReadStats | ListStreams) -> Figures:
         """The statistics of another member. Raises PeerUnavailable if it is not a member or does not answer."""
-        member = None if self.membership is None else self.membership.members.get(request.node)
+        member = self.membership.members.get(request.node)
         if member is None:
             node = request.node[:16].hex()
             raise PeerUnavailable(f"node {node} is no member of this cluster", address=node)
@@ -218,7 +215,6 @@ class Hosts:
         return await self._peers.request(member, asked, Figures, _FIGURES_S)
 
     def _changed(self) -> None:
-        assert self.membership is not None
         before, self._known = self._known, dict(self.membership.members)
         gone = before.keys() - self._known.keys()
         there = {member.address for member in self._known.values()}
@@ -227,7 +223,6 @@ class Hosts:
         self._offers.gone(gone)
 
     def _ended(self, node: str, before_s: float) -> None:
-        assert self.fetcher is not None
         self.fetcher.replicas.gone(bytes.fromhex(node))
 
     # requests of other nodes
@@ -235,24 +230,23 @@ class Hosts:
     def _answer(self, request: Any) -> Message | Awaitable[Message]:
         match request:
             case PartitionFrame():
-                if self.partitions is not None:
-                    self.partitions.receive(request)
+                self.partitions.receive(request)
             case pm.DescribeShards():
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
-            case pm.TakeReplicas() if self.fetcher is not None:
+            case pm.TakeReplicas():
                 return self.fetcher.replicas.take(request)
-            case pm.FreeReplicas() if self.fetcher is not None:
+            case pm.FreeReplicas():
                 self.fetcher.replicas.free(request.node, request.parts)
-            case pm.FindReplicas() if self.fetcher is not None:
+            case pm.FindReplicas():
                 return self.fetcher.replicas.found(request)
             case pm.Offer():
                 return self._offers.offer(request)
             case pm.Withdraw():
                 self._offers.withdraw(request)
-            case ReadClock() | ListRings() | ReadRing() if self.observing is not None:
-                return self.observing.answer(request)
+            case ReadClock() | ListRings() | ReadRing():
+                return self._observing.answer(request)
             case ReadStats(about="graphs"):
                 return Figures(request.id, {"nodes": [self.graphs()]})
             case pm.RetainParts():
@@ -260,18 +254,18 @@ class Hosts:
                     raise ProtocolMismatch(f"links to {len(request.shards)} shards")
                 links = self._store.owners.retain(links_of(request.shards), holder="another node's client")
                 return pm.Linked(request.id, links)
-            case pm.RetainReplicas() if self.fetcher is not None:
+            case pm.RetainReplicas():
                 self.fetcher.replicas.retain(request)
             case pm.FreeParts():
                 return pm.PartsFreed(request.id, self._free(request.parts))
             case ReadStats():
                 return Figures(request.id, self.measured())
-            case ListStreams() if self.streams is not None:
+            case ListStreams():
                 return Figures(request.id, self.streams.figures(request.after, _STREAMS))
-            case pm.LedTables() if self.tables is not None:
+            case pm.LedTables():
                 return self.tables.answer(request)
             case _:
-                answer = None if self.streams is None else self.streams.answer(request)
+                answer = self.streams.answer(request)
                 if answer is not None:
                     return answer
         return Done(getattr(request, "id", 0))
@@ -279,7 +273,7 @@ class Hosts:
     async def observed(self, request: ReadClock | ListRings | ReadRing) -> Reply:
         """Another node's rings, or its clock compared with this one's by the shortest of several round trips. Raises
         PeerUnavailable, and the errors of that node."""
-        member = None if self.membership is None else self.membership.members.get(request.node)
+        member = self.membership.members.get(request.node)
         if member is None:
             raise PeerUnavailable(f"node {request.node.hex()} is not in the cluster", address="")
         trips: list[tuple[int, int, int]] = []
@@ -327,16 +321,14 @@ class Hosts:
         (requests, and frames of partitions), and requests from them."""
         peers, fetcher = self._peers, self.fetcher
         return {
-            "fetched_bytes": 0 if fetcher is None else fetcher.fetched_bytes,
+            "fetched_bytes": fetcher.fetched_bytes,
             "sent_bytes": self._inline_bytes + self._offers.sent_bytes,
-            "copies": 0 if fetcher is None else fetcher.copies,
+            "copies": fetcher.copies,
             "asked": peers.asked + peers.posted,
             "answered": peers.answered,
         }
 
     def figures(self) -> dict[str, Any]:
-        if self.membership is None:
-            return {}
         roles = self._roles()
         members = {
             node.hex(): {
@@ -354,15 +346,13 @@ class Hosts:
     def roles(self) -> dict[str, dict[str, int]]:
         """The partitions that this node `leads` and `follows`, each with the epoch of its configuration."""
         roles: dict[str, dict[str, int]] = {"leads": {}, "follows": {}}
-        for hosted in () if self.partitions is None else self.partitions.replicas:
+        for hosted in self.partitions.replicas:
             leads = hosted.configuration.leader[0] == self._node.hex()
             roles["leads" if leads else "follows"][hosted.partition] = hosted.configuration.epoch
         return roles
 
     def _roles(self) -> dict[str, dict[str, dict[str, int]]]:
         """By role and node, the partitions that this node knows and the epochs of their configurations."""
-        if self.partitions is None:
-            return {}
         leads: dict[str, dict[str, int]] = {}
         follows: dict[str, dict[str, int]] = {}
         for partition, configuration in self.partitions.configurations().items():
@@ -375,19 +365,11 @@ class Hosts:
     async def aclose(self, within_s: float | None = None) -> None:
         """Leave the cluster. Idempotent. Raises the last error, and TimeoutError after `within_s` seconds; every part
         is closed in any case."""
-        opened = (
-            self._columns,
-            self.tables,
-            self.streams,
-            self.partitions,
-            self._offers,
-            self._peers,
-            self._offers,  # those that were requested meanwhile
-            self.fetcher,
-            self._cluster,
-            *self._transports,
+        names = (
+            "_columns tables streams partitions _offers _peers _offers fetcher _cluster"  # offers made meanwhile too
         )
-        await close_each(*[part.aclose for part in opened if part is not None], within_s=within_s)
+        parts = [getattr(self, name, None) for name in names.split()]  # it may not have started
+        await close_each(*[part.aclose for part in (*parts, *self._transports) if part is not None], within_s=within_s)
 
 
 def _machine() -> str:

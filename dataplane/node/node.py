@@ -126,7 +126,8 @@ class NodeServer:
 
         if durable and cluster.seeds and cluster.seed_dir is None:
             cluster = replace(cluster, seed_dir=self.config.data_dir)  # durable streams need etcd's data too
-        hosts = Hosts(cluster, self.id, self._store, self._needed, self._trimming.freed, keeps=durable)
+        freed, observing = self._trimming.freed, self._observing
+        hosts = Hosts(cluster, self.id, self._store, self._needed, freed, observing, keeps=durable)
         hosts.graphs = self._graphs
         hosts.measured = self.figures
         return hosts
@@ -260,8 +261,7 @@ class NodeServer:
     def figures(self) -> dict[str, Any]:
         """The node's statistics, as plain values."""
         clustered = self._clustered
-        streams = self._streams if clustered is None or clustered.streams is None else clustered.streams
-        tables = self._tables if clustered is None or clustered.tables is None else clustered.tables
+        streams, tables = (self._streams, self._tables) if clustered is None else (clustered.streams, clustered.tables)
         return {
             **self._own_figures(),
             "streams": streams.figures(most=_STREAMS),
@@ -271,8 +271,7 @@ class NodeServer:
         }
 
     def _graphs(self) -> dict[str, Any]:
-        fetcher = None if self.hosts is None else self.hosts.fetcher
-        return graphs_of(self.id, self._clients, 0.0 if fetcher is None else fetcher.reading.under_way_s)
+        return graphs_of(self.id, self._clients, 0.0 if self.hosts is None else self.hosts.fetcher.reading.under_way_s)
 
     def _own_figures(self) -> dict[str, Any]:
         """The statistics of the node without streams and tables."""

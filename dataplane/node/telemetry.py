@@ -186,9 +186,7 @@ class Telemetry:
         self._hosts = hosts
         self._clustered = clustered
         if hosts is not None:
-            hosts.observing = self
-            if hosts.fetcher is not None:
-                hosts.fetcher.reading.timed = self.timed
+            hosts.fetcher.reading.timed = self.timed
 
     def export(self, host: str, port: int) -> None:
         """Serve `/metrics` at this address. Raises OSError if that is not possible, ValueError if `prometheus_client`
@@ -251,7 +249,7 @@ class Telemetry:
     def _watch_leaders(self) -> None:
         """Count the partitions that this node leads after another node led them."""
         hosts = self._hosts
-        if hosts is None or hosts.partitions is None or hosts.membership is None:
+        if hosts is None:
             return
         led: dict[str, bool] = {}
         leaders: dict[str, str] = {}
@@ -298,7 +296,7 @@ class Telemetry:
             "latencies": self.latencies.values(),
             "missed_events": self._missed,
         }
-        if hosts is not None and hosts.membership is not None:
+        if hosts is not None:
             self._watch_leaders()
             values |= {
                 "led": sum(self._led.values()),

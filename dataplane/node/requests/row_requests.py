@@ -37,7 +37,7 @@ class RowRequests:
         self._staged = staged
         self._channel = channel
         node, store, clustered = services.node, services.store, services.clustered
-        service = services.streams if clustered is None or clustered.streams is None else clustered.streams
+        service = services.streams if clustered is None else clustered.streams
         shared = None if clustered is None else clustered.tables
         self._streams = StreamClient(service, staged, channel.room, owner=client)
         self._tables: LocalTableClient | TableClient

@@ -272,7 +272,7 @@ class ShardRequests:
     def _fetcher(self, node: bytes, why: str) -> Fetcher:
         """The fetcher of shards. Raises OwnerDied if this node is in no cluster, with the message `why`, in which
         `node` replaces the braces."""
-        if self._hosts is None or self._hosts.fetcher is None:
+        if self._hosts is None:
             raise OwnerDied(why.format(node.hex()), node=node.hex())
         return self._hosts.fetcher
 
@@ -306,7 +306,7 @@ class ShardRequests:
         self, copies: Sequence[int], chunks: Sequence[sm.ChunkPart], deadline: Deadline
     ) -> AbstractAsyncContextManager[None]:
         """A context in which copies are computed here from their deltas where possible, rather than fetched."""
-        if self._hosts is None or self._hosts.fetcher is None or not any(steps for _, steps in chunks):
+        if self._hosts is None or not any(steps for _, steps in chunks):
             return nullcontext()
         steps = [(number, steps) for number, (_, steps) in zip(copies, chunks, strict=True)]
         return self._hosts.fetcher.patching.ready(steps, deadline)
@@ -315,7 +315,7 @@ class ShardRequests:
         bound("request for so many shards", pm.MAX_SHARDS, len(request.shards))
         if not request.shards or request.replicas < 2:
             raise ProtocolMismatch(f"{request.replicas} replicas of {len(request.shards)} shards")
-        if self._hosts is None or self._hosts.fetcher is None:
+        if self._hosts is None:
             what = "nodes of the cluster"
             raise LimitExceeded(
                 f"replicas={request.replicas}, and this node is in no cluster: leave it out, or use --seeds",

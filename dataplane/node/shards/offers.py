@@ -14,7 +14,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline
@@ -25,6 +25,9 @@ from dataplane.store.store import Store
 from dataplane.transport.base import Memory, SendsFiles
 from dataplane.transport.channels import Transport
 from dataplane.wire import peer_messages as pm
+
+if TYPE_CHECKING:
+    from dataplane.node.hosts import Hosts
 
 MAX_OFFERS = 48
 """Shards that other nodes read at a time: with four streams each, fewer than the connections that tcp accepts."""
@@ -58,20 +61,10 @@ class _Offer:
     undo: AsyncExitStack
 
 
-class Others(Protocol):
-    """The members, and the copies of other nodes' shards, as one node knows them."""
-
-    def member(self, node: bytes) -> bool:
-        """Whether this is a member."""
-
-    def copy(self, owner: bytes, shard: int) -> int | None:
-        """The local number of a shard that is here as a whole, or None."""
-
-
 class Offers:
-    """The offers of one node."""
+    """The offers of one node. `others` knows the members, and the copies of other nodes' shards."""
 
-    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], others: Others) -> None:
+    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], others: Hosts) -> None:
         self._node = node
         self._store = store
         self._transports = transports
