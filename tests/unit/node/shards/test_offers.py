@@ -14,8 +14,7 @@ import xxhash
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, Freed, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards import offers
-from dataplane.node.shards.offers import Offers
-from dataplane.node.shards.sources import SHARED
+from dataplane.node.shards.offers import SHARED, Offers
 from dataplane.store.store import Store
 from dataplane.transport.base import TransportError
 from dataplane.transport.tcp import Tcp

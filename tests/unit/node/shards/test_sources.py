@@ -11,7 +11,7 @@ from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.node.shards import needed_shards
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.shards.sources import Sources
+from dataplane.node.shards.offers import Sources
 from tests.cases import each_case
 from tests.unit.store.stores import content, layout, moving
 
