@@ -9,16 +9,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from dataplane.background_tasks import BackgroundTasks
-from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Unavailable
 from dataplane.errors import DataplaneError, Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
-from dataplane.node.clustered.column_holders import ColumnHolders, Keep, RetainedClaim
+from dataplane.node.clustered.column_holders import ColumnHolders, Keep
 from dataplane.node.clustered.open_streams import ClusteredStream, OpenStreams, encode_settings, token_of
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.retries import patiently
@@ -70,7 +69,9 @@ class ClusteredStreams:
         me = partitions.members.me
         self.partitions = partitions
         self.streams = OpenStreams(partitions.directory)
+        self.find, self.named = self.streams.find, self.streams.named
         self.holders = ColumnHolders(node, retained, partitions.members, peers, keep)
+        self.claim = self.holders.claim
         self._retained = retained
         self._me = f"{me}/{life}"
         self._numbers = itertools.count(1)
@@ -96,27 +97,10 @@ class ClusteredStreams:
     def forget(self, client: str) -> None:
         self._owners.pop(client, None)
 
-    async def claim(
-        self,
-        partition: str,
-        ref: BatchRef,
-        copies: Iterable[bytes] = (),
-        until: Deadline | None = None,
-        *,
-        rows: int = 0,
-    ) -> RetainedClaim:
-        return await self.holders.claim(partition, ref, copies, until, rows=rows)
-
     # whole streams
 
     async def open(self, name: str, settings: StreamSettings | None) -> ClusteredStream:
         return await patiently(lambda: self.streams.open(name, settings))
-
-    def find(self, token: bytes) -> ClusteredStream:
-        return self.streams.find(token)
-
-    def named(self, token: bytes) -> ClusteredStream | None:
-        return self.streams.named(token)
 
     async def prepare(self, name: str, settings: StreamSettings, mark: str) -> Restoring:
         followers, encoded = max(1, settings.replicas - 1), encode_settings(settings)

@@ -18,7 +18,7 @@ import msgspec
 from dataplane.clock import Deadline
 from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
 from dataplane.node.sessions import checks
-from dataplane.node.sessions.interface import On, OpenedStream, StreamService, StreamSession
+from dataplane.node.sessions.interface import OpenedStream, StreamService, StreamSession
 from dataplane.stream import requests as r
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -47,12 +47,11 @@ class _LastGrant:
 
 
 class Deliveries:
-    """See the module. `on`, `room`: see `StreamClient`."""
+    """See the module. `room`: see `StreamClient`."""
 
-    def __init__(self, service: StreamService, session: StreamSession, on: On, room: Room) -> None:
+    def __init__(self, service: StreamService, session: StreamSession, room: Room) -> None:
         self._service = service
         self._session = session
-        self._on = on
         self._room = room
         self._members: dict[_Member, _LastGrant] = {}
 
@@ -100,7 +99,7 @@ class Deliveries:
             return f"{self._session.client} {_queue(asked)}"
 
         try:
-            shown = await self._on(
+            shown = await self._service.on(
                 stream, lambda at: self._session.ask(at, asked, r.CandidateRows, deadline, waits=queue)
             )
         except NotReady:
@@ -132,7 +131,7 @@ class Deliveries:
             return given
 
         try:
-            return await self._on(stream, consume)
+            return await self._service.on(stream, consume)
         except NotReady:
             if not waits:
                 raise NotReady("others have taken these rows", stream=stream.name, task=asked.task) from None

@@ -10,7 +10,7 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, LeaseExpired, ProtocolMismatch
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.sessions import checks
-from dataplane.node.sessions.interface import On, OpenedStream, StreamService, StreamSession
+from dataplane.node.sessions.interface import OpenedStream, StreamService, StreamSession
 from dataplane.stream import requests as r
 from dataplane.stream.admission import AppendSize
 from dataplane.wire import row_messages as rm
@@ -27,13 +27,12 @@ class Ticket(NamedTuple):
 
 
 class Permits:
-    """The permits of one client, by number, until each is used or given back. `on`: see `StreamClient`."""
+    """The permits of one client, by number, until each is used or given back."""
 
-    def __init__(self, service: StreamService, session: StreamSession, on: On) -> None:
+    def __init__(self, service: StreamService, session: StreamSession) -> None:
         self._service = service
         self._local = service if isinstance(service, LocalStreams) else None
         self._session = session
-        self._on = on
         self._tickets: dict[int, Ticket] = {}
         self._numbers = itertools.count(1)
 
@@ -90,13 +89,13 @@ class Permits:
         OutcomeUnknown."""
         if request.key:
             asked = r.Find(keys=[request.key], digest=request.digest)
-            found = await self._on(stream, lambda at: self._session.ask(at, asked, r.FoundRows))
+            found = await self._service.on(stream, lambda at: self._session.ask(at, asked, r.FoundRows))
             if (found.rows >= 0).all():
                 return 0
         if not stream.settings.limited:
             return self._keep(Ticket(stream))
         wanted = r.Admit(rows=request.rows, nbytes=request.nbytes, version=request.version)
-        return self._keep(await self._on(stream, lambda at: self.let_in(stream, at, wanted, deadline)))
+        return self._keep(await self._service.on(stream, lambda at: self.let_in(stream, at, wanted, deadline)))
 
     async def let_in(self, stream: OpenedStream, partition: Any, wanted: r.Admit, deadline: Deadline) -> Ticket:
         def late(admitted: r.AdmitResult) -> None:

@@ -79,8 +79,8 @@ class StreamClient:
         self._session = service.session(owner)
         self._on = service.on
         self._restores = Restores(self._session, service)
-        self.permits = Permits(service, self._session, self._on)
-        self._deliveries = Deliveries(service, self._session, self._on, room)
+        self.permits = Permits(service, self._session)
+        self._deliveries = Deliveries(service, self._session, room)
 
     @property
     def alone(self) -> bool:

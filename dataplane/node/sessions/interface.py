@@ -176,12 +176,6 @@ class StreamService(Protocol):
         """Give up a restoration."""
 
 
-class On(Protocol):
-    """Does `work` with the partition of a stream or, if that is lost, with its successor. Raises Closed."""
-
-    def __call__(self, stream: OpenedStream, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]: ...
-
-
 def happened(claims: Sequence[ColumnClaim], outcome: Outcome) -> None:
     """End the claims of an append or extend by its outcome: as taken, or by a release if it was refused."""
     refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.AppendResult) and not outcome.new)
