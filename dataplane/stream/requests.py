@@ -103,18 +103,9 @@ class Extend(StreamRequest, frozen=True, tag=4, kw_only=True):
     nodes: tuple[bytes, ...] = ()
 
 
-class Consume(StreamRequest, frozen=True, tag=5, kw_only=True):
-    """Lease rows to a task. Answered by `Delivered`, or refused with `NotReady`. `chosen`, `expired`: the choice of a
-    sampler that ran in the client, in place of `sampler`. `after`: see `lease.Who`."""
+class AsMember(StreamRequest, frozen=True, kw_only=True):
+    """Base class of requests of a consumer, which may be a replica of a member. `after`: see `lease.Who`."""
 
-    task: str
-    columns: tuple[str, ...]
-    rows: int
-    min_rows: int = 1
-    sampler: BuiltIn | None = Fifo()
-    chosen: Index = _NONE
-    expired: Index = _NONE
-    lease_s: float = 60.0
     member: str = ""
     replica: int | None = None
     replicas: int = 0
@@ -124,6 +115,20 @@ class Consume(StreamRequest, frozen=True, tag=5, kw_only=True):
     def who(self) -> Who:
         """The requester. Raises Misuse for an invalid replica."""
         return Who(self.client, self.member, self.replica, self.replicas, self.after)
+
+
+class Consume(AsMember, frozen=True, tag=5, kw_only=True):
+    """Lease rows to a task. Answered by `Delivered`, or refused with `NotReady`. `chosen`, `expired`: the choice of a
+    sampler that ran in the client, in place of `sampler`."""
+
+    task: str
+    columns: tuple[str, ...]
+    rows: int
+    min_rows: int = 1
+    sampler: BuiltIn | None = Fifo()
+    chosen: Index = _NONE
+    expired: Index = _NONE
+    lease_s: float = 60.0
 
 
 class Open(StreamRequest, frozen=True, tag=6, kw_only=True):
@@ -227,7 +232,7 @@ class OutboxReceived(StreamRequest, frozen=True, tag=22, kw_only=True):
     last: int
 
 
-class Look(StreamRequest, frozen=True, tag=27, kw_only=True):
+class Look(AsMember, frozen=True, tag=27, kw_only=True):
     """Ask for at most `most` candidates of a sampler if something changed since `seen` (-1: in any case); otherwise
     it is refused with `NotReady`. Answered by `CandidateRows`, without rows if a grant of the member waits for this
     replica."""
@@ -238,15 +243,6 @@ class Look(StreamRequest, frozen=True, tag=27, kw_only=True):
     lengths: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     seen: int = -1
-    member: str = ""
-    replica: int | None = None
-    replicas: int = 0
-    after: int | None = None
-
-    @property
-    def who(self) -> Who:
-        """As `Consume.who`."""
-        return Who(self.client, self.member, self.replica, self.replicas, self.after)
 
 
 class Find(StreamRequest, frozen=True, tag=28, kw_only=True):
