@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, DataplaneError, LeaseExpired, Misuse, Rejected
+from dataplane.errors import DataplaneError, LeaseExpired, Misuse, Rejected
 from dataplane.replication.outbox import LostNodes, Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream import commands as c
@@ -322,9 +322,7 @@ class ReplicatedStream:
             self._begin(*self._first)
             self.began()
             return
-        found = open_sealed(state)
-        if found.name != self.name:
-            raise Corrupt(f"a snapshot of the stream {found.name!r}, and this is {self.name!r}")
+        found = open_sealed(state, self.name, SavedStreamState)
         leased, sessions = LeasedRows(found.head.settings, self._released, mark=found.head.mark), Sessions()
         partition = leased.partition
         with refused(f"a snapshot of the stream {self.name!r} that no replica made"):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import xxhash
@@ -23,6 +24,7 @@ from dataplane.stream.pieces import Begun
 from dataplane.stream.settings import StreamSettings
 
 Value = str | int | float | bool | None
+S = TypeVar("S", bound=Any)
 
 _MAGIC = b"dpstream\x06"  # the last byte is the version
 _SUM = 8
@@ -113,9 +115,8 @@ class SavedStreamState(msgspec.Struct, array_like=True):
     ended: list[int]
 
 
-encode_rows = _encode = msgspec.msgpack.Encoder(order="sorted").encode
+encode_rows = msgspec.msgpack.Encoder(order="sorted").encode
 decode_rows = msgspec.msgpack.Decoder(RowsState).decode
-_decode = msgspec.msgpack.Decoder(SavedStreamState).decode
 
 
 @contextmanager
@@ -127,31 +128,24 @@ def refused(what: str) -> Iterator[None]:
         raise Corrupt(f"{what}: {error}") from error
 
 
-def seal(state: SavedStreamState) -> bytes:
-    """The bytes of a state."""
-    return with_checksum(_MAGIC, _encode(state))
-
-
-def open_sealed(data: bytes) -> SavedStreamState:
-    """The state with these bytes. Raises Corrupt, also for another version."""
-    body = checked_body(_MAGIC, data, "a stream's partition")
-    with refused("this is no snapshot of a stream's partition"):
-        return _decode(body)
-
-
-def with_checksum(magic: bytes, body: bytes) -> bytes:
-    """The body after the magic bytes, the last of which is a version, and a checksum."""
+def seal(state: Any, magic: bytes = _MAGIC, order: Literal["sorted"] | None = "sorted") -> bytes:
+    """The bytes of a state: the magic bytes, the last of which is a version, a checksum, and the encoded state, with
+    the entries of dicts in this order or as they are."""
+    body = msgspec.msgpack.encode(state, order=order)
     return magic + xxhash.xxh3_64_digest(body) + body
 
 
-def checked_body(magic: bytes, data: bytes, what: str) -> bytes:
-    """The body of `with_checksum`. Raises Corrupt, also for another version. `what`: the name of its content in the
-    error."""
+def open_sealed(data: bytes, name: str, kind: type[S], what: str = "stream", magic: bytes = _MAGIC) -> S:
+    """The state of the stream or table (`what`) of this name. Raises Corrupt, also for another version."""
     start = len(magic) + _SUM
     if not data.startswith(magic[:-1]):
-        raise Corrupt(f"this is no snapshot of {what}")
+        raise Corrupt(f"this is no snapshot of a {what}'s partition")
     if not data.startswith(magic):
         raise Corrupt(f"a snapshot of version {data[len(magic) - 1 : len(magic)].hex()}; this reads {magic[-1:].hex()}")
     if xxhash.xxh3_64_digest(data[start:]) != data[len(magic) : start]:
-        raise Corrupt(f"a snapshot of {what} whose bytes are not those that were written")
-    return data[start:]
+        raise Corrupt(f"a snapshot of a {what}'s partition whose bytes are not those that were written")
+    with refused(f"this is no snapshot of a {what}'s partition"):
+        state: S = msgspec.msgpack.decode(data[start:], type=kind)
+    if state.name != name:
+        raise Corrupt(f"a snapshot of the {what} {state.name!r}, and this is {name!r}")
+    return state

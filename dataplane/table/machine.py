@@ -27,6 +27,7 @@ from dataplane.stream import requests as s
 from dataplane.stream.packing import pack, unpack
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, Succeeded
 from dataplane.stream.results import held_rows
+from dataplane.stream.snapshot_format import open_sealed, refused, seal
 from dataplane.table import answers, write_effects
 from dataplane.table import replica_state as state
 from dataplane.table import requests as r
@@ -226,7 +227,7 @@ class TableMachine(StateMachine):
     # The state as bytes
 
     def snapshot(self) -> bytes:
-        return state.seal(
+        return seal(
             state.SavedTableState(
                 name=self.name,
                 there=self.there,
@@ -236,7 +237,9 @@ class TableMachine(StateMachine):
                 lost_nodes=self.lost_nodes.state(),
                 outboxes=self.outboxes.state(),
                 sessions=self.sessions.snapshot(),
-            )
+            ),
+            state.MAGIC,
+            order=None,
         )
 
     def restore(self, data: bytes) -> None:
@@ -244,8 +247,8 @@ class TableMachine(StateMachine):
         self.forget()
         if not data:
             return
-        found = state.open_sealed(data, self.name)
-        with state.believing_nothing(self.name):
+        found = open_sealed(data, self.name, state.SavedTableState, "table", state.MAGIC)
+        with refused(f"a snapshot of the table {self.name!r} that no replica made"):
             self.table.restore(found.table)
             self.sessions.restore(found.sessions)
         self.there, self.retired, self.changes = found.there, found.retired, found.changes

@@ -6,18 +6,15 @@ encoded. The bytes begin with a version and a checksum.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import Any
 
 import msgspec
 
 from dataplane.batch.field import Field
-from dataplane.errors import Corrupt
 from dataplane.replication.outbox import OutboxState
 from dataplane.stream.packing import PackedIntegers
-from dataplane.stream.snapshot_format import checked_body, refused, with_checksum
 
-_MAGIC = b"dptables\x01"  # the last byte is the version
+MAGIC = b"dptables\x01"  # the last byte is the version
 
 
 class ColumnState(msgspec.Struct, array_like=True):
@@ -72,27 +69,3 @@ class SavedTableState(msgspec.Struct, array_like=True):
     lost_nodes: list[tuple[bytes, int]]
     outboxes: list[OutboxState]
     sessions: bytes
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(SavedTableState).decode
-
-
-def seal(state: SavedTableState) -> bytes:
-    """The encoded state, with version and checksum."""
-    return with_checksum(_MAGIC, _encode(state))
-
-
-def open_sealed(data: bytes, name: str) -> SavedTableState:
-    """The decoded state. Raises Corrupt if the bytes are invalid, or of another table or version."""
-    body = checked_body(_MAGIC, data, "a table's partition")
-    with believing_nothing(name):
-        state = _decode(body)
-    if state.name != name:
-        raise Corrupt(f"a snapshot of the table {state.name!r}, and this is {name!r}")
-    return state
-
-
-def believing_nothing(name: str) -> AbstractContextManager[None]:
-    """A context that raises Corrupt in place of the errors that an invalid state causes."""
-    return refused(f"a snapshot of the table {name!r} that no replica made")

@@ -33,7 +33,7 @@ from dataplane.stream.page import PAGE
 from dataplane.stream.rows import StreamRows
 from dataplane.stream.sampler import CompleteGroups
 from dataplane.stream.settings import StreamSettings
-from dataplane.stream.snapshot_format import ColumnsState, open_sealed, seal
+from dataplane.stream.snapshot_format import ColumnsState, SavedStreamState, open_sealed, seal
 from tests.cases import each_case
 from tests.unit.stream.example_streams import stored
 
@@ -322,7 +322,7 @@ def _hold(hold: PackedIntegers) -> Callable[[ColumnsState], None]:
 def test_a_snapshot_with_columns_that_contradict_each_other_is_corrupt(part: Partition, changed: Any) -> None:
     part.append(3)
     before = part.leader.snapshot()
-    state = open_sealed(before)
+    state = open_sealed(before, "s", SavedStreamState)
     assert seal(state) == before
     changed(state.columns)
     with pytest.raises(Corrupt):
