@@ -19,9 +19,6 @@ _numbers = itertools.count(1)
 """Numbers of tickets, unique among all streams and all `Admission` objects of one stream."""
 
 
-LET_IN = -1
-"""In place of a ticket, for rows of an unreplicated stream that were checked to fit in the same step."""
-
 LAG = "max_lag"
 """The limit that does not hold back older rows."""
 

@@ -22,7 +22,7 @@ from dataplane.errors import Backpressure, DataplaneError, LeaseExpired, Misuse,
 from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
-from dataplane.stream.admission import LET_IN, AppendSize
+from dataplane.stream.admission import AppendSize
 from dataplane.stream.extension import replaces
 from dataplane.stream.lease import RowLease
 from dataplane.stream.leased_rows import LeasedRows
@@ -145,8 +145,7 @@ class StreamLeader(ReplicatedStream):
         leased.check_open()
         admitted = leased.admission.ticket(asked.ticket) if asked.ticket else None
         if admitted is None or admitted.client != asked.client:
-            let_in = self.columns is not None and asked.ticket == LET_IN
-            if leased.settings.limited and not let_in:
+            if leased.settings.limited:
                 self._ticket = self._admit(asked)
         elif not 1 <= len(asked.ref) <= admitted.rows:
             raise Misuse(f"an append of {len(asked.ref)} rows, where {admitted.rows} were admitted")

@@ -13,7 +13,7 @@ from dataplane.clock import Clock
 from dataplane.errors import Backpressure, Closed, NotReady
 from dataplane.node.partitions.waiters import Waiters, WaitingRequest
 from dataplane.stream import requests as r
-from dataplane.stream.admission import LAG, AppendSize
+from dataplane.stream.admission import LAG
 from dataplane.stream.leader import refusal
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
@@ -92,10 +92,6 @@ class UnreplicatedStream:
         full = self.leased.admission.full(self.machine.entry_of(waiting.request))
         self._no_room = self._no_room or full not in ("", LAG)  # no append passes one that waits for room
         return not full and not self._no_room
-
-    def fits(self, entry: AppendSize) -> bool:
-        """Whether an append now would be within the limits and would overtake no waiting request."""
-        return not self.leased.admission.full(entry) and not (self.waiters and self._passes_others())
 
     def _passes_others(self) -> bool:
         """Whether an append now would overtake a request that waits for room."""

@@ -94,10 +94,6 @@ class InlineRequests:
         _check(columns)
         versions = checks.int64("versions", request.versions)
         nbytes = sum(columns.nbytes)
-        if self._streams.permits.fits(request, versions, nbytes):
-            shard = self._put_now(columns)
-            if shard is not None:
-                return self._appended(request, columns, versions, 0, shard)
         admit = rm.AdmitRows(
             request.id,
             request.stream,

@@ -12,7 +12,6 @@ from dataplane.node.local.streams import LocalStreams
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import OpenedStream, StreamService, StreamSession
 from dataplane.stream import requests as r
-from dataplane.stream.admission import AppendSize
 from dataplane.wire import row_messages as rm
 
 T = TypeVar("T")
@@ -56,15 +55,6 @@ class Permits:
     def put_back(self, ticket: Ticket) -> None:
         if ticket.partition is not None:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
-
-    def fits(self, request: rm.AppendRows, versions: checks.Index, nbytes: int) -> bool:
-        """Whether these rows need no permit, because this node is in no cluster, the rows have no keys, and they fit
-        within the stream's limits now. Raises Closed, LimitExceeded, ProtocolMismatch."""
-        if self._local is None or request.keys:
-            return False
-        stream, rows = self._local.find(request.stream), len(versions)
-        _check_amount(rows, nbytes)
-        return not stream.settings.limited or stream.fits(AppendSize("", rows, nbytes, int(versions.max())))
 
     def admit_now(self, request: rm.AdmitRows, stream: OpenedStream) -> int | None:
         """A permit to append; 0 if the same append was made before, None if the request has to wait. Raises Closed,

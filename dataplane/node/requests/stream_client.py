@@ -34,7 +34,6 @@ from dataplane.node.sessions.interface import (
 )
 from dataplane.node.sessions.staged_columns import StagedColumns
 from dataplane.stream import requests as r
-from dataplane.stream.admission import LET_IN
 from dataplane.stream.pieces import RowPiece
 from dataplane.stream.statistics import labelled
 from dataplane.wire import messages as m
@@ -271,10 +270,10 @@ class StreamClient:
     ) -> rm.RowsAppended:
         """Append rows to a stream of a node outside a cluster. The columns of the rows are all of `shard`, which was
         just stored and has `nbytes` bytes of values. If the rows are refused or not new, no need of the shard is added.
-        `number`: the permit of the rows, or 0. Raises as `append_staged`."""
+        `number`: the permit of the rows. Raises as `append_staged`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
-        ticket = self.permits.use(number, stream) if number else Ticket(stream, number=LET_IN)
+        ticket = self.permits.use(number, stream)
         try:
             asked = _append_of(request, versions, ref, client=self._session.client, ticket=ticket.number)
             reply = self._local.append(stream, asked, shard, nbytes)
