@@ -104,40 +104,26 @@ class InlineRequests:
             request.digest,
             deadline.remaining_s,
         )
-        if self._streams.alone:
-            ticket = self._streams.admit_now(admit)
-            reply = None if ticket is None else self._append_now(request, columns, versions, ticket)
-            if reply is not None:
-                return reply
-        return partial(self._append_later, request, columns, admit, deadline)
+        ticket = self._streams.admit_now(admit) if self._streams.alone else None
+        if ticket == 0:
+            return _repeated(request)
+        reply = None if ticket is None else self._append_now(request, columns, versions, ticket)
+        return partial(self._append_later, request, columns, admit, deadline) if reply is None else reply
 
     def _append_now(self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int) -> m.Reply | None:
         """Append rows that were admitted. If there is no memory, their permit is given back, and None returned."""
-        if not ticket:
-            return _repeated(request)
+        shard, reply = None, None
         try:
             shard = self._put_now(columns)
-        except BaseException:
-            self._streams.permits.give_back(ticket)
-            raise
-        if shard is None:
-            self._streams.permits.give_back(ticket)
-            return None
-        return self._appended(request, columns, versions, ticket, shard)
-
-    def _appended(
-        self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int, shard: int
-    ) -> m.Reply:
-        try:
-            ref = stored(self._node, columns, shard)
-            reply = self._streams.append_stored(request, versions, ref, shard, sum(columns.nbytes), ticket)
-        except BaseException:
-            self._streams.permits.give_back(ticket)
-            self._store.free([shard])
-            raise
-        if not reply.new:
-            self._store.free([shard])
-        return reply
+            if shard is not None:
+                ref = stored(self._node, columns, shard)
+                reply = self._streams.append_stored(request, versions, ref, shard, sum(columns.nbytes), ticket)
+            return reply
+        finally:
+            if reply is None:
+                self._streams.permits.give_back(ticket)
+            if shard is not None and (reply is None or not reply.new):
+                self._store.free([shard])
 
     async def _append_later(
         self, request: rm.AppendRows, columns: rm.Inline, admit: rm.AdmitRows, deadline: Deadline
