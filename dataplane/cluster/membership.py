@@ -118,8 +118,6 @@ class Membership:
         self._over: list[Callable[[str, float], None]] = []
         self._registration: Registration | None = None
         self._registered_once = False
-        self.listed = False
-        """Whether this node was among the members that the coordinator last reported."""
         self._evictions = BackgroundTasks()
         self._bytes: tuple[Mapping[str, Member], Mapping[bytes, Member]] | None = None
 
@@ -322,7 +320,6 @@ class Membership:
                 self._evict(name)
         while len(self._missing) > MAX_MEMBERS:
             del self._missing[next(iter(self._missing))]
-        self.listed = self.me in values
         if self.me in values and not self._seen.is_set():
             self._joined_s = now
             self._seen.set()

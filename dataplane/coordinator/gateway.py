@@ -69,7 +69,6 @@ class EtcdMember(msgspec.Struct, frozen=True):
     name: str = ""
     peerURLs: list[str] = []
     clientURLs: list[str] = []
-    isLearner: bool = False
 
 
 class GatewayAnswer(msgspec.Struct, frozen=True):

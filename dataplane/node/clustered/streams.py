@@ -13,16 +13,15 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from dataplane.background_tasks import BackgroundTasks
-from dataplane.clock import Deadline
+from dataplane.clock import Deadline, monotonic
 from dataplane.coordinator.base import Unavailable
-from dataplane.errors import DataplaneError, Lost, PeerUnavailable
+from dataplane.errors import Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.column_holders import ColumnHolders, Keep
 from dataplane.node.clustered.open_streams import ClusteredStream, OpenStreams, encode_settings, token_of
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.retries import patiently
 from dataplane.node.clustered.session import PartitionSession
-from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import EPOCHS, Record
 from dataplane.node.sessions.interface import ASK_S, MAX_STREAMS, Outcome
@@ -30,7 +29,7 @@ from dataplane.stream import requests as r
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
 from dataplane.stream.settings import StreamSettings
-from dataplane.stream.statistics import Waiting, labelled
+from dataplane.stream.statistics import Waiting, figures, labelled
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
 from dataplane.wire.messages import Done, Message
@@ -189,10 +188,12 @@ class ClusteredStreams:
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
         """Statistics of at most `most` streams whose partitions are led here, those whose names come after
         `after`."""
-        led = self._led()
+        led, now = self._led(), monotonic()
         names = sorted(name for name in led if after is None or name > after)[:most]
-        measured = {name: _measured(led[name]) for name in names}
-        return {name: labelled(values, self.label) for name, values in measured.items() if values is not None}
+        return {
+            name: labelled(figures(led[name].leased, led[name].by_its_clock(now), led[name].pending()), self.label)
+            for name in names
+        }
 
     def led(self, now: float) -> list[tuple[str, str, LeasedRows, Waiting, bool, float]]:
         """For each partition led here: its key, the name of the stream, its rows, the waiting requests, whether no
@@ -210,12 +211,13 @@ class ClusteredStreams:
         """The number of streams whose partitions are led here."""
         return len(self._led())
 
-    def _led(self) -> dict[str, HostedReplica]:
+    def _led(self) -> dict[str, StreamMachine]:
+        now = monotonic()
         return {
-            hosted.machine.name: hosted
+            hosted.machine.name: hosted.machine
             for hosted in self.partitions.replicas
             if isinstance(hosted.machine, StreamMachine)
-            and hosted.replica.leads
+            and hosted.replica.serves(now)
             and (record := self.partitions.directory.records.find(hosted.machine.name)) is not None
             and record.key == hosted.partition
         }
@@ -252,11 +254,3 @@ class ClusteredStreams:
 def _lost_rows(request: rm.TakeLostRows, found: r.LostRowsResult) -> rm.LostRowsTaken:
     rows = [(key, group, version, acked) for _, key, group, version, acked in found.rows]
     return rm.LostRowsTaken(request.id, request.stream, rows)
-
-
-def _measured(hosted: HostedReplica) -> dict[str, Any] | None:
-    """The statistics of a partition led here; None if it has no leader now."""
-    answers: list[bytes | DataplaneError] = []
-    hosted.request(r.encode_request(r.Measure()), answers.append)
-    result = r.decode_result(answers[0]) if answers and isinstance(answers[0], bytes) else None
-    return result.values if isinstance(result, r.PartitionFigures) else None
