@@ -104,7 +104,7 @@ class InlineRequests:
             request.digest,
             deadline.remaining_s,
         )
-        ticket = self._streams.admit_now(admit) if self._streams.alone else None
+        ticket = self._streams.permits.admit_now(admit) if self._streams.alone else None
         if ticket == 0:
             return _repeated(request)
         reply = None if ticket is None else self._append_now(request, columns, versions, ticket)
@@ -129,7 +129,7 @@ class InlineRequests:
         self, request: rm.AppendRows, columns: rm.Inline, admit: rm.AdmitRows, deadline: Deadline
     ) -> m.Reply:
         """Append in three steps, each of which may wait: wait for the permit, put the columns, append the rows."""
-        ticket = await self._streams.admit(admit, deadline)
+        ticket = await self._streams.permits.admit(admit, deadline)
         if not ticket:
             return _repeated(request)
         scope = self._new_scope()

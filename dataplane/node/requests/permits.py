@@ -56,9 +56,10 @@ class Permits:
         if ticket.partition is not None:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
-    def admit_now(self, request: rm.AdmitRows, stream: OpenedStream) -> int | None:
+    def admit_now(self, request: rm.AdmitRows) -> int | None:
         """A permit to append; 0 if the same append was made before, None if the request has to wait. Raises Closed,
         LimitExceeded, ProtocolMismatch."""
+        stream = self._service.find(request.stream)
         _check_amount(request.rows, request.nbytes)
         if not stream.settings.limited and not (request.key and self._local is not None):
             return self._keep(Ticket(stream))
@@ -74,16 +75,17 @@ class Permits:
             return self._keep(Ticket(stream, local, local.run(wanted).ticket))
         return None
 
-    async def admit(self, request: rm.AdmitRows, stream: OpenedStream, deadline: Deadline) -> int:
+    async def admit(self, request: rm.AdmitRows, deadline: Deadline) -> int:
         """A permit to append; 0 if the same append was made before. Raises Backpressure, Closed, LimitExceeded,
         OutcomeUnknown."""
+        if (number := self.admit_now(request)) is not None:
+            return number
+        stream = self._service.find(request.stream)
         if request.key:
             asked = r.Find(keys=[request.key], digest=request.digest)
             found = await self._service.on(stream, lambda at: self._session.ask(at, asked, r.FoundRows))
             if (found.rows >= 0).all():
                 return 0
-        if not stream.settings.limited:
-            return self._keep(Ticket(stream))
         wanted = r.Admit(rows=request.rows, nbytes=request.nbytes, version=request.version)
         return self._keep(await self._service.on(stream, lambda at: self.let_in(stream, at, wanted, deadline)))
 

@@ -130,7 +130,7 @@ class StreamClient:
             case rm.AskStream():
                 return self._forward(request, stream, deadline)
             case rm.AdmitRows():
-                ticket = self.admit_now(request)
+                ticket = self.permits.admit_now(request)
                 if ticket is not None:
                     return rm.RowsAdmitted(request.id, stream.token, ticket)
                 return partial(self._answer, request, stream, deadline)
@@ -202,7 +202,7 @@ class StreamClient:
     async def _answer(self, request: Any, stream: OpenedStream, deadline: Deadline) -> m.Reply:
         match request:
             case rm.AdmitRows():
-                return rm.RowsAdmitted(request.id, stream.token, await self.permits.admit(request, stream, deadline))
+                return rm.RowsAdmitted(request.id, stream.token, await self.permits.admit(request, deadline))
             case rm.AppendRows():
                 ref = BatchRef.decode(request.ref)
                 return await self.append_staged(request, ref, request.staged, request.ticket, deadline)
@@ -232,19 +232,6 @@ class StreamClient:
         return m.Done(request.id)
 
     # appending and extending
-
-    def admit_now(self, request: rm.AdmitRows) -> int | None:
-        """See `Permits.admit_now`. Raises as `admit`."""
-        return self.permits.admit_now(request, self._service.find(request.stream))
-
-    async def admit(self, request: rm.AdmitRows, deadline: Deadline) -> int:
-        """See `Permits.admit`."""
-        number = self.admit_now(request)
-        return (
-            await self.permits.admit(request, self._service.find(request.stream), deadline)
-            if number is None
-            else number
-        )
 
     async def append_staged(
         self, request: rm.AppendRows, ref: BatchRef, scope: str, number: int, deadline: Deadline
