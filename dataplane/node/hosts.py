@@ -22,11 +22,10 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.config import ClusterConfig, environment
 from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
 from dataplane.node.clustered.durable import DurableColumns, PartitionStorage
-from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.open_streams import opening
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.streams import ClusteredStreams
-from dataplane.node.clustered.tables import ClusteredTables
+from dataplane.node.clustered.tables import ClusteredTables, machine
 from dataplane.node.partitions.era import Era
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.replicas import in_memory

@@ -13,9 +13,9 @@ otherwise it could take the epoch of an old message for the current one.
 
 from __future__ import annotations
 
+from dataplane.errors import Retryable
 from dataplane.replication.configuration import Configuration, ReplicaId
 from dataplane.replication.effects import Effect, Refuse, StoreOperation
-from dataplane.replication.errors import NotLeader
 from dataplane.replication.follower import Follower
 from dataplane.replication.leader import Leader
 from dataplane.replication.log import StoredLog
@@ -23,6 +23,17 @@ from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import AppendEntries, Install, Message, Outdated
 from dataplane.replication.settings import ReplicationSettings
 from dataplane.replication.state import State
+
+
+class NotLeader(Retryable):
+    """The refusal of a replica that does not lead the partition, or leads it and may not answer yet. Nothing was
+    changed. It is sent to the requester, never raised here.
+
+    `leader`: the node that leads the partition in `epoch`, as known to this replica. It may be the node of this
+    replica.
+    """
+
+    FIELDS = {"leader": "", "epoch": 0}
 
 
 class Replica:

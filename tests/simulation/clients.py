@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dataplane.errors import DataplaneError, LeaseExpired, Rejected
-from dataplane.replication.errors import NotLeader
+from dataplane.replication.replica import NotLeader
 from tests.simulation.machine import (
     TASKS,
     Append,

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -45,8 +45,11 @@ from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _BEYOND_S = 1.0  # the time after its deadline in which the answer to a waiting request may arrive
 _AGAIN_S = (0.5, 5.0)  # the first and the longest pause between attempts of a request that must be answered
+_PATIENCE_S, _PAUSE_S = 12.0, 0.2  # how long requests to a silent coordinator are repeated, and the pause
 _REMEMBERED = 4096  # the most acks whose outcome is not known yet
 _ADMITS = (r.Admit, r.Append)
 
@@ -359,3 +362,19 @@ def _outcome(result: bytes, request: r.StreamRequest | None, decode: Callable[[b
 async def _quietly(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
     with suppress(DataplaneError):
         await work()
+
+
+async def patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """Repeat `work`, which sends a request to the coordinator, until the coordinator answers. If it does not, raises
+    PeerUnavailable, or OutcomeUnknown if a change may have reached it."""
+    deadline = Deadline.after(_PATIENCE_S)
+    unanswered = False
+    while True:
+        try:
+            return await work()
+        except (Unavailable, OutcomeUnknown) as error:
+            unanswered = unanswered or isinstance(error, OutcomeUnknown)
+            if not deadline.remaining_s:
+                kind = OutcomeUnknown if unanswered else PeerUnavailable
+                raise kind(f"the cluster's coordinator does not answer: {error}") from error
+            await asyncio.sleep(_PAUSE_S)

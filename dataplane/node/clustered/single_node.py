@@ -18,11 +18,10 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import DELETED
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.clustered.durable import DurableColumns, PartitionStorage
-from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.open_streams import opening
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.streams import ClusteredStreams
-from dataplane.node.clustered.tables import ClusteredTables
+from dataplane.node.clustered.tables import ClusteredTables, machine
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import TABLES, decode, is_durable, kind_of, name_of
 from dataplane.node.shards.needed_shards import NeededShards

@@ -20,8 +20,7 @@ from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.column_holders import ColumnHolders, Keep
 from dataplane.node.clustered.open_streams import ClusteredStream, OpenStreams, encode_settings, token_of
 from dataplane.node.clustered.retained_shards import RetainedShards
-from dataplane.node.clustered.retries import patiently
-from dataplane.node.clustered.session import PartitionSession
+from dataplane.node.clustered.session import PartitionSession, patiently
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import EPOCHS, Record
 from dataplane.node.sessions.interface import ASK_S, MAX_STREAMS, Outcome

@@ -26,8 +26,7 @@ from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
 from dataplane.node.clustered.column_holders import ColumnHolders
 from dataplane.node.clustered.open_streams import token_of
-from dataplane.node.clustered.retries import patiently
-from dataplane.node.clustered.session import PartitionProtocol, PartitionSession
+from dataplane.node.clustered.session import PartitionProtocol, PartitionSession, patiently
 from dataplane.node.clustered.table_directory import TableDirectory, past
 from dataplane.node.local.tables import TABLES, TableRequest, checked, figures_of, not_ready
 from dataplane.node.partitions import record as kinds
@@ -35,6 +34,8 @@ from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
 from dataplane.node.sessions.interface import ASK_S, Waiting, happened
 from dataplane.node.sessions.staged_columns import StagedColumns
+from dataplane.replication.machine import StateMachine
+from dataplane.stream.machine import StreamMachine
 from dataplane.stream.requests import StreamResult, Succeeded
 from dataplane.table import answers
 from dataplane.table import requests as r
@@ -58,6 +59,12 @@ CALLS = PartitionProtocol(
     frozenset(get_args(r.Question)),
     r.decode_result,
 )
+
+
+def machine(partition: str) -> StateMachine:
+    """The state machine of a partition, before its first command: a node that is asked for a replica knows only the
+    key."""
+    return (TableMachine if kinds.kind_of(partition) == kinds.TABLES else StreamMachine)(kinds.name_of(partition))
 
 
 class ClusteredTables:

@@ -19,7 +19,7 @@ from typing import Any
 
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError, LimitExceeded, PeerUnavailable, describe, revive
-from dataplane.replication.errors import NotLeader
+from dataplane.replication.replica import NotLeader
 from dataplane.wire import partition_messages as m
 from dataplane.wire.peer import Peers
 

@@ -27,9 +27,9 @@ from dataplane.node.partitions.recruiter import Recruiter
 from dataplane.node.partitions.unconfirmed_grants import UnconfirmedGrants
 from dataplane.node.partitions.waiters import NOTHING, Done, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
-from dataplane.replication.errors import NotLeader
 from dataplane.replication.log import MemoryStorage, Storage, StoredLog
 from dataplane.replication.machine import StateMachine
+from dataplane.replication.replica import NotLeader
 from dataplane.replication.settings import ReplicationSettings
 from dataplane.wire import partition_messages as m
 

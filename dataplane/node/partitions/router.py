@@ -23,7 +23,7 @@ from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.record import called, is_durable, kind_of
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.replication.configuration import Configuration, decode
-from dataplane.replication.errors import NotLeader
+from dataplane.replication.replica import NotLeader
 from dataplane.wire import partition_messages as m
 
 Needing = Callable[[str], AbstractAsyncContextManager[object]]

@@ -18,11 +18,11 @@ from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.coordinator.base import Coordinator
-from dataplane.node.clustered.machines import machine
 from dataplane.node.clustered.open_streams import ClusteredStream, opening
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.session import PartitionSession
 from dataplane.node.clustered.streams import ClusteredStreams
+from dataplane.node.clustered.tables import machine
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.requests.stream_client import StreamClient
 from dataplane.node.sessions.staged_columns import StagedColumns

@@ -17,8 +17,7 @@ from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt, OwnerDied
 from dataplane.node.clustered.column_holders import ColumnHolders
-from dataplane.node.clustered.machines import machine
-from dataplane.node.clustered.tables import ClusteredTables
+from dataplane.node.clustered.tables import ClusteredTables, machine
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.record import Record
 from dataplane.store.live_cells import LiveCells
