@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline
@@ -25,9 +25,6 @@ from dataplane.store.store import Store
 from dataplane.transport.base import Memory, SendsFiles
 from dataplane.transport.channels import Transport
 from dataplane.wire import peer_messages as pm
-
-if TYPE_CHECKING:
-    from dataplane.node.hosts import Hosts
 
 MAX_OFFERS = 48
 """Shards that other nodes read at a time: with four streams each, fewer than the connections that tcp accepts."""
@@ -68,10 +65,20 @@ class _Offer:
     undo: AsyncExitStack
 
 
-class Offers:
-    """The offers of one node. `others` knows the members, and the copies of other nodes' shards."""
+class Others(Protocol):
+    """The members, and the copies of other nodes' shards, as one node knows them."""
 
-    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], others: Hosts) -> None:
+    def member(self, node: bytes) -> bool:
+        """Whether this is a member."""
+
+    def copy(self, owner: bytes, shard: int) -> int | None:
+        """The local number of a shard that is here as a whole, or None."""
+
+
+class Offers:
+    """The offers of one node."""
+
+    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], others: Others) -> None:
         self._node = node
         self._store = store
         self._transports = transports
