@@ -200,9 +200,8 @@ class HostedReplica:
                     self._ticket = ticket
         if self._writes and not self._writing:
             self._write()
-        if self.waiters and (effects or not self.replica.leads) and not self._serving:
-            self._serving = True
-            asyncio.get_running_loop().call_soon(self.serve)
+        if effects or not self.replica.leads:
+            self._serve_soon()
         if effects and not self._ticking and self.replica.leads:
             now = monotonic()
             due_s = self.machine.deadline(now)
@@ -275,6 +274,11 @@ class HostedReplica:
 
     # Waiting requests
 
+    def _serve_soon(self) -> None:
+        if self.waiters and not self._serving:
+            self._serving = True
+            asyncio.get_running_loop().call_soon(self.serve)
+
     def serve(self) -> None:
         """Decide the waiting requests that may be served now."""
         self._serving = False
@@ -284,8 +288,14 @@ class HostedReplica:
             for waiting in self.waiters.drain():
                 self.request(waiting.request, waiting.done)  # its error names the leader
             return
-        for waiting in self.waiters.served():
-            self.wait(waiting, first=True)
+        version, self._serving = self.machine.version, True  # a decision in vain is no reason to decide again
+        try:
+            for waiting in self.waiters.served():
+                self.wait(waiting, first=True)
+        finally:
+            self._serving = False
+        if self.machine.version != version:
+            self._serve_soon()
 
     def close(self) -> None:
         """Stop. Waiting requests are refused."""

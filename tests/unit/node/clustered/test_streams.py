@@ -22,6 +22,7 @@ from dataplane.node.clustered import session as sessions
 from dataplane.node.partitions import router, unconfirmed_grants
 from dataplane.replication.configuration import encode
 from dataplane.stream import requests as r
+from dataplane.stream.sampler import CompleteGroups
 from dataplane.wire import partition_messages as pt
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
@@ -81,6 +82,25 @@ async def test_rows_whose_delivery_answer_was_lost_are_redelivered_at_once(monke
             await far.take(4, 0.3)
         assert lost
         assert ids(await near.take(4)) == [0, 1, 2, 3]
+
+
+async def test_a_waiting_consumer_whose_sampler_judges_age_does_not_keep_the_leader_busy() -> None:
+    async with streaming(1) as (leader, _):
+        (near,) = clients([leader])
+        await near.append([0, 1], groups=["g", "g"])
+        machine, decided = leader.machine(), list[bytes]()
+        decide = machine.decide
+
+        def counted(request: bytes, term: int, now: float) -> Any:
+            decided.append(request)
+            return decide(request, term, now)
+
+        machine.decide = counted  # type: ignore[method-assign]
+        waiting = asyncio.create_task(near.take(4, sampler=CompleteGroups(4, timeout=60.0)))
+        await asyncio.sleep(0.5)
+        assert len(decided) < 30
+        await near.append([2, 3], groups=["g", "g"])
+        assert ids(await waiting) == [0, 1, 2, 3]
 
 
 async def test_a_received_delivery_is_kept_when_its_confirmation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
