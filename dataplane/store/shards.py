@@ -6,7 +6,8 @@ pin is dropped. A scope without shards does not exist. Only the store adds and r
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, cast
@@ -109,8 +110,14 @@ class Shards(dict[int, Shard]):
         return shard is not None
 
 
-_KEPT = 4096  # freed shards that are remembered
-_NAME = 120  # characters of a scope in memory
+# The last freed shards and their causes, for the errors of later readers.
+#
+# Invariant: it remembers the last `_KEPT` shards that were freed as a whole and the last `_SAYINGS` causes, in memory
+# of a fixed size. Names are copied there: a name that is kept as an object would keep its page of memory.
+
+_KEPT = 4096
+_SAYINGS, _SAYING = 128, 256  # the number of causes, and the most bytes of each
+_NAME = 120  # bytes of a name
 _HOW = {
     "free": "by plane.free of {who}",
     "scope": "with its scope by plane.free of {who}",
@@ -129,27 +136,58 @@ UNKNOWN = FreeCause("", "")
 
 
 class Freeings:
-    """The last freed shards of a store, for the errors of later readers. `cause`: the cause of the frees that come now,
-    set by the caller of the store."""
+    """The last freed shards of a store. `cause`: the cause of the frees that come now, set by the caller of the
+    store."""
 
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
         self._clock = clock
-        self._last: OrderedDict[int, tuple[float, FreeCause, str]] = OrderedDict()
+        self._numbers = array("q", [-1]) * _KEPT
+        self._times = array("d", [0.0]) * _KEPT
+        self._said = array("q", [-1]) * _KEPT
+        self._next = 0
+        self._sayings = bytearray(_SAYINGS * _SAYING)
+        self._saying = -1  # the number of the last cause
+        self._last: tuple[FreeCause, str] | None = None
 
     def note(self, number: int, scope: str) -> None:
         """Record the free of a shard that was put under this scope (empty: none)."""
-        self._last[number] = self._clock(), self.cause, scope[:_NAME]
-        if len(self._last) > _KEPT:
-            self._last.popitem(last=False)
+        if self._last is None or self._last[1] != scope or self._last[0] != self.cause:
+            self._say(scope)
+        at = self._next
+        self._numbers[at], self._times[at], self._said[at] = number, self._clock(), self._saying
+        self._next = (at + 1) % _KEPT
+
+    def _say(self, scope: str) -> None:
+        self._last = self.cause, scope
+        self._saying += 1
+        how, who = self.cause
+        text = b"\0".join((how.encode(), _cut(who), _cut(scope))).ljust(_SAYING, b"\0")
+        start = self._saying % _SAYINGS * _SAYING
+        self._sayings[start : start + _SAYING] = text
 
     def error(self, number: int) -> Freed:
         """The error for a shard that no longer exists."""
-        if number not in self._last:
+        try:
+            at = self._numbers.index(number)
+        except ValueError:
             return Freed(f"shard {number} was freed", shard=number)
-        freed_s, (how, who), scope = self._last[number]
-        age_s = max(0.0, self._clock() - freed_s)
+        age_s = max(0.0, self._clock() - self._times[at])
+        how, who, scope = self._heard(self._said[at])
         under = f", put under scope {scope!r}," if scope else ""
         why = " " + _HOW[how].format(who=who) if how else ""
         message = f"shard {number}{under} was freed {age_s:.1f} s ago{why}"
         return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
+
+    def _heard(self, saying: int) -> tuple[str, str, str]:
+        """The operation and the client or stream that freed the shard, and the scope; empty if no longer known."""
+        if saying <= self._saying - _SAYINGS:
+            return "", "", ""
+        start = saying % _SAYINGS * _SAYING
+        how, who, scope, *_ = self._sayings[start : start + _SAYING].decode().split("\0")
+        return how, who, scope
+
+
+def _cut(name: str) -> bytes:
+    """The first bytes of a name, in whole characters."""
+    return name[:_NAME].encode(errors="replace")[:_NAME].decode(errors="ignore").encode()
