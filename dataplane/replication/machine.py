@@ -48,7 +48,8 @@ class StateMachine(ABC):
 
     @property
     def version(self) -> int:
-        """A number that changes whenever a waiting request may be served that was not served before."""
+        """A number that changes with the state. Waiting requests that only time or a returned permit lets be served are
+        tried again at each beat."""
         return 0
 
     def serves(self, request: bytes, in_vain: int) -> bool:

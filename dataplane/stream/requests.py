@@ -209,7 +209,8 @@ class Return(StreamRequest, frozen=True, tag=42, kw_only=True):
 
 
 class EndClient(StreamRequest, frozen=True, tag=19, kw_only=True):
-    """End the leases and permits of a client that has gone. `ended`: this is its last request."""
+    """End the leases and permits of a client that has gone; a table forgets its sequence numbers. `ended`: this is its
+    last request."""
 
     ended: bool = False
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
-MAJOR, MINOR = 4, 0
+MAJOR, MINOR = 5, 0
 """Version of the protocol. Another major version is refused; of two minor versions the lower is used."""
 
 MAX_FRAME = 4 << 20

@@ -115,6 +115,13 @@ class ReleaseColumns(NumberedMessage, frozen=True, tag="release-columns"):
     taken: bool = False
 
 
+class StreamDropped(NumberedMessage, frozen=True, tag="stream-dropped"):
+    """The stream with this name and generation was dropped. Answered by `Done`."""
+
+    name: str
+    generation: str
+
+
 class LedTables(NumberedMessage, frozen=True, tag="led-tables"):
     """Ask for the statistics of the first tables by name that you lead and whose names come after `after`. Answered by
     `Figures`."""
@@ -162,6 +169,7 @@ PeerRequest = (
     | RetainColumns
     | LedTables
     | ReleaseColumns
+    | StreamDropped
     | TakeReplicas
     | RetainReplicas
     | FreeReplicas

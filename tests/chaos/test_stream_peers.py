@@ -106,6 +106,8 @@ def mean(known: Facts) -> list[Any]:
         pm.RetainColumns(1, b"unknown!", 3, key, [ref]),
         pm.ReleaseColumns(1, node, 2**62),
         pm.ReleaseColumns(1, node, 2),
+        pm.StreamDropped(1, "nothing", "x" * 100_000),
+        pm.StreamDropped(1, "rollouts", "another"),
     ]
 
 
@@ -119,7 +121,7 @@ def test_invalid_stream_messages_of_a_member_are_answered_and_harmless(nodes: tu
         liar = voice(hosts[0], None)
         for message in mean(Facts(planes, other)):
             liar.say(encode(message))
-            liar.say(encode(pm.ReleaseColumns(77, b"nothing", 0)), wait_s=10)
+            liar.say(encode(pm.StreamDropped(77, "nothing", "")), wait_s=10)
             said = []
             while (answer := liar.hear()) is not None and answer.id != 77:
                 said.append(answer)

@@ -10,12 +10,14 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline, monotonic
+from dataplane.cluster.membership import Member
 from dataplane.coordinator.base import Unavailable
-from dataplane.errors import Lost, PeerUnavailable
+from dataplane.errors import DataplaneError, Lost, PeerUnavailable
 from dataplane.node.clustered.append_merger import AppendMerger
 from dataplane.node.clustered.column_holders import ColumnHolders, Keep
 from dataplane.node.clustered.open_streams import ClusteredStream, OpenStreams, encode_settings, token_of
@@ -37,6 +39,7 @@ from dataplane.wire.peer import Peers
 T = TypeVar("T")
 
 _LOST = 4096  # the most lost rows that one message reports
+_TELL_S = 2.0
 _PAUSE_S = 0.02  # the pause between reads of a stream's record while its partition changes
 
 
@@ -71,6 +74,7 @@ class ClusteredStreams:
         self.holders = ColumnHolders(node, retained, partitions.members, peers, keep)
         self.claim = self.holders.claim
         self._retained = retained
+        self._peers = peers
         self._me = f"{me}/{life}"
         self._numbers = itertools.count(1)
         self._background = BackgroundTasks()
@@ -137,10 +141,18 @@ class ClusteredStreams:
             await asyncio.sleep(_PAUSE_S)
 
     async def drop(self, stream: ClusteredStream) -> None:
-        """Drop the stream. Other nodes see that its record is deleted. Raises Closed, PeerUnavailable."""
+        """Drop the stream on every node that answers. Raises Closed, PeerUnavailable."""
         record = stream.record
         await patiently(lambda: self.partitions.directory.drop(stream.name, record.generation))
         self._dropped(record)
+        members = self.partitions.members
+        others = [member for node, member in members.current.items() if node != members.me]
+        await asyncio.gather(*[self._tell_dropped(member, record) for member in others])
+
+    async def _tell_dropped(self, member: Member, record: Record) -> None:
+        said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
+        with suppress(DataplaneError):  # then the coordinator notifies that node
+            await self._peers.request(member, said, Done, _TELL_S)
 
     def _dropped(self, record: Record) -> None:
         if record.key is not None:
@@ -231,6 +243,8 @@ class ClusteredStreams:
                 return Done(request.id) if waits is None else self._persisted(request, waits)
             case pm.ReleaseColumns():
                 self.holders.release(request)
+            case pm.StreamDropped():
+                self.partitions.directory.records.forget(request.name, request.generation)
             case _:
                 return None
         return Done(request.id)
