@@ -44,8 +44,8 @@ class Keys:
             there = next(key for key in keys if key in self._rows)
             raise Misuse(
                 f"there is a row with the key {there!r} already, and this append does not repeat the one that made it:"
-                " take another key, drop that row first, extend() it, or resume() it if it is in progress; if you repeat"
-                " what an appender sent, these rows are in the stream"
+                " take another key, drop that row first, extend() it, or resume() it if it is in progress; if you"
+                " repeat what an appender sent, these rows are in the stream"
             )
         if not all(keys):
             raise Misuse("a key is a text of one character or more")

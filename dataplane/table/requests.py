@@ -66,7 +66,8 @@ class DropTable(StreamRequest, frozen=True, tag=5, kw_only=True):
     """Drop the table. If it is written again later, the numbers of rows continue."""
 
 
-# Commands of the driver, besides those that a stream has too (`Lose`, `Return`, `OutboxReceived`, `EndClients`; `EndClient` comes from sessions)
+# Commands of the driver, besides those that a stream has too: `Lose`, `Return`, `OutboxReceived`, `EndClients` (and
+# `EndClient`, which sessions send)
 
 
 class OpenTable(StreamRequest, frozen=True, tag=6, kw_only=True):
