@@ -28,6 +28,7 @@ from dataplane.client.connection import Exchange
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 from dataplane.observe.ring import CODE
+from dataplane.store.budget import Purpose
 from dataplane.stream.keys import unnamed
 from dataplane.stream.pieces import RowPiece
 from dataplane.wire import messages as m
@@ -161,7 +162,7 @@ class StreamWrites:
             if not ticket:  # a repeated call, whose first answer was lost: the rows are in the stream
                 self._keep(admit)
                 return said.keys
-            async with self._stored(columns, planned, deadline) as (staged, ref):
+            async with self._stored(columns, planned, deadline, "append") as (staged, ref):
                 request = rm.AppendRows(
                     connection.next_id(),
                     self._token,
@@ -232,7 +233,7 @@ class StreamWrites:
                 asked = self._bringing(carried, _lengths(planned), named, replace, deadline.remaining_s, made)
                 await self._connection.exchange(asked)
                 return _lengths(planned)
-        async with self._stored(columns, planned, deadline) as (staged, ref):
+        async with self._stored(columns, planned, deadline, "extend") as (staged, ref):
             lengths = await self._lengths_of(ref, planned)
             request = rm.ExtendRows(
                 self._connection.next_id(),
@@ -297,10 +298,12 @@ class StreamWrites:
     # shared by both
 
     def _stored(
-        self, columns: Any, planned: PutPlan | None, deadline: Deadline
+        self, columns: Any, planned: PutPlan | None, deadline: Deadline, purpose: Purpose
     ) -> AbstractAsyncContextManager[tuple[str, BatchRef]]:
         """As `ShardWriter.staged`; columns that are a reference have no scope."""
-        return nullcontext(("", columns)) if planned is None else self._writer.staged(planned, deadline.remaining_s)
+        if planned is None:
+            return nullcontext(("", columns))
+        return self._writer.staged(planned, deadline.remaining_s, purpose)
 
     def _carried(self, planned: PutPlan | None) -> rm.Inline | None:
         """The columns as they travel in a message with their rows; None if they have to be put first."""

@@ -34,6 +34,7 @@ from dataplane.client.connection import Connection, Exchange
 from dataplane.client.ownership import discard, unstage
 from dataplane.device import ordering
 from dataplane.observe.ring import CODE
+from dataplane.store.budget import Purpose
 from dataplane.threads import stopped, together
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -120,7 +121,9 @@ class ShardWriter:
 
         return await asyncio.get_running_loop().run_in_executor(self._pool, ordered) if in_thread else ordered()
 
-    async def write(self, planned: PutPlan, scope: str, timeout: float, kept: Sequence[Placed] = ()) -> BatchRef:
+    async def write(
+        self, planned: PutPlan, scope: str, timeout: float, kept: Sequence[Placed] = (), purpose: Purpose = "put"
+    ) -> BatchRef:
         """Write the planned columns, under the scope if it is not empty. `kept`: columns that are stored already; they
         are freed if the write fails. Raises as `AsyncPlane.put`."""
         if not planned.rows:
@@ -132,9 +135,9 @@ class ShardWriter:
             if not rest:
                 shards = []
             elif sum(group.nbytes for group in groups) <= sm.MAX_INLINE:
-                shards = [await self._put_inline(groups[0], scope, timeout)]
+                shards = [await self._put_inline(groups[0], scope, timeout, purpose)]
             else:
-                shards = await self._put_shared(groups, scope, timeout)
+                shards = await self._put_shared(groups, scope, timeout, purpose)
         except BaseException:
             if kept:
                 self._connection.tell(sm.Free(self._connection.next_id(), [shard for _, shard, _ in kept]))
@@ -147,12 +150,14 @@ class ShardWriter:
         return self._reference(planned, sorted(placed, key=lambda p: order[p[0].name]))
 
     @asynccontextmanager
-    async def staged(self, planned: PutPlan, timeout: float) -> AsyncIterator[tuple[str, BatchRef]]:
+    async def staged(
+        self, planned: PutPlan, timeout: float, purpose: Purpose = "put"
+    ) -> AsyncIterator[tuple[str, BatchRef]]:
         """Columns that a stream or table takes over in the block: their scope, and a reference. They are freed if the
         block raises, or this process dies. Raises as `write`."""
         scope = f"{self._staging}-{next(self._staged)}"
         try:
-            yield scope, await self.write(planned, scope, timeout)
+            yield scope, await self.write(planned, scope, timeout, purpose=purpose)
         except BaseException:
             unstage(self._connection, scope)
             raise
@@ -222,15 +227,15 @@ class ShardWriter:
         seal = sm.SealShards(connection.next_id(), [(shard, laid.layout)], scope, False)
         return Exchange(connection, seal, m.Done, 0.0, finish, undo=undo)
 
-    async def _put_inline(self, group: PutPlan, scope: str, timeout: float) -> int:
+    async def _put_inline(self, group: PutPlan, scope: str, timeout: float, purpose: Purpose) -> int:
         payload = await self.in_thread(_IN_LOOP + 1 if group.on_device else 0, _payload, group.columns)
-        request = sm.PutShard(self._connection.next_id(), payload, layout_of(group.columns), scope, timeout)
+        request = sm.PutShard(self._connection.next_id(), payload, layout_of(group.columns), scope, timeout, purpose)
         return (await self._connection.request(request, sm.ShardStored, timeout)).shard
 
-    async def _put_shared(self, groups: Sequence[PutPlan], scope: str, timeout: float) -> list[int]:
+    async def _put_shared(self, groups: Sequence[PutPlan], scope: str, timeout: float, purpose: Purpose) -> list[int]:
         nbytes = sum(group.nbytes for group in groups)
         began = time.monotonic_ns()
-        async with self.reserved([group.nbytes for group in groups], timeout) as places:
+        async with self.reserved([group.nbytes for group in groups], timeout, purpose) as places:
             piece = min(max(nbytes // _PIECES, _LEAST_PIECE), _MOST_PIECE)
             jobs: list[Job] = []
             for group, (_, memory) in zip(groups, places, strict=True):
@@ -247,11 +252,13 @@ class ShardWriter:
         return [shard for shard, _ in places]
 
     @asynccontextmanager
-    async def reserved(self, sizes: list[int], timeout: float) -> AsyncIterator[list[tuple[int, Bytes]]]:
+    async def reserved(
+        self, sizes: list[int], timeout: float, purpose: Purpose = "put"
+    ) -> AsyncIterator[list[tuple[int, Bytes]]]:
         """Shards of these sizes, each with its memory, to be written and sealed in the block. If the block raises, they
         are given back. Raises as `AsyncPlane.put`."""
         connection = self._connection
-        request = sm.Reserve(connection.next_id(), sizes, timeout)
+        request = sm.Reserve(connection.next_id(), sizes, timeout, purpose)
         reserved = await connection.request(request, sm.Reserved, timeout)
         connection.heartbeat.due(+1)
         try:

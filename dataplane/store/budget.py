@@ -1,9 +1,11 @@
 """Admits all use of memory: bytes are reserved here before they are used.
 
 Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
-arrival, in two queues: restores go before new bytes, since the clients that wait for them may be those that would free
-memory. A request that fits may pass an older one that does not, until the older one has waited `passing_s`; from then
-on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or by cancellation.
+arrival, in two queues: those whose callers may free memory next, restores and extends of rows, go before other new
+bytes. Appends leave a part of the memory free for them: else a node that is full of rows that lack a column could never
+store that column. A request that fits may pass an older one of its queue that does not, until the older one has waited
+`passing_s`; from then on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or by
+cancellation.
 
 The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
 `explain` returns the holders of the bytes when a wait fails. Used from one event loop.
@@ -17,12 +19,19 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from dataplane import waiting
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import format_size
 from dataplane.errors import Backpressure, LimitExceeded
+
+Purpose = Literal["restore", "extend", "put", "append"]
+"""What bytes are for: a shard that is read back from disk, more columns of rows that are in a stream, columns of new
+rows, or any other new bytes."""
+
+_FIRST = ("restore", "extend")
+_SPARE = 16  # appends leave the capacity, divided by this, free
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,8 @@ def attributed(holder: Mapping[str, Any]) -> str:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     nbytes: int
+    purpose: Purpose
+    limit: int
     since: float
     granted: asyncio.Future[None]
     wait: waiting.RequestWait
@@ -79,12 +90,12 @@ class Budget:
         self._explain = explain
         self._passing_s = passing_s
         self._clock = clock
-        self._restores: deque[_Waiter] = deque()
+        self._first: deque[_Waiter] = deque()  # restores and extends
         self._puts: deque[_Waiter] = deque()
         self._waits = 0
         self._waited_s = 0.0
 
-    def try_reserve(self, nbytes: int, *, restore: bool = False) -> bool:
+    def try_reserve(self, nbytes: int, purpose: Purpose = "put") -> bool:
         """Take the bytes now, if they are free and no waiting request would be overtaken unfairly.
 
         Raises LimitExceeded for more bytes than the capacity.
@@ -97,30 +108,34 @@ class Budget:
                 asked=nbytes,
                 limit=self.capacity,
             )
-        if self.used + nbytes > self.capacity:
+        if self.used + nbytes > self._limit(nbytes, purpose):
             return False
-        ahead = self._restores if restore else self._waiters()
+        ahead = self._first if purpose in _FIRST else self._waiters()
         if any(self._clock() - waiter.since > self._passing_s for waiter in ahead):
             return False
         self.used += nbytes
         self.peak = max(self.peak, self.used)
         return True
 
+    def _limit(self, nbytes: int, purpose: Purpose) -> int:
+        """How much may be in use with these bytes. A large append fits when nothing else is in use."""
+        return max(self.capacity - self.capacity // _SPARE, nbytes) if purpose == "append" else self.capacity
+
     def _waiters(self) -> Iterator[_Waiter]:
-        yield from self._restores
+        yield from self._first
         yield from self._puts
 
-    async def reserve(self, nbytes: int, deadline: Deadline, *, restore: bool = False) -> None:
+    async def reserve(self, nbytes: int, deadline: Deadline, purpose: Purpose = "put") -> None:
         """Take `nbytes`, waiting until the deadline.
 
         Raises Backpressure at the deadline, LimitExceeded at once if waiting cannot help. Cancelled, it leaves
         nothing reserved.
         """
-        if self.try_reserve(nbytes, restore=restore):
+        if self.try_reserve(nbytes, purpose):
             return
-        queue = self._restores if restore else self._puts
-        wait = waiting.turn("memory")
-        waiter = _Waiter(nbytes, self._clock(), asyncio.get_running_loop().create_future(), wait)
+        queue = self._first if purpose in _FIRST else self._puts
+        wait, limit = waiting.turn("memory"), self._limit(nbytes, purpose)
+        waiter = _Waiter(nbytes, purpose, limit, self._clock(), asyncio.get_running_loop().create_future(), wait)
         queue.append(waiter)
         self._waits += 1
         self._on_demand()
@@ -137,7 +152,7 @@ class Budget:
                 raise self.backpressure(nbytes, deadline) from None
             raise
         finally:
-            if restore:
+            if purpose == "restore":
                 wait.turn_back()
             else:
                 wait.turn("")
@@ -170,11 +185,11 @@ class Budget:
 
     def _grant(self) -> None:
         now = self._clock()
-        for queue in (self._restores, self._puts):
+        for queue in (self._first, self._puts):
             for waiter in list(queue):
                 if waiter.granted.done():
                     continue  # cancelled, and about to leave the queue
-                if self.used + waiter.nbytes <= self.capacity:
+                if self.used + waiter.nbytes <= waiter.limit:
                     queue.remove(waiter)
                     self.used += waiter.nbytes
                     self.peak = max(self.peak, self.used)
@@ -183,18 +198,18 @@ class Budget:
                 elif now - waiter.since > self._passing_s:
                     self._on_demand()
                     return
-        if self._restores or self._puts:
+        if self._first or self._puts:
             self._on_demand()
 
     @property
     def shortfall(self) -> int:
         """Bytes that must be freed before the first waiting request can be granted."""
         first = next(self._waiters(), None)
-        return 0 if first is None else max(0, self.used + first.nbytes - self.capacity)
+        return 0 if first is None else max(0, self.used + first.nbytes - first.limit)
 
     @property
     def restoring(self) -> bool:
-        return bool(self._restores)
+        return any(waiter.purpose == "restore" for waiter in self._first)
 
     def statistics(self) -> BudgetStatistics:
         waiting, now = list(self._waiters()), self._clock()

@@ -17,7 +17,7 @@ from dataplane.batch.layout_check import CheckedLayout, check_layout
 from dataplane.clock import Clock, Deadline
 from dataplane.errors import Backpressure, Corrupt, LeaseExpired, ProtocolMismatch
 from dataplane.store.arena import Arena, Extent, pages
-from dataplane.store.budget import Budget
+from dataplane.store.budget import Budget, Purpose
 from dataplane.store.shard import Shard, check_cost
 
 
@@ -43,17 +43,19 @@ class Reservations:
         self._revoked: defaultdict[Hashable, dict[int, Extent]] = defaultdict(dict)
         self._seen: dict[Hashable, float] = {}
 
-    def reserve_now(self, client: Hashable, sizes: Sequence[int]) -> list[Reservation] | None:
+    def reserve_now(self, client: Hashable, sizes: Sequence[int], purpose: Purpose = "put") -> list[Reservation] | None:
         """As `reserve`, or None if it would have to wait."""
         total = self._total(sizes)
-        return self._allocate(client, sizes, client) if self._budget.try_reserve(total) else None
+        return self._allocate(client, sizes, client) if self._budget.try_reserve(total, purpose) else None
 
-    async def reserve(self, client: Hashable, sizes: Sequence[int], deadline: Deadline) -> list[Reservation]:
+    async def reserve(
+        self, client: Hashable, sizes: Sequence[int], deadline: Deadline, purpose: Purpose = "put"
+    ) -> list[Reservation]:
         """Reserve memory for shards of these sizes in bytes, all or none, for the client to write and then seal.
 
         Raises LimitExceeded at once if together they exceed the budget, Backpressure at the deadline.
         """
-        await self._budget.reserve(self._total(sizes), deadline)
+        await self._budget.reserve(self._total(sizes), deadline, purpose)
         return self._allocate(client, sizes, client)
 
     def _total(self, sizes: Sequence[int]) -> int:

@@ -10,8 +10,9 @@ Invariants:
 - every shard on disk can be read back, even if memory and disk are full, unless everything is pinned: a part of the
   quota is kept for swapping;
 - a shard that is being moved is not touched until the move has ended; if it is freed meanwhile, it is removed then;
-- a small shard that shares pages is treated like all others, but its memory comes back with the last shard in its
-  pages, and once it was read back it has pages of its own.
+- a small shard that shares pages goes after all others, since it takes a page of its own on disk; else many of them
+  could fill the part of the quota that is kept for swapping, and nothing could be read back. Its memory comes back with
+  the last shard in its pages, and once it was read back it has pages of its own.
 
 Rejected: least-recently-used, the worst order for a queue; to take memory as soon as the high watermark is passed,
 which reads back up to a quarter more than necessary.
@@ -44,6 +45,7 @@ log = logging.getLogger(__name__)
 _RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
 _LATE_S = 1.0  # seconds after which memory of clean shards is taken without waiting for a write any more
+_Entry = tuple[bool, int, int]  # whether the shard shares pages, -next_use, number
 _STALE = 4  # stale entries that even a small heap may have before it is rebuilt
 
 
@@ -69,8 +71,8 @@ class Residency:
         self._pins = pins
         self._shards = shards
         self._uses = itertools.count(1)
-        self._dirty_heap: list[tuple[int, int]] = []  # (-next_use, number), including stale entries
-        self._clean_heap: list[tuple[int, int]] = []
+        self._dirty_heap: list[_Entry] = []  # including stale entries
+        self._clean_heap: list[_Entry] = []
         self._clean_bytes = 0
         self._ahead = False  # from passing the high watermark until the low one is reached
         self._refused = False
@@ -99,10 +101,10 @@ class Residency:
         Many entries are appended to a heap, which is then heapified: they have the latest next uses, so each single
         push would move its entry to the top of the heap.
         """
-        heaps: tuple[list[tuple[int, int]], ...] = ([], [])
+        heaps: tuple[list[_Entry], ...] = ([], [])
         for shard in shards:
             shard.next_use = next(self._uses)
-            heaps[shard.clean].append((-shard.next_use, shard.number))
+            heaps[shard.clean].append(_entry(shard))
         for heap, more, clean in ((self._dirty_heap, heaps[False], False), (self._clean_heap, heaps[True], True)):
             if len(more) * len(heap).bit_length() < len(heap):
                 for entry in more:
@@ -180,7 +182,7 @@ class Residency:
         """
         for shard in shards:
             if shard.extent is None and shard.moving is None and shard.damage is None:
-                await self._budget.reserve(shard.room, deadline, restore=True)
+                await self._budget.reserve(shard.room, deadline, "restore")
                 shard.moving = task = asyncio.create_task(self._read(shard))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
@@ -244,25 +246,26 @@ class Residency:
 
     def _push(self, shard: Shard) -> None:
         heap = self._clean_heap if shard.clean else self._dirty_heap
-        heapq.heappush(heap, (-shard.next_use, shard.number))
+        heapq.heappush(heap, _entry(shard))
         self._tidy(heap, clean=shard.clean)
 
-    def _tidy(self, heap: list[tuple[int, int]], *, clean: bool) -> None:
+    def _tidy(self, heap: list[_Entry], *, clean: bool) -> None:
         """Rebuild the heap if most entries are stale: each use leaves a stale entry, and so does each removed shard."""
         if len(heap) > 2 * len(self._shards) + _STALE * bool(self._shards):
             there = (s for s in self._shards.values() if s.extent is not None and s.clean == clean)
-            heap[:] = [(-s.next_use, s.number) for s in there]
+            heap[:] = map(_entry, there)
             heapq.heapify(heap)
 
     def _pop(self, *, clean: bool) -> Shard | None:
         """Take the shard that is read furthest in the future from those whose memory can be taken."""
         heap = self._clean_heap if clean else self._dirty_heap
         while heap:
-            next_use, number = heapq.heappop(heap)
+            entry = heapq.heappop(heap)
+            number = entry[-1]
             shard = self._shards.get(number)
             if (
                 shard is not None
-                and shard.next_use == -next_use
+                and _entry(shard) == entry
                 and shard.extent is not None
                 and shard.clean == clean
                 and shard.moving is None
@@ -397,3 +400,7 @@ class Residency:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _entry(shard: Shard) -> _Entry:
+    return shard.shared, -shard.next_use, shard.number

@@ -35,7 +35,7 @@ from dataplane.closing import close_each
 from dataplane.config import NodeConfig, format_size
 from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, ProtocolMismatch
 from dataplane.store.arena import OWN, Arena, Extent
-from dataplane.store.budget import Budget, BudgetStatistics
+from dataplane.store.budget import Budget, BudgetStatistics, Purpose
 from dataplane.store.client_shards import ClientShard, ClientShards
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.holders import MemoryHolders
@@ -155,21 +155,31 @@ class Store:
         self.residency.used(shard)
         return shard.number
 
-    def put_now(self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str) -> int | None:
+    def put_now(
+        self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str, purpose: Purpose = "put"
+    ) -> int | None:
         """A shard whose bytes came in a message, or None if it would have to wait for room. Raises as `put`."""
         shard = inline(payload, layout, scope, holder)
         room = 0 if shard.size <= MOST and self._small.fits(shard.size) else shard.room
-        if room and not self.budget.try_reserve(room):
+        if room and not self.budget.try_reserve(room, purpose):
             return None
         return self._place(client, shard, payload, room)
 
     async def put(
-        self, client: Hashable, payload: bytes, layout: bytes, deadline: Deadline, *, scope: str, holder: str
+        self,
+        client: Hashable,
+        payload: bytes,
+        layout: bytes,
+        deadline: Deadline,
+        *,
+        scope: str,
+        holder: str,
+        purpose: Purpose = "put",
     ) -> int:
         """As `put_now`, waiting until the deadline. Raises Corrupt or LimitExceeded for an invalid layout,
         LimitExceeded if the shard never fits, and Backpressure. If it raises or is cancelled, nothing is taken."""
         shard = inline(payload, layout, scope, holder)
-        await self.budget.reserve(shard.room, deadline)
+        await self.budget.reserve(shard.room, deadline, purpose)
         return self._place(client, shard, payload, shard.room)
 
     def _place(self, client: Hashable, shard: Shard, payload: bytes, given: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from dataplane.store.budget import Purpose
 from dataplane.store.live_cells import LiveBlock
 from dataplane.wire.messages import FromClient, Reply, Request, SegmentGrant
 
@@ -35,6 +36,7 @@ class Reserve(Request, frozen=True, tag="reserve"):
 
     sizes: list[int]
     timeout_s: float
+    purpose: Purpose = "put"
 
 
 class SealShards(Request, frozen=True, tag="seal"):
@@ -83,6 +85,7 @@ class PutShard(Request, frozen=True, tag="put"):
     layout: bytes
     scope: str
     timeout_s: float
+    purpose: Purpose = "put"
 
 
 Wanted: TypeAlias = tuple[bytes, int, list[tuple[list[int], tuple[int, int, bytes]]]]

@@ -15,7 +15,7 @@ import itertools
 import secrets
 from collections.abc import Hashable
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from dataplane.node.requests.stream_client import StreamClient
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import Waiting
 from dataplane.node.sessions.staged_columns import StagedColumns
+from dataplane.store.budget import Purpose
 from dataplane.store.reservations import rounded
 from dataplane.store.store import Store
 from dataplane.stream.page import Index
@@ -70,22 +71,24 @@ class InlineRequests:
         _check(request)
         checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
-        shard = self._put_now(request, request.scope)
+        shard = self._put_now(request, request.purpose, request.scope)
         return partial(self._put, request, deadline) if shard is None else sm.ShardStored(request.id, shard)
 
     # storing
 
-    def _put_now(self, columns: sm.PutShard | rm.Inline, scope: str = "") -> int | None:
+    def _put_now(self, columns: sm.PutShard | rm.Inline, purpose: Purpose, scope: str = "") -> int | None:
         """The number of the stored shard; None if the request has to wait for memory."""
-        return self._store.put_now(self._client, columns.payload, columns.layout, scope=scope, holder=str(self._client))
+        how: dict[str, Any] = {"scope": scope, "holder": str(self._client), "purpose": purpose}
+        return self._store.put_now(self._client, columns.payload, columns.layout, **how)
 
-    async def _put_soon(self, columns: sm.PutShard | rm.Inline, deadline: Deadline, scope: str = "") -> int:
-        return await self._store.put(
-            self._client, columns.payload, columns.layout, deadline, scope=scope, holder=str(self._client)
-        )
+    async def _put_soon(
+        self, columns: sm.PutShard | rm.Inline, deadline: Deadline, purpose: Purpose, scope: str
+    ) -> int:
+        how: dict[str, Any] = {"scope": scope, "holder": str(self._client), "purpose": purpose}
+        return await self._store.put(self._client, columns.payload, columns.layout, deadline, **how)
 
     async def _put(self, request: sm.PutShard, deadline: Deadline) -> m.Reply:
-        return sm.ShardStored(request.id, await self._put_soon(request, deadline, request.scope))
+        return sm.ShardStored(request.id, await self._put_soon(request, deadline, request.purpose, request.scope))
 
     # appending
 
@@ -114,7 +117,7 @@ class InlineRequests:
         """Append rows that were admitted. If there is no memory, their permit is given back, and None returned."""
         shard, reply = None, None
         try:
-            shard = self._put_now(columns)
+            shard = self._put_now(columns, "append")
             if shard is not None:
                 ref = stored(self._node, columns, shard)
                 reply = self._streams.append_stored(request, versions, ref, shard, sum(columns.nbytes), ticket)
@@ -134,7 +137,7 @@ class InlineRequests:
             return _repeated(request)
         scope = self._new_scope()
         try:
-            shard = await self._put_soon(columns, deadline, scope)
+            shard = await self._put_soon(columns, deadline, "append", scope)
             ref = stored(self._node, columns, shard)
             return await self._streams.append_staged(request, ref, scope, ticket, deadline)
         except BaseException:
@@ -147,7 +150,7 @@ class InlineRequests:
     def extend(self, request: rm.ExtendRows, columns: rm.Inline, deadline: Deadline) -> m.Reply | Waiting:
         """Add columns to rows. Raises as `Store.put` and `StreamClient.extend_stored`."""
         _check(columns)
-        shard = self._put_now(columns) if self._streams.alone else None
+        shard = self._put_now(columns, "extend") if self._streams.alone else None
         if shard is None:
             return partial(self._extend_later, request, columns, deadline)
         new = False
@@ -162,7 +165,7 @@ class InlineRequests:
         """Wait for memory, and for the leader of the stream."""
         scope = self._new_scope()
         try:
-            shard = await self._put_soon(columns, deadline, scope)
+            shard = await self._put_soon(columns, deadline, "extend", scope)
             return await self._streams.extend_staged(request, stored(self._node, columns, shard), scope)
         except BaseException:
             self._staged.free(scope)
@@ -186,7 +189,7 @@ class InlineRequests:
         """Write to a table of this node; None if there is no memory."""
         scope = self._new_scope()
         try:
-            shard = self._put_now(columns, scope)
+            shard = self._put_now(columns, "put", scope)
             if shard is not None:
                 answer = self._written(request, columns, scope, shard, deadline)
                 assert isinstance(answer, m.Message), "a table of this node answers a write at once"
@@ -201,7 +204,7 @@ class InlineRequests:
         """Wait for memory, and for the table's leader."""
         scope = self._new_scope()
         try:
-            shard = await self._put_soon(columns, deadline, scope)
+            shard = await self._put_soon(columns, deadline, "put", scope)
             answer = self._written(request, columns, scope, shard, deadline)
             return answer if isinstance(answer, m.Message) else await answer()
         except BaseException:

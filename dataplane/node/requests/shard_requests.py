@@ -94,7 +94,7 @@ class ShardRequests:
 
     def _reserve(self, request: sm.Reserve) -> Coroutine[Any, Any, None] | None:
         bound("reservation of so many shards", sm.MAX_SHARDS, len(request.sizes))
-        made = self._store.reservations.reserve_now(self._client, request.sizes)
+        made = self._store.reservations.reserve_now(self._client, request.sizes, request.purpose)
         if made is None:
             return self._reserve_later(request)
         self._send_reserved(request.id, made)
@@ -111,7 +111,9 @@ class ShardRequests:
     async def _reserve_later(self, request: sm.Reserve) -> None:
         self._send_reserved(
             request.id,
-            await self._store.reservations.reserve(self._client, request.sizes, deadline_of(request.timeout_s)),
+            await self._store.reservations.reserve(
+                self._client, request.sizes, deadline_of(request.timeout_s), request.purpose
+            ),
         )
 
     def _send_reserved(self, identifier: int, made: list[Reservation]) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataplane.clock import Deadline
 from dataplane.errors import LimitExceeded
-from dataplane.store.budget import Budget
+from dataplane.store.budget import Budget, Purpose
 from tests.unit.store.stores import FakeClock
 
 LONG = 20.0
@@ -23,9 +23,9 @@ class Waiters:
         self.granted: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
-    async def ask(self, name: str, nbytes: int, *, restore: bool = False, seconds: float = LONG) -> asyncio.Task[None]:
+    async def ask(self, name: str, nbytes: int, purpose: Purpose = "put") -> asyncio.Task[None]:
         async def wait() -> None:
-            await self.budget.reserve(nbytes, Deadline.after(seconds), restore=restore)
+            await self.budget.reserve(nbytes, Deadline.after(LONG), purpose)
             self.granted.append(name)
 
         self.tasks[name] = task = asyncio.create_task(wait())
@@ -92,14 +92,32 @@ async def test_restores_are_granted_before_new_reservations() -> None:
     assert budget.try_reserve(100)
     waiters = Waiters(budget)
     await waiters.ask("put", 40)
-    await waiters.ask("restore", 40, restore=True)
+    await waiters.ask("restore", 40, "restore")
     await waiters.free(40)
     assert waiters.granted == ["restore"]
     clock.now = 10.0
     await waiters.free(30)
-    assert budget.try_reserve(30, restore=True), "it waits for no put, however old"
+    assert budget.try_reserve(30, "restore"), "it waits for no put, however old"
     assert not budget.try_reserve(1)
     await waiters.end()
+
+
+async def test_appends_leave_memory_for_extends_which_pass_them() -> None:
+    clock = FakeClock()
+    budget = Budget(160, passing_s=1.0, clock=clock)
+    assert budget.try_reserve(150, "append")
+    waiters = Waiters(budget)
+    await waiters.ask("append", 1, "append")
+    clock.now = 10.0
+    assert budget.shortfall == 1
+    assert budget.try_reserve(10, "extend"), "it waits for no append, however old"
+    await waiters.ask("extend", 10, "extend")
+    await waiters.free(10)
+    assert waiters.granted == ["extend"]
+    await waiters.free(11)
+    assert waiters.granted == ["extend", "append"]
+    await waiters.free(150)
+    assert budget.try_reserve(160, "append"), "it fits alone"
 
 
 actions = st.lists(
@@ -121,8 +139,8 @@ def test_budget_accounting_holds_under_random_operations(done: list[tuple[str, i
         tasks: list[tuple[int, asyncio.Task[None]]] = []
         held: list[int] = []
 
-        async def hold(nbytes: int, restore: bool) -> None:
-            await budget.reserve(nbytes, Deadline.after(LONG), restore=restore)
+        async def hold(nbytes: int, first: bool) -> None:
+            await budget.reserve(nbytes, Deadline.after(LONG), "extend" if first else "put")
             held.append(nbytes)
 
         for what, number, flag in done:
