@@ -1,11 +1,11 @@
 """Admits all use of memory: bytes are reserved here before they are used.
 
 Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
-arrival, in two queues: those whose callers may free memory next, restores and extends of rows, go before other new
-bytes. Appends leave a part of the memory free for them: else a node that is full of rows that lack a column could never
-store that column. A request that fits may pass an older one of its queue that does not, until the older one has waited
-`passing_s`; from then on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or by
-cancellation.
+arrival, in three queues: those whose callers may free memory next, restores and then extends of rows, go before other
+new bytes. Appends leave a part of the memory free for them: else a node that is full of rows that lack a column could
+never store that column. A request that fits may pass an older one of its queue that does not, until the older one has
+waited `passing_s`; from then on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or
+by cancellation.
 
 The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
 `explain` returns the holders of the bytes when a wait fails. Used from one event loop.
@@ -16,6 +16,7 @@ Rejected: a semaphore of bytes (no order between large and small requests, no er
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ Purpose = Literal["restore", "extend", "put", "append"]
 """What bytes are for: a shard that is read back from disk, more columns of rows that are in a stream, columns of new
 rows, or any other new bytes."""
 
-_FIRST = ("restore", "extend")
+_QUEUE: dict[Purpose, int] = {"restore": 0, "extend": 1, "put": 2, "append": 2}
 _SPARE = 16  # appends leave the capacity, divided by this, free
 
 
@@ -51,7 +52,6 @@ def attributed(holder: Mapping[str, Any]) -> str:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     nbytes: int
-    purpose: Purpose
     limit: int
     since: float
     granted: asyncio.Future[None]
@@ -90,8 +90,7 @@ class Budget:
         self._explain = explain
         self._passing_s = passing_s
         self._clock = clock
-        self._first: deque[_Waiter] = deque()  # restores and extends
-        self._puts: deque[_Waiter] = deque()
+        self._queues: tuple[deque[_Waiter], ...] = (deque(), deque(), deque())  # restores; extends; puts and appends
         self._waits = 0
         self._waited_s = 0.0
 
@@ -110,7 +109,7 @@ class Budget:
             )
         if self.used + nbytes > self._limit(nbytes, purpose):
             return False
-        ahead = self._first if purpose in _FIRST else self._waiters()
+        ahead = itertools.chain(*self._queues[: _QUEUE[purpose] + 1])
         if any(self._clock() - waiter.since > self._passing_s for waiter in ahead):
             return False
         self.used += nbytes
@@ -118,12 +117,12 @@ class Budget:
         return True
 
     def _limit(self, nbytes: int, purpose: Purpose) -> int:
-        """How much may be in use with these bytes. A large append fits when nothing else is in use."""
-        return max(self.capacity - self.capacity // _SPARE, nbytes) if purpose == "append" else self.capacity
+        """How much may be in use with these bytes. A large append may use all of the memory."""
+        spares = purpose == "append" and nbytes <= self.capacity // 2
+        return self.capacity - self.capacity // _SPARE if spares else self.capacity
 
     def _waiters(self) -> Iterator[_Waiter]:
-        yield from self._first
-        yield from self._puts
+        return itertools.chain(*self._queues)
 
     async def reserve(self, nbytes: int, deadline: Deadline, purpose: Purpose = "put") -> None:
         """Take `nbytes`, waiting until the deadline.
@@ -133,9 +132,9 @@ class Budget:
         """
         if self.try_reserve(nbytes, purpose):
             return
-        queue = self._first if purpose in _FIRST else self._puts
+        queue = self._queues[_QUEUE[purpose]]
         wait, limit = waiting.turn("memory"), self._limit(nbytes, purpose)
-        waiter = _Waiter(nbytes, purpose, limit, self._clock(), asyncio.get_running_loop().create_future(), wait)
+        waiter = _Waiter(nbytes, limit, self._clock(), asyncio.get_running_loop().create_future(), wait)
         queue.append(waiter)
         self._waits += 1
         self._on_demand()
@@ -185,7 +184,7 @@ class Budget:
 
     def _grant(self) -> None:
         now = self._clock()
-        for queue in (self._first, self._puts):
+        for queue in self._queues:
             for waiter in list(queue):
                 if waiter.granted.done():
                     continue  # cancelled, and about to leave the queue
@@ -198,7 +197,7 @@ class Budget:
                 elif now - waiter.since > self._passing_s:
                     self._on_demand()
                     return
-        if self._first or self._puts:
+        if any(self._queues):
             self._on_demand()
 
     @property
@@ -209,7 +208,7 @@ class Budget:
 
     @property
     def restoring(self) -> bool:
-        return any(waiter.purpose == "restore" for waiter in self._first)
+        return bool(self._queues[_QUEUE["restore"]])
 
     def statistics(self) -> BudgetStatistics:
         waiting, now = list(self._waiters()), self._clock()

@@ -10,9 +10,10 @@ Invariants:
 - every shard on disk can be read back, even if memory and disk are full, unless everything is pinned: a part of the
   quota is kept for swapping;
 - a shard that is being moved is not touched until the move has ended; if it is freed meanwhile, it is removed then;
-- a small shard that shares pages goes after all others, since it takes a page of its own on disk; else many of them
-  could fill the part of the quota that is kept for swapping, and nothing could be read back. Its memory comes back with
-  the last shard in its pages, and once it was read back it has pages of its own.
+- a small shard that shares pages is treated like all others, but its memory comes back with the last shard in its
+  pages, and once it was read back it has pages of its own. On disk each takes a page. So while a read waits and the
+  disk is almost full, they are written only if no other shard can be: else they would fill the part that is kept for
+  swapping, and give little memory back.
 
 Rejected: least-recently-used, the worst order for a queue; to take memory as soon as the high watermark is passed,
 which reads back up to a quarter more than necessary.
@@ -44,8 +45,8 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
+_SMALL = 256  # small shards that are passed over for larger ones
 _LATE_S = 1.0  # seconds after which memory of clean shards is taken without waiting for a write any more
-_Entry = tuple[bool, int, int]  # whether the shard shares pages, -next_use, number
 _STALE = 4  # stale entries that even a small heap may have before it is rebuilt
 
 
@@ -71,8 +72,8 @@ class Residency:
         self._pins = pins
         self._shards = shards
         self._uses = itertools.count(1)
-        self._dirty_heap: list[_Entry] = []  # including stale entries
-        self._clean_heap: list[_Entry] = []
+        self._dirty_heap: list[tuple[int, int]] = []  # (-next_use, number), including stale entries
+        self._clean_heap: list[tuple[int, int]] = []
         self._clean_bytes = 0
         self._ahead = False  # from passing the high watermark until the low one is reached
         self._refused = False
@@ -101,10 +102,10 @@ class Residency:
         Many entries are appended to a heap, which is then heapified: they have the latest next uses, so each single
         push would move its entry to the top of the heap.
         """
-        heaps: tuple[list[_Entry], ...] = ([], [])
+        heaps: tuple[list[tuple[int, int]], ...] = ([], [])
         for shard in shards:
             shard.next_use = next(self._uses)
-            heaps[shard.clean].append(_entry(shard))
+            heaps[shard.clean].append((-shard.next_use, shard.number))
         for heap, more, clean in ((self._dirty_heap, heaps[False], False), (self._clean_heap, heaps[True], True)):
             if len(more) * len(heap).bit_length() < len(heap):
                 for entry in more:
@@ -246,26 +247,25 @@ class Residency:
 
     def _push(self, shard: Shard) -> None:
         heap = self._clean_heap if shard.clean else self._dirty_heap
-        heapq.heappush(heap, _entry(shard))
+        heapq.heappush(heap, (-shard.next_use, shard.number))
         self._tidy(heap, clean=shard.clean)
 
-    def _tidy(self, heap: list[_Entry], *, clean: bool) -> None:
+    def _tidy(self, heap: list[tuple[int, int]], *, clean: bool) -> None:
         """Rebuild the heap if most entries are stale: each use leaves a stale entry, and so does each removed shard."""
         if len(heap) > 2 * len(self._shards) + _STALE * bool(self._shards):
             there = (s for s in self._shards.values() if s.extent is not None and s.clean == clean)
-            heap[:] = map(_entry, there)
+            heap[:] = [(-s.next_use, s.number) for s in there]
             heapq.heapify(heap)
 
     def _pop(self, *, clean: bool) -> Shard | None:
         """Take the shard that is read furthest in the future from those whose memory can be taken."""
         heap = self._clean_heap if clean else self._dirty_heap
         while heap:
-            entry = heapq.heappop(heap)
-            number = entry[-1]
+            next_use, number = heapq.heappop(heap)
             shard = self._shards.get(number)
             if (
                 shard is not None
-                and _entry(shard) == entry
+                and shard.next_use == -next_use
                 and shard.extent is not None
                 and shard.clean == clean
                 and shard.moving is None
@@ -331,7 +331,9 @@ class Residency:
     def _victims(self, need: int) -> list[Shard]:
         """Dirty shards to write, those with the furthest reads first: of `need` bytes, or enough for a batch."""
         victims: list[Shard] = []
-        sizes = [] if self._budget.restoring else self._kept()
+        small: list[Shard] = []
+        swaps, kept = self._budget.restoring, self._kept()
+        sizes = [] if swaps else kept
         freed = 0
         spilled = self._spilled()
         self.disk_full = False
@@ -339,6 +341,9 @@ class Residency:
             shard = self._pop(clean=False)
             if shard is None:
                 break
+            if shard.shared and swaps and kept and len(small) < _SMALL:
+                small.append(shard)
+                continue
             if not self._fits_on_disk([*sizes, shard.room], shard.next_use, spilled):
                 self._push(shard)
                 self.disk_full = not self._disk.fits([*sizes, shard.room], later=True)
@@ -346,6 +351,14 @@ class Residency:
             victims.append(shard)
             sizes.append(shard.room)
             freed += shard.size
+        for shard in small:
+            if victims[_BATCH_SHARDS - 1 :] or (victims and not victims[0].shared):
+                self._push(shard)
+            elif self._fits_on_disk([*sizes, shard.room], shard.next_use, spilled):
+                victims.append(shard)
+                sizes.append(shard.room)
+            else:
+                self._push(shard)
         return victims
 
     def _spilled(self) -> Iterator[Shard]:
@@ -400,7 +413,3 @@ class Residency:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _entry(shard: Shard) -> _Entry:
-    return shard.shared, -shard.next_use, shard.number
