@@ -216,7 +216,7 @@ async def test_a_replica_that_is_freed_while_it_waits_for_memory_does_not_stay(t
             asyncio.create_task(replicas.take(pm.TakeReplicas(number, OWNER, [1, 2], WAIT_S)))
             for number in range(times)
         ]
-        await until(lambda: len(store.budget._puts) == times)
+        await until(lambda: store.budget.statistics().waiting == times)
         replicas.free(OWNER, [(1, [], (0, 0, b""))])
         store.reservations.abort("client", [held.shard])
         await asyncio.gather(*taking)
