@@ -93,7 +93,7 @@ class Ledger:
         for name, several in by_name.items():
             for each in several:
                 seen = known(each.identity)
-                if seen is None or seen[0] != each.appended or seen[1] != each.tasks:
+                if seen is None or seen[0] != each.appended or seen[1] is not each.tasks:
                     changed.append(each)
                     seen = None
             lags[name] = seen[2] if seen is not None and len(several) == 1 else _lag(several)
