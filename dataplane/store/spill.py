@@ -106,6 +106,7 @@ class Disk:
         self._calls: dict[int, float] = {}  # by thread that uses the disk: since when, or since its last chunk
         self._doomed: deque[SpillFile] = deque()
         self._doomed_bytes = 0
+        self._doomed_paths: set[Path] = set()
         self._removing = False
         self._closed = False
         self._unread: dict[int, tuple[int, float]] = {}  # by shard: failed reads, and the time of the first
@@ -181,8 +182,7 @@ class Disk:
         """The path of the shard's next file. Its name is the shard's number, with more leading zeros while other
         files of the shard wait to be deleted."""
         names = (directory / f"{shard:0{digits}x}.spill" for digits in itertools.count(16))
-        doomed = {file.path for file in self._doomed}
-        return next(path for path in names if path not in doomed)
+        return next(path for path in names if path not in self._doomed_paths)
 
     def _write_file(self, directory: int, shard: int, path: Path, memory: memoryview, forget: Forget) -> SpillFile:
         packs = self._packs(memory)
@@ -328,6 +328,7 @@ class Disk:
 
     def _doom(self, file: SpillFile) -> None:
         self._doomed.append(file)
+        self._doomed_paths.add(file.path)
         self._doomed_bytes += file.size
         if not self._removing and "deleting" not in self._errors:
             self._remove_now()
@@ -356,6 +357,7 @@ class Disk:
         """The first `gone` of the due files were deleted; the next was not, because of `error`."""
         for _ in range(gone):
             file = self._doomed.popleft()
+            self._doomed_paths.discard(file.path)
             self._doomed_bytes -= file.size
             self.used -= file.size
         self._removing = False

@@ -97,7 +97,8 @@ async def test_a_waiting_consumer_whose_sampler_judges_age_does_not_keep_the_lea
 
         machine.decide = counted  # type: ignore[method-assign]
         waiting = asyncio.create_task(near.take(4, sampler=CompleteGroups(4, timeout=60.0)))
-        await asyncio.sleep(0.5)
+        for _ in range(1000):
+            await asyncio.sleep(0)
         assert len(decided) < 30
         await near.append([2, 3], groups=["g", "g"])
         assert ids(await waiting) == [0, 1, 2, 3]
