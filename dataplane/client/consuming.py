@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import math
 import warnings
@@ -41,6 +42,9 @@ LOG_WAIT_S = 10.0
 """Seconds after which the log says why a task waits."""
 _WHY_S = 1.0  # the time of a node to report why no rows are ready
 _ANSWER_S = 0.1  # the least time for an answer, even with a shorter timeout
+
+loops = itertools.count(1)
+"""The numbers of this process's loops over deliveries."""
 
 AtEnd: TypeAlias = Literal["warn", "raise", "ignore"]
 """The action of a loop over a stream at the end if the task has not done all rows: a `UserWarning`, Closed, or none."""
@@ -84,11 +88,17 @@ class Beginning(Generic[C]):
 class Consuming(Beginning[Delivery]):
     """A consume in progress."""
 
-    def __init__(self, consume: Callable[[], Coroutine[Any, Any, Delivery]]) -> None:
+    def __init__(self, consume: Callable[[r.Consume], Coroutine[Any, Any, Delivery]], asked: r.Consume) -> None:
         self._consume = consume
+        self._asked = asked
 
     def _make(self) -> Coroutine[Any, Any, Delivery]:
-        return self._consume()
+        return self._consume(self._asked)
+
+    def in_loop(self, loop: int) -> Consuming:
+        """The same for a loop, which settles its deliveries in turn: the others count as not delivered if the process
+        dies."""
+        return Consuming(self._consume, msgspec.structs.replace(self._asked, loop=loop))
 
 
 class WaitLog:
@@ -178,12 +188,13 @@ async def deliveries(
     check_at_end(at_end)
     wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
     ahead: list[asyncio.Task[Delivery]] = []
+    loop = next(loops)
     context = recorder.context()
 
     async def one() -> Delivery:
         while True:
             with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
-                delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how)
+                delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how).in_loop(loop)
                 stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
                 return delivery
 

@@ -31,7 +31,7 @@ import msgspec
 from dataplane.batch.batch import Batch
 from dataplane.client import arguments
 from dataplane.client import collate as collating
-from dataplane.client.consuming import AtEnd, check_at_end, ended, is_old, not_ready, still_leased
+from dataplane.client.consuming import AtEnd, check_at_end, ended, is_old, loops, not_ready, still_leased
 from dataplane.client.delivery import LEFT, reason_of
 from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.sync import Delivery, Stream
@@ -338,6 +338,7 @@ class _Ahead:
         self._task = task
         self._collate = collate
         self._how = how
+        self._loop = next(loops)
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: fetch one; False: stop
         self._fetched: queue.SimpleQueue[tuple[Delivery, Any] | BaseException | None] = queue.SimpleQueue()
         self._stopped = False
@@ -475,7 +476,8 @@ class _Ahead:
         stream = self._stream._inner
         while True:
             try:
-                return await stream.consume(self._task, timeout=min(TIMEOUT_S, self._renew_s), **self._how)
+                timeout_s = min(TIMEOUT_S, self._renew_s)
+                return await stream.consume(self._task, timeout=timeout_s, **self._how).in_loop(self._loop)
             except NotReady:  # prefetching has no deadline; a caller that waits keeps its own
                 await self._renew()
             except Closed as error:

@@ -245,7 +245,7 @@ class AsyncStream:
             replicas=arguments.whole("replicas", replicas),
         )
         deadline_s = arguments.seconds(timeout, CONSUME_TIMEOUT_S)
-        return Consuming(lambda: self._consume(asked, chooses, deadline_s))
+        return Consuming(lambda asked: self._consume(asked, chooses, deadline_s), asked)
 
     async def _consume(self, asked: r.Consume, sampler: Sampler, deadline_s: float) -> Delivery:
         """Send the request of a consume, with a choice of the sampler if that is not built in."""

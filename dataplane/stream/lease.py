@@ -38,13 +38,15 @@ _TRIED = 8  # members that are looked at to find one to forget
 @dataclass(frozen=True, slots=True)
 class Who:
     """The requester: a client and, for ranks, its member and replica. `replicas`: their number, 0 if unknown.
-    `after`: the last grant that the replica has received, 0 for none; None: it has received all its grants."""
+    `after`: the last grant that the replica has received, 0 for none; None: it has received all its grants.
+    `loop`: the number of the client's loop that gets the grants, and settles one after the other; 0: none."""
 
     client: Hashable
     member: str = ""
     replica: int | None = None
     replicas: int = 0
     after: int | None = None
+    loop: int = 0
 
     def __post_init__(self) -> None:
         if not self.member and self.replica is not None:
@@ -68,6 +70,8 @@ class RowLease:
     held_by: dict[int | None, Hashable] = field(default_factory=dict)
     """By replica, the client that was given the grant."""
     acked: set[int | None] = field(default_factory=set)
+    unseen: bool = False
+    """Whether it was fetched ahead, and its loop has not settled an earlier one yet."""
 
     @property
     def shared(self) -> bool:
@@ -106,6 +110,7 @@ class Leases:
         self._replicas: dict[tuple[int, str], set[int]] = {}
         self._acks: dict[tuple[int, Hashable, int | None], None] = {}
         self._lost: dict[int, None] = {}
+        self._loops: dict[tuple[Hashable, int], list[RowLease]] = {}
 
     def __len__(self) -> int:
         return len(self._grants)
@@ -130,6 +135,10 @@ class Leases:
         heapq.heappush(self._expiring, (grant.expires, grant.number))
         if grant.shared:
             self._logs.setdefault((task, who.member), []).append(grant)
+        elif who.loop:
+            fetched = self._loops.setdefault((who.client, who.loop), [])
+            grant.unseen = bool(fetched)
+            fetched.append(grant)
         return grant
 
     def hand(self, grant: RowLease, who: Who, now: float) -> None:
@@ -192,14 +201,20 @@ class Leases:
             del self._acks[next(iter(self._acks))]
         if not grant.done(self._replicas.get((grant.task, grant.who.member), set())):
             return None
-        self.end(grant, done=True)
+        self.settle(grant, done=True)
         return grant
+
+    def settle(self, grant: RowLease, *, done: bool = False) -> None:
+        """End the grant at the request of its holder, whose loop goes on to its next grant."""
+        self.end(grant, done=done)
+        for following in self._loops.get((grant.who.client, grant.who.loop), ())[:1]:
+            following.unseen = False
 
     def let_go(self, grant: RowLease, replica: int | None) -> bool:
         """Give back rows that one holder has not seen. Returns whether that ends the grant. A grant of replicas stays,
         and this replica may ask for it again."""
         if not grant.shared:
-            self.end(grant)
+            self.settle(grant)
             return True
         grant.held_by.pop(replica, None)
         return False
@@ -219,6 +234,11 @@ class Leases:
             self._logs[key].remove(grant)
             if not self._logs[key]:
                 del self._logs[key]
+        elif grant.who.loop:
+            loop = grant.who.client, grant.who.loop
+            self._loops[loop].remove(grant)
+            if not self._loops[loop]:
+                del self._loops[loop]
 
     def next_end(self) -> float | None:
         """The earliest time at which a lease may expire; None if there is none."""

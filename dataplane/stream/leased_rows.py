@@ -211,7 +211,7 @@ class LeasedRows:
         grant = self.leases.find(number, client, replica)
         self.changes += 1
         if seen:
-            self.leases.end(grant)
+            self.leases.settle(grant)
             return SettleCommand(task=grant.task, rows=grant.rows, state=PENDING, reason=reason)
         if self.leases.let_go(grant, replica):
             self.partition.give_back(grant.task, grant.rows, seen=False)
@@ -222,8 +222,10 @@ class LeasedRows:
         remove rows and replaced columns that are no longer needed."""
         due, self.commands = self.commands, []
         for grant in self.leases.ended(now):
-            state, reason = (ACKED, "") if grant.done_as_far_as_known else (PENDING, _LEASE_OVER)
-            due.append(SettleCommand(task=grant.task, rows=grant.rows, state=state, reason=reason))
+            if grant.done_as_far_as_known:
+                due.append(SettleCommand(task=grant.task, rows=grant.rows, state=ACKED))
+            else:
+                due += self._taken_back(grant, _LEASE_OVER)
         if self.loose:
             free = self.partition.free(np.unique(np.concatenate(self.loose)))
             self.loose.clear()
@@ -238,8 +240,16 @@ class LeasedRows:
         self.admission.leave(client)
         self.partition.unfinished.leave(client)
         for grant in self.leases.left(client):
-            self.commands.append(SettleCommand(task=grant.task, rows=grant.rows, state=PENDING, reason=_CLIENT_GONE))
+            self.commands += self._taken_back(grant, _CLIENT_GONE)
         self.changes += 1
+
+    def _taken_back(self, grant: RowLease, reason: str) -> list[Command]:
+        """The command that makes the rows of an ended grant pending. None is needed if they were only fetched ahead,
+        which is no delivery."""
+        if grant.unseen:
+            self.partition.give_back(grant.task, grant.rows, seen=False)
+            return []
+        return [SettleCommand(task=grant.task, rows=grant.rows, state=PENDING, reason=reason)]
 
     # the end
 

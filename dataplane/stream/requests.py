@@ -104,17 +104,18 @@ class Extend(StreamRequest, frozen=True, tag=4, kw_only=True):
 
 
 class AsMember(StreamRequest, frozen=True, kw_only=True):
-    """Base class of requests of a consumer, which may be a replica of a member. `after`: see `lease.Who`."""
+    """Base class of requests of a consumer, which may be a replica of a member. `after`, `loop`: see `lease.Who`."""
 
     member: str = ""
     replica: int | None = None
     replicas: int = 0
     after: int | None = None
+    loop: int = 0
 
     @property
     def who(self) -> Who:
         """The requester. Raises Misuse for an invalid replica."""
-        return Who(self.client, self.member, self.replica, self.replicas, self.after)
+        return Who(self.client, self.member, self.replica, self.replicas, self.after, self.loop)
 
 
 class Consume(AsMember, frozen=True, tag=5, kw_only=True):

@@ -209,6 +209,31 @@ def test_a_new_loader_resumes_after_a_killed_one(plane: dp.Plane, stream: Stream
     assert (resumed.steps, resumed.rows) == (4, 8)
 
 
+def _hang(pipe: Connection, address: str, loader: bool) -> None:
+    with dp.connect(address) as plane:
+        stream = plane.stream("rollouts")
+        how: Any = {"rows": 2, "columns": ["id"]}
+        loop: Any = dp.loader(stream, "actor", **how) if loader else stream.deliveries("actor", **how)
+        for step, got in enumerate(loop):
+            if step == 1:
+                pipe.send((loop.delivery if loader else got).keys)
+                pipe.recv()
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_only_the_current_batch_of_a_killed_process_counts_as_delivered(plane: dp.Plane, loader: bool) -> None:
+    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=1)
+    fill(stream, 10)
+    for current in (["k2", "k3"], ["k6", "k7"]):
+        with Worker(_hang, plane.address, loader) as trainer:
+            assert trainer.hear() == current
+            eventually(lambda: figures(stream)["leased"] == 4, "the next is fetched ahead")
+            trainer.kill()
+        eventually(lambda: figures(stream)["leased"] == 0)
+    assert stream.dead_letters("actor").keys == ["k2", "k3", "k6", "k7"]
+    assert [ids(batch) for batch in load(stream, at_end="ignore")] == [[8, 9]]
+
+
 class Turns:
     """A sampler of a user's own, with a state."""
 

@@ -126,3 +126,15 @@ def test_clients_with_unused_permits_are_named() -> None:
     assert gate.admission.coming() == {"p": 16, "q": 16}
     gate.admission.give_back(tickets[1] or 0)
     assert gate.admission.coming() == {"p": 16}
+
+
+def test_a_grant_fetched_ahead_is_unseen_until_its_loop_settles_the_one_before() -> None:
+    leases = Leases()
+    first, second, third = (given(leases, Who("p", loop=1)) for _ in range(3))
+    other = given(leases, Who("p", loop=2))
+    assert [grant.unseen for grant in (first, second, third, other)] == [False, True, True, False]
+    leases.ack(first.number, "p", None)
+    assert [grant.unseen for grant in leases.left("p")] == [False, True, False]
+    late = [given(leases, Who("p", loop=1)) for _ in range(2)]
+    assert leases.ended(11.0) == late, "the loop has not gone on"
+    assert [grant.unseen for grant in late] == [False, True]
