@@ -112,7 +112,7 @@ def spent_s(pid: int) -> float:
 
 
 def _asked(planes: Sequence[dp.Plane]) -> int:
-    """Messages between nodes."""
+    """Requests between nodes."""
     return sum(plane.stats().asked for plane in planes)
 
 
@@ -233,7 +233,7 @@ def main() -> int:
     found = measure(chosen.nodes, chosen.runs)
     rows = [
         row("processor time of all nodes a row, blocks of 512", found[512]["nodes_us_a_row"], at_most=15, unit="us"),
-        row("messages between nodes for 512 rows, blocks of 512", found[512]["requests_a_512"], at_most=6, unit="each"),
+        row("requests between nodes for 512 rows, blocks of 512", found[512]["requests_a_512"], at_most=6, unit="each"),
         row(
             "rows/s that fill the leader's core, blocks of 512", found[512]["leader_full_rows_s"], at_least=5e5, unit=""
         ),

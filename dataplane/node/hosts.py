@@ -316,14 +316,14 @@ class Hosts:
         return pm.Described(request.id, described)
 
     def statistics(self) -> dict[str, int]:
-        """Bytes received from and sent to other nodes; the number of their shards known here; messages to them
-        (requests, and frames of partitions), and requests from them."""
+        """Bytes received from and sent to other nodes; the number of their shards known here; requests to
+        them and from them."""
         peers, fetcher = self._peers, self.fetcher
         return {
             "fetched_bytes": fetcher.fetched_bytes,
             "sent_bytes": self._inline_bytes + self._offers.sent_bytes,
             "copies": fetcher.copies,
-            "asked": peers.asked + peers.posted,
+            "asked": peers.asked,
             "answered": peers.answered,
         }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from dataplane.replication.messages import AppendEntries, Install
 from dataplane.replication.messages import Message as ReplicaMessage
 from dataplane.wire.messages import MAX_FRAME, Message
 
@@ -130,6 +131,14 @@ Item = (
     | Given
     | Received
 )
+
+
+def is_request(item: Item) -> bool:
+    """Whether another message answers this one."""
+    if isinstance(item, ToReplica):
+        return isinstance(item.message, AppendEntries | Install)
+    return isinstance(item, Ask | HostReplica | SettleOutbox | CountRows | FindReplica | Given)
+
 
 
 class PartitionFrame(Message, frozen=True, tag="partitions"):

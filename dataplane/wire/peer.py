@@ -102,8 +102,8 @@ class Peers:
         self._background = BackgroundTasks()
         self._answering: Counter[bytes] = Counter()
         self._answering_bytes = 0
-        self.asked = self.answered = self.posted = 0
-        """Counts of requests to other nodes, of requests from them, and of frames to them."""
+        self.asked = self.answered = 0
+        """Counts of requests to other nodes and of requests from them."""
         self.dropped = 0
         """Count of received messages that were invalid and had no readable number."""
         self.address = ""
@@ -181,7 +181,6 @@ class Peers:
         if self._router is None:
             raise PeerUnavailable("this node has stopped", address=to.address)
         self._link(to.address).socket.send([to.node.encode(), frame])
-        self.posted += 1
 
     def connect(self, address: str) -> None:
         """Stay connected to that address until it is forgotten. Raises PeerUnavailable as `post`."""

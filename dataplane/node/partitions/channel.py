@@ -71,6 +71,7 @@ class PartitionChannel:
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.setdefault(node, []).append(m.encode_item(item))
+        self._peers.asked += m.is_request(item)
 
     def _flush(self) -> None:
         out, self._out = self._out, {}
@@ -155,6 +156,7 @@ class PartitionChannel:
             self._lives[node] = frame.life
             self._ended.discard(node)  # it was started again
         for item in frame.items:
+            self._peers.answered += m.is_request(item)
             match item:
                 case m.Answered(number, result):
                     self._settle(node, number, result)
