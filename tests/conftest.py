@@ -22,9 +22,15 @@ from hypothesis import settings
 if len(tempfile.gettempdir()) > 40:  # sockets of multiprocessing's servers would have too long a path (unix(7))
     tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
 
+_state = contextlib.ExitStack()
 if "XDG_STATE_HOME" not in os.environ:  # where nodes without a key have this user's
-    _state = tempfile.TemporaryDirectory(prefix="dataplane-state-")
-    os.environ["XDG_STATE_HOME"] = _state.name
+    os.environ["XDG_STATE_HOME"] = _state.enter_context(tempfile.TemporaryDirectory(prefix="dataplane-state-"))
+
+
+def pytest_unconfigure() -> None:
+    """Not at exit: a process that used Ray ends without (`rerun`)."""
+    _state.close()
+
 
 pytest.register_assert_rewrite(*(f"tests.conformance.{name}" for name in ("coordinators", "storages", "transports")))
 
