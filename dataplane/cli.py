@@ -111,7 +111,7 @@ def _add_node_options(node: argparse.ArgumentParser) -> None:
         "--data-dir", metavar="PATH", help="directory of durable data; a node started again with it is the same member"
     )
     node.add_argument(
-        "--prewarm", metavar="SIZE", help="memory to allocate before the first client connects (default: 512MiB)"
+        "--prewarm", metavar="SIZE", help="memory to prepare in the background for the first client (default: 512MiB)"
     )
     node.add_argument(
         "--listen", metavar="tcp://HOST:PORT", help="join a cluster; the address to listen on for other nodes"
