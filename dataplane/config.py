@@ -65,8 +65,8 @@ class NodeConfig:
 
     memory: bytes of shared memory. None: 30 % of the host's memory, or of the container's limit if that is less.
     spill: bytes on disk. 0 turns spilling off. None: four times `memory`, at most half of the free space there.
-    spill_dir: the directory of spill files, in which each node has one of its own. None: $DATAPLANE_SPILL_DIR, else
-        /var/tmp.
+    spill_dir: the parent directory; in it, each node has a directory of its own for spill files. None:
+        $DATAPLANE_SPILL_DIR, else /var/tmp.
     prewarm: bytes prefaulted in the background for the first client. None: 512 MiB, at most half of `memory`.
     high_watermark, low_watermark: shares of `memory`. Above the high one, shards are written to disk ahead of need
         until those without a copy there are below the low one.

@@ -3,14 +3,14 @@
     DataplaneError
     ├── Retryable              try again, later or elsewhere; nothing was changed
     │   ├── Backpressure       no room before the deadline; names the holders of the bytes
-    │   ├── NotReady           no rows of a stream were ready before the deadline
+    │   ├── NotReady           no rows, or no version of weights, were ready before the deadline
     │   └── PeerUnavailable    the node does not answer or has gone
     ├── OutcomeUnknown         it may have been done, or may still be; the same request again settles it
     ├── LeaseExpired           the rows or memory went to another process; the same call fails again
     ├── Lost                   the data are gone; make them again
-    │   ├── OwnerDied          the node that held them has died
+    │   ├── OwnerDied          the node that held them has died, or is not in the cluster
     │   ├── Corrupt            the bytes are not those that were written
-    │   └── Freed              they were freed
+    │   └── Freed              they were freed, or replaced in a table
     ├── Rejected               refused; the same call will be refused again
     │   ├── Unauthenticated    the peer may not use this node
     │   ├── ProtocolMismatch   the two sides use different versions, or a message is invalid
@@ -18,7 +18,7 @@
     └── Misuse                 the calling code is wrong
         ├── Closed             the plane, or an object from it, was closed before
         ├── Forked             a plane was used in a child of the process that connected it
-        └── SchemaMismatch     values do not form the column, or a column is not there
+        └── SchemaMismatch     values do not form a column, or a column does not exist
 
 An error is a message and fields: `error.fields` is a dict of plain values, each of which is an attribute too. So any
 error of this tree is picklable, and can cross a socket as a message (`describe`) and be raised again on the other side
@@ -70,7 +70,8 @@ class Backpressure(Retryable):
 
 
 class NotReady(Retryable):
-    """No rows of `stream` were ready for `task` before the deadline, `waited_s` seconds."""
+    """Before the deadline, after `waited_s` seconds, no rows of `stream` were ready for `task`. Also of a table (too few
+    rows) and of weights (not the wanted version), whose name is then `stream`."""
 
     FIELDS = {"stream": "", "task": "", "waited_s": 0.0}
 
@@ -103,7 +104,7 @@ class Lost(DataplaneError):
 
 
 class OwnerDied(Lost):
-    """The data were held by `node`, which has died or was restarted."""
+    """The data were held by `node`, which has died or is not in the cluster."""
 
     FIELDS = {"node": ""}
 
@@ -163,7 +164,7 @@ class Forked(Misuse):
 
 
 class SchemaMismatch(Misuse):
-    """Values do not form a column, or a column is not there.
+    """Values do not form a column, or a column does not exist.
 
     `column`: its name; `row`: the first row that does not fit (-1 if none is wrong); `expected` and `found`:
     descriptions of the two sides.

@@ -65,8 +65,8 @@ class PlaneCalls(Blocking):
             when the plane is closed. If the process dies they are lost (OwnerDied). Not with `replicas`.
 
         Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; names who holds the
-        memory), LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable.
-        Cancelled, it leaves nothing behind.
+        memory), LimitExceeded (more than the memory budget, or replicas without a cluster), PeerUnavailable (also if
+        the cluster has fewer hosts than replicas). Cancelled, it leaves nothing behind.
         """
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = 60.0) -> Draft:
@@ -119,8 +119,8 @@ class PlaneCalls(Blocking):
         Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
         that put the rows. A row can be read by any reference to it until its last owner has freed it.
 
-        Raises Freed if a row is gone, OwnerDied if its node is, LimitExceeded (more rows than a message can name, or
-        too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
+        Raises Freed if a row is gone, OwnerDied if its node has died, LimitExceeded (more rows than a message can name,
+        or too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
         """
 
     def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
@@ -306,8 +306,8 @@ class StreamCalls(Blocking):
             is of a delivery, and an earlier holder of the row for the same task added it in this way and did not ack.
         timeout: seconds to wait for room in the node; 60 if None.
 
-        Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
-        another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
+        Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
+        has ended, or they are done and gone), SchemaMismatch, Backpressure (no room in the node),
         LimitExceeded, Freed, OutcomeUnknown (no answer came: repeat it with `replace`).
         """
 
@@ -347,14 +347,14 @@ class StreamCalls(Blocking):
         """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
         `consume`.
 
-        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, the last
+        Each delivery is acked when the next is requested. If the loop is left by `break` or an exception, the last
         delivery is given back unless it was acked.
 
         lease: seconds of the lease of a delivery. When the loop's body gets the delivery, at least nine tenths of them
             are left.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
-        timeout: seconds to wait for each delivery, from when it is asked for; 600 if None.
+        timeout: seconds to wait for each delivery, from its request; 600 if None.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
             a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
@@ -384,7 +384,7 @@ class StreamCalls(Blocking):
         """
 
     def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
-        """Drop rows, and all rows of these groups: no task is given them any more, and groups count as complete
+        """Drop rows, and all rows of these groups: they are delivered to no task any more, and groups count as complete
         without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
 
     def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
@@ -437,7 +437,7 @@ class StreamCalls(Blocking):
         """
 
     def unfinished(self) -> list[RowToken]:
-        """The rows in progress, the oldest first; of each partition at most 4,096."""
+        """The rows in progress, the oldest first; at most 4,096."""
 
     def resume(self, key: str | None = None, *, lease: float = 600.0) -> Row | None:
         """Take over a row in progress, and continue after its last piece: the row with this key or, without a key, the
@@ -450,9 +450,9 @@ class StreamCalls(Blocking):
     def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
         """Write the stream to a file for `plane.restore`: its rows, their columns, and the progress of each task.
 
-        The stream goes on meanwhile; later changes are not in the file. Leased rows will be ready again. An existing
-        file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to read each
-        part of spilled columns.
+        The stream stays in use meanwhile; later changes are not in the file. Leased rows will be ready again. An
+        existing file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to
+        read each part of spilled columns.
 
         Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost, LeaseExpired
         (the leader changed meanwhile), Closed (the stream was dropped).
@@ -473,7 +473,7 @@ class StreamCalls(Blocking):
         """
 
     def close(self) -> None:
-        """Close the stream: no rows can be appended any more; consumers go on until all rows are done. Idempotent."""
+        """Refuse further appends. Consumers go on until all rows are done. Idempotent."""
 
     def drop(self) -> None:
         """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
@@ -613,7 +613,7 @@ class TableCalls(Blocking):
         columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on. In a
             mapping, a value may be a reference to a column of a table; it stays until no row of a table needs it. None:
             only keys and tags.
-        tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
+        tags: a mapping for each row, of values that MessagePack holds; each replaces the row's tag of the same name.
         dedupe: names of columns of which equal rows are stored once.
         stored: called with a reference to the columns once the table owns them.
         timeout: seconds to wait for room.

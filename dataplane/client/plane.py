@@ -111,8 +111,8 @@ class AsyncPlane:
             when the plane is closed. If the process dies they are lost (OwnerDied). Not with `replicas`.
 
         Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; names who holds the
-        memory), LimitExceeded (more than the memory budget, or fewer hosts than replicas), PeerUnavailable.
-        Cancelled, it leaves nothing behind.
+        memory), LimitExceeded (more than the memory budget, or replicas without a cluster), PeerUnavailable (also if
+        the cluster has fewer hosts than replicas). Cancelled, it leaves nothing behind.
         """
         self.check()
         columns = await self.writer.optioned(columns, narrow, objects)
@@ -242,8 +242,8 @@ class AsyncPlane:
         Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
         that put the rows. A row can be read by any reference to it until its last owner has freed it.
 
-        Raises Freed if a row is gone, OwnerDied if its node is, LimitExceeded (more rows than a message can name, or
-        too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
+        Raises Freed if a row is gone, OwnerDied if its node has died, LimitExceeded (more rows than a message can name,
+        or too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
         """
         (retained,) = await self.retain_each([ref])
         return retained

@@ -187,8 +187,8 @@ class AsyncStream:
             is of a delivery, and an earlier holder of the row for the same task added it in this way and did not ack.
         timeout: seconds to wait for room in the node; 60 if None.
 
-        Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the rows went to
-        another consumer, are about to, or are done and gone), SchemaMismatch, Backpressure (no room in the node),
+        Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
+        has ended, or they are done and gone), SchemaMismatch, Backpressure (no room in the node),
         LimitExceeded, Freed, OutcomeUnknown (no answer came: repeat it with `replace`).
         """
         columns = await self._writer.optioned(columns, narrow, objects)
@@ -288,14 +288,14 @@ class AsyncStream:
         """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
         `consume`.
 
-        Each delivery is acked when the next is asked for. If the loop is left by `break` or an exception, the last
+        Each delivery is acked when the next is requested. If the loop is left by `break` or an exception, the last
         delivery is given back unless it was acked.
 
         lease: seconds of the lease of a delivery. When the loop's body gets the delivery, at least nine tenths of them
             are left.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
-        timeout: seconds to wait for each delivery, from when it is asked for; 600 if None.
+        timeout: seconds to wait for each delivery, from its request; 600 if None.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
             a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
@@ -343,7 +343,7 @@ class AsyncStream:
     # the rest
 
     async def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
-        """Drop rows, and all rows of these groups: no task is given them any more, and groups count as complete
+        """Drop rows, and all rows of these groups: they are delivered to no task any more, and groups count as complete
         without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
         numbers, _, keys = self.writes.named(rows)
         named = arguments.listed("groups", groups)
@@ -436,7 +436,7 @@ class AsyncStream:
         return AsyncRow(self, begun, token, lease_s)
 
     async def unfinished(self) -> list[RowToken]:
-        """The rows in progress, the oldest first; of each partition at most 4,096."""
+        """The rows in progress, the oldest first; at most 4,096."""
         listed = (await self.ask(r.ListUnfinished(most=_MOST_UNFINISHED), r.UnfinishedRows)).rows
         return list(map(RowToken.of, sorted(listed, key=lambda row: -row.age_s)))
 
@@ -459,9 +459,9 @@ class AsyncStream:
     async def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = TIMEOUT_S) -> None:
         """Write the stream to a file for `plane.restore`: its rows, their columns, and the progress of each task.
 
-        The stream goes on meanwhile; later changes are not in the file. Leased rows will be ready again. An existing
-        file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to read each
-        part of spilled columns.
+        The stream stays in use meanwhile; later changes are not in the file. Leased rows will be ready again. An
+        existing file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to
+        read each part of spilled columns.
 
         Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost, LeaseExpired
         (the leader changed meanwhile), Closed (the stream was dropped).
@@ -490,7 +490,7 @@ class AsyncStream:
         return await asyncio.to_thread(recorder.record, self, directory, columns, **how)
 
     async def close(self) -> None:
-        """Close the stream: no rows can be appended any more; consumers go on until all rows are done. Idempotent."""
+        """Refuse further appends. Consumers go on until all rows are done. Idempotent."""
         await self.ask(r.Close(), r.Succeeded)
 
     async def drop(self) -> None:

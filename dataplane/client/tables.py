@@ -83,7 +83,7 @@ class AsyncTable:
         columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on. In a
             mapping, a value may be a reference to a column of a table; it stays until no row of a table needs it. None:
             only keys and tags.
-        tags: a mapping a row, of values that MessagePack holds; each takes the place of the tag of its name.
+        tags: a mapping for each row, of values that MessagePack holds; each replaces the row's tag of the same name.
         dedupe: names of columns of which equal rows are stored once.
         stored: called with a reference to the columns once the table owns them.
         timeout: seconds to wait for room.

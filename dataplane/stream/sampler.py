@@ -93,10 +93,10 @@ class Sampler(Protocol):
 
     Attributes, all optional:
 
-    - `needs`: a tuple of the columns whose lengths it reads, `candidates.lengths[name]`; rows that lack one are no
+    - `needs`: a tuple of the columns whose lengths it reads, `candidates.lengths[name]`; rows that lack one are not
       candidates;
     - `tags_read`: a tuple of the tags that it reads, `candidates.tags[name]`;
-    - `judges_age`: True if its choice depends on `age_s`: then it is asked again as time passes;
+    - `judges_age`: True if its choice depends on `age_s`: then it is called again as time passes;
     - `state_dict` and `load_state_dict`: a loader saves and restores its state by these, with its own.
 
     A base class is not needed. `dataplane.testing.SamplerSuite` has the tests that one should pass.
@@ -279,7 +279,8 @@ class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
 
     The delivery has the same rows as with `within` alone. Its `split` divides them into `shards` parts by the lengths
     of `column`. `within` is a built-in sampler, because it runs in the node. With a sampler of your own, `split` makes
-    runs of nearly equal length; to balance tokens, give each rank `delivery.ref[positions]` with positions of your own.
+    runs of nearly equal numbers of rows; to balance tokens, give each rank `delivery.ref[positions]` with positions of
+    your own.
     """
 
     column: str
