@@ -70,8 +70,8 @@ class Backpressure(Retryable):
 
 
 class NotReady(Retryable):
-    """Before the deadline, after `waited_s` seconds, no rows of `stream` were ready for `task`. Also of a table (too few
-    rows) and of weights (not the wanted version), whose name is then `stream`."""
+    """Before the deadline, after `waited_s` seconds, no rows of `stream` were ready for `task`. Also if a table has too
+    few rows, or weights lack the wanted version: then `stream` is their name."""
 
     FIELDS = {"stream": "", "task": "", "waited_s": 0.0}
 
