@@ -254,8 +254,8 @@ def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[list[LiveBlock], Ch
         for ordinals, rows in selected:
             gone = cells.freed(ordinals, rows)
             if len(gone):
-                text = f"row {gone[0]} of shard {key[1]} was freed, and {len(gone) - 1} more"
-                raise Freed(text, shard=key[1])
+                more = f", and {len(gone) - 1} more" if len(gone) > 1 else ""
+                raise Freed(f"row {gone[0]} of shard {key[1]} was freed{more}", shard=key[1])
 
 
 def with_columns(error: Freed, ref: BatchRef) -> Freed:
