@@ -499,8 +499,8 @@ class DeliveryCalls(Blocking):
         """Renew the lease for its original duration. Raises LeaseExpired."""
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
-        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in runs of
-        nearly equal length. With `equal` the numbers of rows differ by at most one.
+        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in contiguous
+        runs. With `equal` the numbers of rows differ by at most one.
 
         Reads no column.
         """
@@ -802,8 +802,7 @@ class HistoryCalls(Blocking):
     def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
     ) -> Schedule:
-        """Which worker generates which of these prompts' responses, and in what order: see
-        `history.scheduling.plan`."""
+        """Assign the responses to these prompts to workers, in an order: see `history.scheduling.plan`."""
 
     def drop(self) -> None:
         """Remove all responses."""

@@ -124,8 +124,8 @@ class Delivery:
         await self._connection.request(request, rm.StreamAnswer, 0.0)
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
-        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in runs of
-        nearly equal length. With `equal` the numbers of rows differ by at most one.
+        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in contiguous
+        runs. With `equal` the numbers of rows differ by at most one.
 
         Reads no column.
         """

@@ -386,8 +386,7 @@ class AsyncHistory:
     async def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
     ) -> Schedule:
-        """Which worker generates which of these prompts' responses, and in what order: see
-        `history.scheduling.plan`."""
+        """Assign the responses to these prompts to workers, in an order: see `history.scheduling.plan`."""
         return plan(await self.lengths(keys), workers, step=step, samples=samples, slots=slots)
 
     async def drop(self) -> None:

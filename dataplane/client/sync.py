@@ -297,7 +297,7 @@ class Table(TableCalls):
     """A table of the cluster. Created by `plane.table` without a message; any number of processes may use it.
 
     Over several hosts it survives the death of any one of them: columns that were stored on that host alone raise
-    `OwnerDied` when they are read, until they are written again. If all hosts that have the table die at once, its
+    `OwnerDied` when they are read, until they are written again. If all hosts that have the table die together, its
     methods raise `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its nodes are
     restarted on their data directories.
 
@@ -357,7 +357,7 @@ def connect(
         own, even if it started another before; a node that others started keeps its own settings.
     gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
     name: the name of this process in `stats`, `dataplane top` and errors, up to 80 characters; None: its program's
-        name, and its own in `multiprocessing` if it is a child.
+        name, followed by its process name if it is a child of `multiprocessing`.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
     ValueError for an invalid address.
