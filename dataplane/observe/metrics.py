@@ -55,7 +55,7 @@ _ROWS = {
     "delivered": "Rows delivered to tasks.",
     "redelivered": "Rows delivered again, after a nack or a lease that ran out.",
     "acked": "Rows that tasks were done with.",
-    "expired": "Rows dropped before tasks were done with them.",
+    "expired": "Rows that expired before tasks were done with them.",
 }
 _NAMES = {"consume": "consume_wait"}
 _LATENCIES = {
@@ -111,7 +111,7 @@ def _cluster(snapshot: Snapshot) -> Iterator[Metric]:
     yield GaugeMetricFamily("dataplane_coordinator_up", answers, int(snapshot.coordinated))
     failed = "Partitions that this node took over from a leader that had gone."
     yield CounterMetricFamily("dataplane_failovers", failed, snapshot.failovers)
-    yield GaugeMetricFamily("dataplane_streams", "Streams that this node leads some of.", snapshot.streams_in_all)
+    yield GaugeMetricFamily("dataplane_streams", "Streams that this node leads.", snapshot.streams_in_all)
 
 
 def _of_streams(streams: dict[str, StreamFigures]) -> Iterator[Metric]:
