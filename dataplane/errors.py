@@ -92,9 +92,9 @@ class LeaseExpired(DataplaneError):
 
 class OutcomeUnknown(DataplaneError):
     """A request that changes something was sent and not answered: it may have been executed, or may yet be. The same
-    request again settles it: an append with the same keys, a claim with the same id and an ack are executed once, an
-    extend is repeated with `replace`, and a request that cannot be repeated, such as a nack, is refused if it was
-    executed. `epoch`: that of the partition, if its leader did not answer."""
+    request again settles it: a claim with the same id and an ack are executed once, as is an append with the same keys
+    while its rows exist. An extend is repeated with `replace`. A request that cannot be repeated, such as a nack, is
+    refused if it was executed. `epoch`: that of the partition, if its leader did not answer."""
 
     FIELDS = {"epoch": 0}
 

@@ -272,12 +272,12 @@ class StreamCalls(Blocking):
         narrow: as for `plane.put`: integers are stored in the narrowest dtype that holds those of this append.
         objects: as for `plane.put`: "refuse" raises SchemaMismatch if a column would be stored as objects.
 
-        An append that is repeated with the same keys and content succeeds and changes nothing. Small appends without
-        keys that run at the same time are merged (`client.appender`). Raises Backpressure (the stream is full; the
-        error names the task that it waits for), LimitExceeded (the rows can never fit), Closed, SchemaMismatch,
-        Misuse (a key exists and this append is no repetition, or a group would exceed `group_size`), Freed (the
-        reference is to freed rows), OutcomeUnknown (no answer came: the rows may be appended, now or later; repeated
-        with the same keys, they are appended once).
+        An append that is repeated with the same keys and content while its rows are in the stream succeeds and changes
+        nothing. Small appends without keys that run at the same time are merged (`client.appender`). Raises
+        Backpressure (the stream is full; the error names the task that it waits for), LimitExceeded (the rows can never
+        fit), Closed, SchemaMismatch, Misuse (a key exists and this append is no repetition, or a group would exceed
+        `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be appended,
+        now or later).
         """
 
     def appender(

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import math
-import warnings
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, get_args
@@ -18,6 +17,7 @@ from dataplane.client import arguments
 from dataplane.client.appender import TIMEOUT_S
 from dataplane.client.arguments import names
 from dataplane.client.delivery import LEFT, Delivery
+from dataplane.client.warn import warn
 from dataplane.clock import monotonic
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, LeaseExpired, Misuse, NotReady
@@ -62,7 +62,7 @@ def ended(closed: Closed, at_end: AtEnd) -> None:
         return
     if at_end == "raise":
         raise closed
-    warnings.warn(f"{closed}; at_end='ignore' or 'raise' chooses what happens then", UserWarning, stacklevel=3)
+    warn(f"{closed}; at_end='ignore' or 'raise' chooses what happens then")
 
 
 class Beginning(Generic[C]):

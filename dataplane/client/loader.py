@@ -19,7 +19,6 @@ import asyncio
 import inspect
 import queue
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +34,7 @@ from dataplane.client.consuming import AtEnd, check_at_end, ended, is_old, loops
 from dataplane.client.delivery import LEFT, reason_of
 from dataplane.client.delivery import Delivery as AsyncDelivery
 from dataplane.client.sync import Delivery, Stream
+from dataplane.client.warn import warn
 from dataplane.clock import monotonic
 from dataplane.device.host_to_device import arrive, brought
 from dataplane.device.memory import device_of
@@ -266,7 +266,7 @@ class Loader:
         import torch
 
         if not torch.cuda.is_available():
-            warnings.warn("pin_memory: there is no CUDA here, so nothing is pinned", UserWarning, stacklevel=4)
+            warn("pin_memory: there is no CUDA here, so nothing is pinned")
             return None
         return int(torch.cuda.current_device())
 

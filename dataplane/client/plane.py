@@ -24,6 +24,7 @@ from dataplane.client.kept_columns import KeptColumns
 from dataplane.client.reader import Getter
 from dataplane.client.streams import AsyncStream
 from dataplane.client.tables import AsyncTable
+from dataplane.client.warn import warn
 from dataplane.client.writer import ShardWriter
 from dataplane.clock import Deadline
 from dataplane.closing import close_each
@@ -304,11 +305,10 @@ class AsyncPlane:
         opened = await self.connection.request(rm.OpenStream(self.connection.next_id(), name, wanted), rm.Opened, 0.0)
         holds = self.connection.welcome.holds
         if wanted is not None and 0 < holds < wanted.max_bytes:
-            warnings.warn(
+            warn(
                 f"stream {name!r} never holds its max_bytes of {format_size(wanted.max_bytes)}: the node has room for"
-                f" {format_size(holds)}, in memory and on disk, and an append waits for that before; choose less, or"
-                " start the node with more memory= or spill=",
-                stacklevel=2,
+                f" {format_size(holds)}, in memory and on disk, and appends wait when that is full; choose less, or"
+                " start the node with more memory= or spill="
             )
         stream = AsyncStream(self.connection, self.writer, self._getter, name, opened)
         if followed is not None:

@@ -87,8 +87,8 @@ def _holder_again(leased: LeasedRows, rows: Index, hold: int, columns: Sequence[
         theirs = (others >= 0) & (others % MAX_TASKS == task) & (others != hold)
         if leased.leases.ended_unacked(number) or np.isin(states, (PENDING, LEASED, DEAD)).any() or theirs.any():
             raise LeaseExpired(
-                "these rows were not acknowledged in time, or given back, and go to others; columns"
-                " computed from them are not added"
+                "these rows are not leased to this delivery any more: the lease ended or they were given back, and they"
+                " go to others; columns computed from them are not added"
             )
         return False
     # A replica that was restarted is given the same grant again.

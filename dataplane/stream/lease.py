@@ -179,8 +179,8 @@ class Leases:
         grant = self._grants.get(number)
         if grant is None or grant.held_by.get(replica) != client:
             raise LeaseExpired(
-                "these rows were not acknowledged in time, or given back, and go to others; what was computed"
-                " from them does not count",
+                "these rows are not leased to this delivery any more: the lease ended, they were given back, or they"
+                " were lost with their host (stream.lost() names those); what was computed from them does not count",
                 lease_s=0.0 if grant is None else grant.lease_s,
             )
         return grant

@@ -19,8 +19,8 @@ class SamplerSuite:
     """Tests that a sampler chooses validly. A subclass has a name that begins with Test, and a method `made`, which
     returns a new sampler.
 
-    `prepared` adds to the candidates the tags and lengths that the sampler reads. Rows come in groups of `group_size`,
-    so that a sampler of whole groups has something to choose.
+    The candidates have lengths of the columns in the sampler's `needs`; `prepared` adds the tags that it reads. Rows
+    come in groups of `group_size`, so that a sampler of whole groups has something to choose.
     """
 
     group_size = 4
@@ -31,7 +31,8 @@ class SamplerSuite:
         raise NotImplementedError
 
     def prepared(self, shown: Candidates) -> Candidates:
-        """The candidates with the tags that this sampler needs; unchanged by default."""
+        """The candidates with the tags that this sampler reads; unchanged by default. `dataclasses.replace(shown,
+        tags={...})` adds some."""
         return shown
 
     def shown(self, rows: int, seed: int, *, closed: bool = False, whole: bool = True) -> Candidates:
@@ -44,6 +45,7 @@ class SamplerSuite:
                 [groups[i] for i in order],
                 version=sorted(rng.integers(0, 5, rows).tolist()),
                 age_s=sorted(rng.uniform(0, 100, rows).tolist(), reverse=True),
+                lengths={name: rng.integers(1, 100, rows).tolist() for name in getattr(self.made(), "needs", ())},
                 group_rows=dict.fromkeys(groups, self.group_size),
                 closed=closed,
                 whole=whole,

@@ -140,7 +140,6 @@ def is_request(item: Item) -> bool:
     return isinstance(item, Ask | HostReplica | SettleOutbox | CountRows | FindReplica | Given)
 
 
-
 class PartitionFrame(Message, frozen=True, tag="partitions"):
     """A frame from the process `life` of `node`."""
 
