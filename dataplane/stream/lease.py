@@ -189,6 +189,7 @@ class Leases:
         """Renew the lease. Raises LeaseExpired."""
         grant = self.find(number, client, replica)
         grant.expires = now + grant.lease_s
+        self._reach(grant)
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> RowLease | None:
         """Record the ack of one holder. Returns the grant if the ack has ended it, else None. Raises LeaseExpired."""
@@ -207,8 +208,12 @@ class Leases:
     def settle(self, grant: RowLease, *, done: bool = False) -> None:
         """End the grant at the request of its holder, whose loop goes on to its next grant."""
         self.end(grant, done=done)
-        for following in self._loops.get((grant.who.client, grant.who.loop), ())[:1]:
-            following.unseen = False
+        self._reach(grant)
+
+    def _reach(self, grant: RowLease) -> None:
+        """Note that the loop of this grant has reached the first grant that it has not settled."""
+        for first in self._loops.get((grant.who.client, grant.who.loop), ())[:1]:
+            first.unseen = False
 
     def let_go(self, grant: RowLease, replica: int | None) -> bool:
         """Give back rows that one holder has not seen. Returns whether that ends the grant. A grant of replicas stays,

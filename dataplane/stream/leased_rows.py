@@ -248,6 +248,7 @@ class LeasedRows:
         which is no delivery."""
         if grant.unseen:
             self.partition.give_back(grant.task, grant.rows, seen=False)
+            self.changes += 1
             return []
         return [SettleCommand(task=grant.task, rows=grant.rows, state=PENDING, reason=reason)]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -14,7 +15,7 @@ from dataplane.stream import requests as r
 from dataplane.stream.lease import Who
 from dataplane.stream.progress import DEAD
 from dataplane.stream.rows import MAX_COLUMNS
-from dataplane.stream.sampler import Candidates, CompleteGroups, Freshest, TokenBalanced
+from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, StreamSettings
 from dataplane.stream.statistics import figures
 from tests.cases import each_case
@@ -268,3 +269,20 @@ class TestTheEnd:
         figures = stream.figures()
         assert (figures["rows"], figures["bytes"], figures["groups"], figures["behind"]) == (0, 0, 0, [])
         assert stream.leased.leases.next_end() is None
+
+
+def test_rows_fetched_ahead_whose_lease_expires_go_to_a_waiting_consumer() -> None:
+    stream = Stream()
+    stream.append(4, groups=["a", "a", "b", "b"])
+
+    def fetch() -> Any:
+        return stream._wait(msgspec.structs.replace(stream.demand(2, sampler=Fifo()), loop=1), "loop")
+
+    current, ahead = fetch(), fetch()
+    waiting = stream.consume(2, sampler=CompleteGroups(2))
+    stream.append(1, groups=["c"])  # for which it is tried in vain
+    stream.now = 5.0
+    stream.run(r.Renew(client="c", grant=current.grant.number))
+    assert not waiting.got
+    stream.settle(10.0)
+    assert waiting.rows == ahead.rows == [2, 3]
