@@ -2,10 +2,11 @@
 
 Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
 arrival, in three queues: those whose callers may free memory next, restores and then extends of rows, go before other
-new bytes. Appends leave a part of the memory free for them: else a node that is full of rows that lack a column could
-never store that column. A request that fits may pass an older one of its queue that does not, until the older one has
-waited `passing_s`; from then on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or
-by cancellation.
+new bytes. New bytes also have to leave room to read back what is on disk (`store.stored`), restores only have to fit in
+memory. Appends leave a part free for extends: else a node that is full of rows that lack a column could never store
+that column. A request that fits may pass an older one of its queue that does not, until the older one has waited
+`passing_s`; from then on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or by
+cancellation.
 
 The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
 `explain` returns the holders of the bytes when a wait fails. Used from one event loop.
@@ -26,13 +27,13 @@ from dataplane import waiting
 from dataplane.clock import Clock, Deadline, monotonic
 from dataplane.config import format_size
 from dataplane.errors import Backpressure, LimitExceeded
+from dataplane.store.stored import Rooms, StoredBytes
 
 Purpose = Literal["restore", "extend", "put", "append"]
 """What bytes are for: a shard that is read back from disk, more columns of rows that are in a stream, columns of new
 rows, or any other new bytes."""
 
 _QUEUE: dict[Purpose, int] = {"restore": 0, "extend": 1, "put": 2, "append": 2}
-_SPARE = 16  # appends leave the capacity, divided by this, free
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ def attributed(holder: Mapping[str, Any]) -> str:
 @dataclass(slots=True, eq=False)
 class _Waiter:
     nbytes: int
-    limit: int
+    purpose: Purpose
+    room: int
     since: float
     granted: asyncio.Future[None]
     wait: waiting.RequestWait
@@ -77,12 +79,16 @@ class Budget:
         self,
         capacity: int,
         *,
+        stored: StoredBytes | None = None,
         on_demand: Callable[[], None] = lambda: None,
-        explain: Callable[[], Holders] = Holders,
+        explain: Callable[[bool], Holders] = lambda full: Holders(),
         passing_s: float = 1.0,
         clock: Clock = monotonic,
     ) -> None:
+        """`explain(full)`: told whether the bytes were refused to keep room for reading back. Without `stored`, there
+        is no disk."""
         self.capacity = capacity
+        self._stored = StoredBytes(capacity, 0, Rooms()) if stored is None else stored
         self.used = 0
         self.peak = 0
         """The most bytes that were ever in use."""
@@ -94,8 +100,9 @@ class Budget:
         self._waits = 0
         self._waited_s = 0.0
 
-    def try_reserve(self, nbytes: int, purpose: Purpose = "put") -> bool:
-        """Take the bytes now, if they are free and no waiting request would be overtaken unfairly.
+    def try_reserve(self, nbytes: int, purpose: Purpose = "put", room: int = 0) -> bool:
+        """Take the bytes now, if they are free and no waiting request would be overtaken unfairly. `room`: of the
+        largest shard among them; 0: they are one shard.
 
         Raises LimitExceeded for more bytes than the capacity.
         """
@@ -107,7 +114,7 @@ class Budget:
                 asked=nbytes,
                 limit=self.capacity,
             )
-        if self.used + nbytes > self._limit(nbytes, purpose):
+        if self.used + nbytes > self.capacity or not self.admits(nbytes, purpose, room or nbytes):
             return False
         ahead = itertools.chain(*self._queues[: _QUEUE[purpose] + 1])
         if any(self._clock() - waiter.since > self._passing_s for waiter in ahead):
@@ -116,25 +123,25 @@ class Budget:
         self.peak = max(self.peak, self.used)
         return True
 
-    def _limit(self, nbytes: int, purpose: Purpose) -> int:
-        """How much may be in use with these bytes. A large append may use all of the memory."""
-        spares = purpose == "append" and nbytes <= self.capacity // 2
-        return self.capacity - self.capacity // _SPARE if spares else self.capacity
+    def admits(self, nbytes: int, purpose: Purpose, room: int) -> bool:
+        """Whether these bytes leave room to read back the others. A large append may use what others leave free."""
+        spare = purpose == "append" and nbytes <= self.capacity // 2
+        return purpose == "restore" or self._stored.admits(self.used, nbytes, room, spare=spare)
 
     def _waiters(self) -> Iterator[_Waiter]:
         return itertools.chain(*self._queues)
 
-    async def reserve(self, nbytes: int, deadline: Deadline, purpose: Purpose = "put") -> None:
-        """Take `nbytes`, waiting until the deadline.
+    async def reserve(self, nbytes: int, deadline: Deadline, purpose: Purpose = "put", room: int = 0) -> None:
+        """As `try_reserve`, waiting until the deadline.
 
         Raises Backpressure at the deadline, LimitExceeded at once if waiting cannot help. Cancelled, it leaves
         nothing reserved.
         """
-        if self.try_reserve(nbytes, purpose):
+        if self.try_reserve(nbytes, purpose, room):
             return
         queue = self._queues[_QUEUE[purpose]]
-        wait, limit = waiting.turn("memory"), self._limit(nbytes, purpose)
-        waiter = _Waiter(nbytes, limit, self._clock(), asyncio.get_running_loop().create_future(), wait)
+        wait, granted = waiting.turn("memory"), asyncio.get_running_loop().create_future()
+        waiter = _Waiter(nbytes, purpose, room or nbytes, self._clock(), granted, wait)
         queue.append(waiter)
         self._waits += 1
         self._on_demand()
@@ -146,9 +153,10 @@ class Budget:
                 self.release(nbytes)
             else:
                 queue.remove(waiter)
-                self._grant()
+                self.grant()
             if isinstance(error, TimeoutError):
-                raise self.backpressure(nbytes, deadline) from None
+                full = not self.admits(nbytes, purpose, waiter.room)
+                raise self.backpressure(nbytes, deadline, full=full) from None
             raise
         finally:
             if purpose == "restore":
@@ -157,9 +165,9 @@ class Budget:
                 wait.turn("")
             self._waited_s += self._clock() - waiter.since
 
-    def backpressure(self, nbytes: int, deadline: Deadline) -> Backpressure:
-        """The error of a failed wait for `nbytes`."""
-        why = self._explain()
+    def backpressure(self, nbytes: int, deadline: Deadline, *, full: bool = False) -> Backpressure:
+        """The error of a failed wait for `nbytes`. `full`: they were refused to keep room for reading back."""
+        why = self._explain(full)
         named = [holder for holder in why.holders if holder["how"] != "spilled"][:4]
         if why.spill_error:
             named += [holder for holder in why.holders if holder["how"] == "spilled"][:2]
@@ -180,15 +188,16 @@ class Budget:
         if nbytes > self.used:
             raise ValueError(f"{nbytes} bytes given back of {self.used} in use")
         self.used -= nbytes
-        self._grant()
+        self.grant()
 
-    def _grant(self) -> None:
+    def grant(self) -> None:
+        """Grant what fits now. To be called when fewer bytes are stored."""
         now = self._clock()
         for queue in self._queues:
             for waiter in list(queue):
                 if waiter.granted.done():
                     continue  # cancelled, and about to leave the queue
-                if self.used + waiter.nbytes <= waiter.limit:
+                if self.used + waiter.nbytes <= self.capacity and self._admitted(waiter):
                     queue.remove(waiter)
                     self.used += waiter.nbytes
                     self.peak = max(self.peak, self.used)
@@ -200,11 +209,23 @@ class Budget:
         if any(self._queues):
             self._on_demand()
 
+    def _admitted(self, waiter: _Waiter) -> bool:
+        return self.admits(waiter.nbytes, waiter.purpose, waiter.room)
+
     @property
     def shortfall(self) -> int:
-        """Bytes that must be freed before the first waiting request can be granted."""
-        first = next(self._waiters(), None)
-        return 0 if first is None else max(0, self.used + first.nbytes - first.limit)
+        """Bytes of memory that must be freed before the first waiting request that needs nothing else can be
+        granted."""
+        for waiter in self._waiters():
+            if self._admitted(waiter):
+                return max(0, self.used + waiter.nbytes - self.capacity)
+            if self._clock() - waiter.since > self._passing_s:
+                break  # it holds up the others
+        return 0
+
+    @property
+    def waiting(self) -> bool:
+        return any(self._queues)
 
     @property
     def restoring(self) -> bool:

@@ -55,16 +55,17 @@ class MemoryHolders:
         self._last_holders, self._holders_until = self._held_by(now), now + _HOLDERS_S
         return self._last_holders
 
-    def explain(self) -> Holders:
-        """The holders, and the reason why no more bytes can go to disk."""
-        return Holders(self.all(), self._disk.error or self._disk_full())
+    def explain(self, full: bool) -> Holders:
+        """The holders, and the reason why no more bytes can go to disk. `full`: new bytes were refused, to keep room
+        for reading back."""
+        return Holders(self.all(), self._disk.error or self._disk_full(full))
 
-    def _disk_full(self) -> str:
+    def _disk_full(self, refused: bool) -> str:
         if not self._disk.quota:
             return "spilling is off"
         used, quota = format_size(self._disk.used), format_size(self._disk.quota)
         full = f"the disk budget is full: {used} of {quota}, and the rest is kept free to exchange shards with memory"
-        return full if self._residency.disk_full else ""
+        return full if refused or self._residency.disk_full else ""
 
     def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
         """See `all`."""

@@ -19,6 +19,7 @@ from dataplane.errors import Backpressure, Corrupt, LeaseExpired, ProtocolMismat
 from dataplane.store.arena import Arena, Extent, pages
 from dataplane.store.budget import Budget, Purpose
 from dataplane.store.shard import Shard, check_cost
+from dataplane.store.stored import Rooms
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,15 @@ class Reservation:
 
 
 class Reservations:
-    """The reservations of one store. `numbers`: the numbers of the next shards. `lease_s`: the seconds of silence after
-    which a client loses its reservations."""
+    """The reservations of one store. `rooms`: has the sizes of all shards and reservations. `numbers`: the numbers of
+    the next shards. `lease_s`: the seconds of silence after which a client loses its reservations."""
 
-    def __init__(self, budget: Budget, arena: Arena, numbers: Iterator[int], lease_s: float, clock: Clock) -> None:
+    def __init__(
+        self, budget: Budget, arena: Arena, rooms: Rooms, numbers: Iterator[int], lease_s: float, clock: Clock
+    ) -> None:
         self._budget = budget
         self._arena = arena
+        self._rooms = rooms
         self._numbers = numbers
         self.lease_s = lease_s
         self._clock = clock
@@ -46,7 +50,9 @@ class Reservations:
     def reserve_now(self, client: Hashable, sizes: Sequence[int], purpose: Purpose = "put") -> list[Reservation] | None:
         """As `reserve`, or None if it would have to wait."""
         total = self._total(sizes)
-        return self._allocate(client, sizes, client) if self._budget.try_reserve(total, purpose) else None
+        if not self._budget.try_reserve(total, purpose, pages(max(sizes))):
+            return None
+        return self._allocate(client, sizes, client)
 
     async def reserve(
         self, client: Hashable, sizes: Sequence[int], deadline: Deadline, purpose: Purpose = "put"
@@ -55,7 +61,7 @@ class Reservations:
 
         Raises LimitExceeded at once if together they exceed the budget, Backpressure at the deadline.
         """
-        await self._budget.reserve(self._total(sizes), deadline, purpose)
+        await self._budget.reserve(self._total(sizes), deadline, purpose, pages(max(sizes, default=0)))
         return self._allocate(client, sizes, client)
 
     def _total(self, sizes: Sequence[int]) -> int:
@@ -79,6 +85,8 @@ class Reservations:
             total = self._total(sizes)
             self._budget.release(total)
             raise Backpressure(f"the node can not make a segment: {error.strerror}", needed=total) from None
+        for reservation in made:
+            self._rooms.add(reservation.extent.size)
         self._reserved[client].update((r.shard, r.extent) for r in made)
         return made
 
@@ -101,7 +109,7 @@ class Reservations:
 
     def taken(self, client: Hashable, number: int) -> None:
         """Forget a reservation that has become a shard."""
-        del self._reserved[client][number]
+        self._rooms.remove(self._reserved[client].pop(number).size)
 
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
         """Give reservations back unsealed. Those that are not the client's, or do not exist, are ignored."""
@@ -115,6 +123,7 @@ class Reservations:
 
     def _release(self, extent: Extent) -> None:
         self._arena.release(extent)
+        self._rooms.remove(extent.size)
         self._budget.release(extent.size)
 
     def touch(self, client: Hashable) -> None:
@@ -139,6 +148,7 @@ class Reservations:
         for number, extent in self._reserved.pop(client, {}).items():
             self._arena.punch(extent, 0, extent.size, extent.size)
             self._revoked[client][number] = extent
+            self._rooms.remove(extent.size)
             self._budget.release(extent.size)
 
     def leave(self, client: Hashable) -> None:

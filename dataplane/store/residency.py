@@ -7,13 +7,11 @@ Invariants:
   and after a read, to be read again only after all others. So the newest rows of a queue go to disk, not its oldest;
 - above the high watermark the shards with the furthest reads are written ahead, down to the low watermark. They stay in
   memory until the room is needed: a producer seldom waits for the disk, and no shard is read back unnecessarily;
-- every shard on disk can be read back, even if memory and disk are full, unless everything is pinned: a part of the
-  quota is kept for swapping;
+- every shard on disk can be read back, even if memory and disk are full, unless everything is pinned: new bytes are
+  admitted only while they leave room for an exchange (`store.stored`);
 - a shard that is being moved is not touched until the move has ended; if it is freed meanwhile, it is removed then;
 - a small shard that shares pages is treated like all others, but its memory comes back with the last shard in its
-  pages, and once it was read back it has pages of its own. On disk each takes a page. So while a read waits and the
-  disk is almost full, they are written only if no other shard can be: else they would fill the part that is kept for
-  swapping, and give little memory back.
+  pages, and once it was read back it has pages of its own. On disk each takes a page.
 
 Rejected: least-recently-used, the worst order for a queue; to take memory as soon as the high watermark is passed,
 which reads back up to a quarter more than necessary.
@@ -30,7 +28,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.errors import DataplaneError, Freed
-from dataplane.store.arena import OWN, Arena
+from dataplane.store.arena import OWN, Arena, Extent
 from dataplane.store.budget import Budget
 from dataplane.store.durable.shards import DurableShard
 from dataplane.store.extents import RangeSet
@@ -40,12 +38,12 @@ from dataplane.store.shards import Shards
 from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk
 from dataplane.store.spill_file import SpillFile, aligned
+from dataplane.store.stored import StoredBytes
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
-_SMALL = 256  # small shards that are passed over for larger ones
 _LATE_S = 1.0  # seconds after which memory of clean shards is taken without waiting for a write any more
 _STALE = 4  # stale entries that even a small heap may have before it is rebuilt
 
@@ -57,6 +55,7 @@ class Residency:
         self,
         config: NodeConfig,
         budget: Budget,
+        stored: StoredBytes,
         arena: Arena,
         small: SmallExtents,
         disk: Disk,
@@ -66,6 +65,7 @@ class Residency:
         self._high = int(config.high_watermark * budget.capacity)
         self._low = int(config.low_watermark * budget.capacity)
         self._budget = budget
+        self._stored = stored
         self._arena = arena
         self._small = small
         self._disk = disk
@@ -74,7 +74,6 @@ class Residency:
         self._uses = itertools.count(1)
         self._dirty_heap: list[tuple[int, int]] = []  # (-next_use, number), including stale entries
         self._clean_heap: list[tuple[int, int]] = []
-        self._clean_bytes = 0
         self._ahead = False  # from passing the high watermark until the low one is reached
         self._refused = False
         self.disk_full = False
@@ -93,7 +92,7 @@ class Residency:
         """Note that the shard was put or read just now: its next use is after those of all others."""
         shard.next_use = next(self._uses)
         self._push(shard)
-        if self._ahead or self._budget.shortfall or self._budget.used - self._clean_bytes > self._high:
+        if self._ahead or self._budget.shortfall or self._budget.used - self._stored.clean > self._high:
             self.wake_up()
 
     def used_all(self, shards: Iterable[Shard]) -> None:
@@ -120,13 +119,23 @@ class Residency:
         """Free the memory and the file of the shard."""
         self._drop_file(shard)
         self._let_go(shard)
+        if self._budget.waiting:
+            self.wake_up()
         self._tidy(self._dirty_heap, clean=False)
         self._tidy(self._clean_heap, clean=True)
 
+    def freed(self, shard: Shard) -> None:
+        """Note that a pinned shard was freed: nobody will read it back, so it needs no file."""
+        if shard.extent is not None and shard.moving is None and isinstance(shard.file, SpillFile):
+            self._drop_file(shard)
+            self.wake_up()
+
     def _let_go(self, shard: Shard) -> None:
         extent, held, shared = shard.extent, shard.held, shard.shared
+        self._stored.remove(shard)
         shard.extent = shard.holes = None
         shard.shared = False
+        self._stored.add(shard)  # before other bytes are admitted
         if extent is not None and shared:
             gone = self._small.give(extent)
             if gone:
@@ -145,25 +154,28 @@ class Residency:
             nbytes = shard.holes.add(start, end)
             if nbytes:
                 self._arena.punch(extent, start, end, nbytes)
+                self._stored.punched(nbytes)
                 self._budget.release(nbytes)
 
     def _drop_file(self, shard: Shard) -> None:
         if shard.file is not None:
-            if shard.clean:
-                self._clean_bytes -= shard.held
             if isinstance(shard.file, SpillFile):
                 self._disk.remove(shard.file)
             elif isinstance(shard.file, DurableShard):
                 shard.file.free()
-            shard.file = None
+            self._set_file(shard, None)
+
+    def _set_file(self, shard: Shard, file: SpillFile | DurableShard | None) -> None:
+        self._stored.remove(shard)
+        shard.file = file
+        self._stored.add(shard)
 
     def persisted(self, shard: Shard, durable: DurableShard) -> None:
         """Note that the shard has durable bytes on disk: it is clean from now on."""
         if isinstance(shard.file, SpillFile):
             self._disk.remove(shard.file)
-        elif shard.file is None:
-            self._clean_bytes += shard.held
-        shard.file = durable
+        self._set_file(shard, durable)
+        self.wake_up()
 
     def was_read(self, shard: Shard) -> None:
         """Undo what reading all memory of a shard has done: pages mapped here count twice, and holes got pages."""
@@ -209,8 +221,7 @@ class Residency:
                     await self._disk.read(shard.file, view, lambda start, size: self._arena.forget(extent, start, size))
                 else:
                     await shard.file.read(view)
-            shard.extent = extent
-            self._clean_bytes += shard.held
+            self._came_back(shard, extent)
         except DataplaneError as error:
             shard.damage = error
         except OSError as error:
@@ -230,15 +241,21 @@ class Residency:
             return
         with self._arena.view(extent) as view:
             view[:] = payload.ljust(extent.size, b"\0")
-        shard.extent = extent
-        self._clean_bytes += shard.held
+        self._came_back(shard, extent)
         self.used(shard)
+
+    def _came_back(self, shard: Shard, extent: Extent) -> None:
+        self._stored.remove(shard)
+        shard.extent = extent
+        self._stored.add(shard)
 
     def _settle(self, shard: Shard) -> None:
         """End a move of the shard, and continue the work that waited for it."""
         shard.moving = None
         if shard.freed and not self._pins.holds(shard.number):
             self.discard(shard)
+        elif shard.freed:
+            self.freed(shard)
         elif shard.extent is not None:
             self._push(shard)
         self.wake_up()
@@ -278,6 +295,7 @@ class Residency:
         """Make room whenever it is needed, until cancelled."""
         while True:
             await self._wake.wait()
+            self._budget.grant()  # what waits for fewer stored bytes
             self._wake.clear()
             self._make_room()
 
@@ -292,11 +310,10 @@ class Residency:
             clean = self._pop(clean=True)
             if clean is None:
                 break
-            self._clean_bytes -= clean.held
             self._let_go(clean)
         if self._batch:
             return
-        dirty = self._budget.used - self._clean_bytes
+        dirty = self._budget.used - self._stored.clean
         self._ahead = dirty > (self._low if self._ahead else self._high)
         need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
         for shard in self._victims(need) if need and not self._refused else []:
@@ -331,9 +348,7 @@ class Residency:
     def _victims(self, need: int) -> list[Shard]:
         """Dirty shards to write, those with the furthest reads first: of `need` bytes, or enough for a batch."""
         victims: list[Shard] = []
-        small: list[Shard] = []
-        swaps, kept = self._budget.restoring, self._kept()
-        sizes = [] if swaps else kept
+        sizes: list[int] = []
         freed = 0
         spilled = self._spilled()
         self.disk_full = False
@@ -341,9 +356,6 @@ class Residency:
             shard = self._pop(clean=False)
             if shard is None:
                 break
-            if shard.shared and swaps and kept and len(small) < _SMALL:
-                small.append(shard)
-                continue
             if not self._fits_on_disk([*sizes, shard.room], shard.next_use, spilled):
                 self._push(shard)
                 self.disk_full = not self._disk.fits([*sizes, shard.room], later=True)
@@ -351,14 +363,6 @@ class Residency:
             victims.append(shard)
             sizes.append(shard.room)
             freed += shard.size
-        for shard in small:
-            if victims[_BATCH_SHARDS - 1 :] or (victims and not victims[0].shared):
-                self._push(shard)
-            elif self._fits_on_disk([*sizes, shard.room], shard.next_use, spilled):
-                victims.append(shard)
-                sizes.append(shard.room)
-            else:
-                self._push(shard)
         return victims
 
     def _spilled(self) -> Iterator[Shard]:
@@ -380,15 +384,6 @@ class Residency:
                 self._push(shard)
         return self._disk.fits(sizes)
 
-    def _kept(self) -> list[int]:
-        """The part of the disk's quota that only reads may use, as sizes. If memory and disk are both full, it is used
-        to exchange a shard on disk with some in memory. It has room for the largest shard, and for one more if sizes
-        differ."""
-        if self._disk.fits([2 * self._budget.capacity]):
-            return []  # far from full
-        sizes = self._shards.rooms
-        return list(sizes) if len(sizes) < 2 else [max(sizes)] * 2
-
     async def _write(self, shard: Shard) -> None:
         """Make the shard clean. Raises OSError if the disk refuses."""
         extent, moving = shard.extent, shard.moving
@@ -397,10 +392,10 @@ class Residency:
         try:
             shared = shard.shared
             with memoryview(aligned(self._arena.read(extent))) if shared else self._arena.view(extent) as view:
-                shard.file = await self._disk.write(
+                file = await self._disk.write(
                     shard.number, view, lambda start, size: None if shared else self._arena.forget(extent, start, size)
                 )
-            self._clean_bytes += shard.held
+            self._set_file(shard, file)
         finally:
             for start, end in shard.holes or ():  # reading them made pages there
                 self._arena.punch(extent, start, end, 0)

@@ -7,7 +7,6 @@ pin is dropped. A scope without shards does not exist. Only the store adds and r
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, cast
@@ -17,6 +16,7 @@ from dataplane.clock import Clock
 from dataplane.errors import Freed
 from dataplane.store.live_cells import LiveBlock
 from dataplane.store.shard import Shard
+from dataplane.store.stored import Rooms
 
 _damage_of, _layout_of = attrgetter("damage"), attrgetter("layout")
 _PLACE = 64  # bytes: an upper bound for a shard's description without its layout
@@ -29,23 +29,21 @@ class Shards(dict[int, Shard]):
         self.freeings = Freeings(clock)
         self._clock = clock
         self.freed: dict[int, Shard] = {}
-        self.rooms: Counter[int] = Counter()
-        """By `Shard.room`: how many shards have it."""
+        self.rooms = Rooms()
+        """Of these shards, and of reservations."""
         self._scopes: dict[str, set[int]] = {}
 
     def add(self, shard: Shard) -> None:
         """Add a new shard, also to its scope if it has one."""
         shard.since_s = self._clock()
         self[shard.number] = shard
-        self.rooms[shard.room] += 1
+        self.rooms.add(shard.room)
         if shard.scope:
             self._scopes.setdefault(shard.scope, set()).add(shard.number)
 
     def remove(self, shard: Shard) -> None:
         del self[shard.number]
-        self.rooms[shard.room] -= 1
-        if not self.rooms[shard.room]:
-            del self.rooms[shard.room]
+        self.rooms.remove(shard.room)
 
     def unscope(self, numbers: Iterable[int]) -> None:
         """Take these shards out of their scopes. Freed ones are ignored."""

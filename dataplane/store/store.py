@@ -51,6 +51,7 @@ from dataplane.store.shard import Backing, Shard, check_cost
 from dataplane.store.shards import Shards
 from dataplane.store.small_extents import MOST, SmallExtents
 from dataplane.store.spill import Disk, DiskStatistics
+from dataplane.store.stored import StoredBytes
 
 _extent_of = attrgetter("extent")
 
@@ -87,18 +88,20 @@ class Store:
     def __init__(self, config: NodeConfig, *, directory: DataDirectory | None = None, clock: Clock = monotonic) -> None:
         """`directory`: of durable shards, owned by the store from now on. Without one, shards cannot be durable."""
         self._config = config
+        self.shards = shards = Shards(clock)
+        self._stored = stored = StoredBytes(config.memory_bytes, config.spill_bytes, shards.rooms)
         self.budget = Budget(
             config.memory_bytes,
+            stored=stored,
             on_demand=lambda: self.residency.wake_up(),
-            explain=lambda: self.holders.explain(),
+            explain=lambda full: self.holders.explain(full),
             clock=clock,
         )
         self.arena = arena = Arena(config.memory_bytes)
         self.disk = disk = Disk(config.spill_path, config.spill_bytes, compression=config.compression)
         self.pins = pins = Pins()
-        self.shards = shards = Shards(clock)
         self._small = small = SmallExtents(arena, OWN)
-        self.residency = Residency(config, self.budget, arena, small, disk, pins, shards)
+        self.residency = Residency(config, self.budget, stored, arena, small, disk, pins, shards)
         """Must `run` for anything to be spilled."""
         self.first = 1 if directory is None else directory.first
         """The least number of a shard that is stored by this process."""
@@ -109,7 +112,9 @@ class Store:
             self.persistence = Persistence(
                 directory, arena, self.residency, shards, self._numbers, self.pin, self.unpin
             )
-        self.reservations = Reservations(self.budget, arena, self._numbers, config.reservation_lease_s, clock)
+        self.reservations = Reservations(
+            self.budget, arena, shards.rooms, self._numbers, config.reservation_lease_s, clock
+        )
         """The memory that clients may write."""
         self.client_shards = ClientShards(shards, pins)
         """Shards whose bytes clients keep."""
@@ -151,6 +156,7 @@ class Store:
 
     def _add(self, shard: Shard) -> int:
         self.shards.add(shard)
+        self._stored.add(shard)
         self._put_bytes += shard.size
         self.residency.used(shard)
         return shard.number
@@ -161,8 +167,8 @@ class Store:
         """A shard whose bytes came in a message, or None if it would have to wait for room. Raises as `put`."""
         shard = inline(payload, layout, scope, holder)
         room = 0 if shard.size <= MOST and self._small.fits(shard.size) else shard.room
-        if room and not self.budget.try_reserve(room, purpose):
-            return None
+        if not (self.budget.try_reserve if room else self.budget.admits)(shard.room, purpose, shard.room):
+            return None  # on disk, each takes whole pages
         return self._place(client, shard, payload, room)
 
     async def put(
@@ -268,6 +274,7 @@ class Store:
             raise
         self.reservations.taken(client, reserved)
         shard.extent, shard.size, shard.file, shard.moving = made.extent, made.size, None, None
+        self._stored.add(shard)
         self._put_bytes += shard.size
         self.residency.used(shard)
         kept.landed()
@@ -381,6 +388,7 @@ class Store:
             self._freed_bytes += shard.size
         if self.pins.holds(shard.number):
             self.shards.freed[shard.number] = shard
+            self.residency.freed(shard)
         elif shard.moving is None:
             self.residency.discard(shard)
 

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dataplane.clock import Deadline
+from dataplane.config import PAGE
 from dataplane.errors import LimitExceeded
 from dataplane.store.budget import Budget, Purpose
+from dataplane.store.shard import Shard
+from dataplane.store.spill_file import SpillFile
+from dataplane.store.stored import Rooms, StoredBytes
 from tests.unit.store.stores import FakeClock
 
 LONG = 20.0
@@ -110,7 +116,7 @@ async def test_appends_leave_memory_for_extends_which_pass_them() -> None:
     waiters = Waiters(budget)
     await waiters.ask("append", 1, "append")
     clock.now = 10.0
-    assert budget.shortfall == 1
+    assert not budget.shortfall, "it waits for fewer bytes in use, not for others to leave memory"
     assert budget.try_reserve(10, "extend"), "it waits for no append, however old"
     await waiters.ask("extend", 10, "extend")
     await waiters.free(10)
@@ -119,6 +125,40 @@ async def test_appends_leave_memory_for_extends_which_pass_them() -> None:
     assert waiters.granted == ["extend", "append"]
     await waiters.free(149)
     assert budget.try_reserve(159, "append"), "a large one may use all of the memory"
+
+
+async def test_a_request_that_waits_for_stored_bytes_takes_no_memory_and_holds_up_no_restore() -> None:
+    clock = FakeClock()
+    stored = StoredBytes(100, 100, Rooms())
+    budget = Budget(100, stored=stored, passing_s=1.0, clock=clock)
+    assert budget.try_reserve(50)
+    stored.add(spilled := Shard(1, 1, 1, 1, b"", "", "", 0, file=SpillFile(1, Path(), PAGE, ())))
+    waiters = Waiters(budget)
+    await waiters.ask("put", 10)
+    assert not budget.shortfall
+    clock.now = 2.0
+    await waiters.ask("restore", 60, "restore")
+    assert budget.shortfall == 10
+    await waiters.free(10)
+    assert waiters.granted == ["restore"]
+    await waiters.free(60)
+    stored.remove(spilled)
+    budget.grant()
+    await turns()
+    assert waiters.granted == ["restore", "put"]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
+def test_the_largest_size_is_known_after_each_change(done: list[tuple[bool, int]]) -> None:
+    rooms, model = Rooms(), Counter[int]()
+    for adds, size in done:
+        if adds:
+            rooms.add(size)
+            model[size] += 1
+        elif model[size]:
+            rooms.remove(size)
+            model[size] -= 1
+        assert rooms.largest == max((size for size in model if model[size]), default=0)
 
 
 actions = st.lists(

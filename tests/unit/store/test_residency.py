@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import random
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure
 from dataplane.store import residency
+from dataplane.store.budget import Purpose
 from dataplane.store.store import Pinned, Store
 from tests.cases import each_case
 from tests.processes import WAIT_S
-from tests.unit.store.stores import moving, soon
+from tests.unit.store.stores import layout, moving, soon
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE = 64 * KIB  # of every shard here
@@ -138,7 +140,7 @@ async def test_spilling_ahead_runs_from_the_high_to_the_low_watermark(tmp_path: 
 async def test_spill_files_of_resident_shards_are_deleted_for_shards_that_must_spill(tmp_path: Path) -> None:
     """The quota is full of copies of shards that were read back and are pinned: they help nobody there."""
     quota = 8 * SIZE
-    async with running(tmp_path, spill=quota + SIZE, high_watermark=1.0, low_watermark=1.0) as store:
+    async with running(tmp_path, spill=quota + 2 * SIZE, high_watermark=1.0, low_watermark=1.0) as store:
         numbers = [await put(store, seed) for seed in range(72)]
         await at_rest(store)
         assert store.disk.used == quota
@@ -147,7 +149,7 @@ async def test_spill_files_of_resident_shards_are_deleted_for_shards_that_must_s
         await pin(store, *gone)
         later = [await put(store, 100 + seed) for seed in range(8)]
         await at_rest(store)
-        assert store.disk.used <= quota + SIZE
+        assert store.disk.used <= quota + 2 * SIZE
         assert not set(later) & set(gone)
         for number in gone:
             assert store.shards[number].extent is not None
@@ -166,6 +168,77 @@ async def test_spilled_shards_can_be_restored_with_memory_and_disk_full(tmp_path
         assert store.disk.used <= 12 * SIZE
 
 
+@each_case("sizes", [(1000, 300_000), (4096, 300_000), (1000, 4096, 300_000), (1000,), (300_000,)])
+@each_case("seed", [2, 3])
+async def test_shards_of_any_size_are_read_back_with_memory_and_disk_full(
+    tmp_path: Path, sizes: tuple[int, ...], seed: int
+) -> None:
+    """Also while producers take all that comes free, and readers add columns to what they read."""
+    chance = random.Random(seed)
+    async with running(tmp_path, spill=MEMORY) as store:
+
+        async def write(purpose: Purpose, sizes: Sequence[int], deadline: Deadline) -> int:
+            size = chance.choice(sizes)
+            where: Any = {"scope": "", "holder": "producer", "purpose": purpose}
+            number = store.put_now("producer", bytes(size), layout(size), **where)
+            return number or await store.put("producer", bytes(size), layout(size), deadline, **where)
+
+        async def produce() -> None:
+            while True:
+                await write("append", sizes, soon())
+
+        async def consume(reader: str, mine: list[int]) -> None:
+            for i in range(0, len(mine), 2):
+                await store.pin(reader, mine[i : i + 2], soon())
+                with suppress(Backpressure):
+                    await write("extend", [4096, 50_000], Deadline.after(0.02))
+                store.unpin(reader, mine[i : i + 2])
+
+        numbers: list[int] = []
+        refused = 0
+        while refused < 3:
+            try:
+                numbers.append(await write("append", sizes, Deadline.after(0.02)))
+            except Backpressure:
+                refused += 1
+                await at_rest(store)
+        producers = [asyncio.create_task(produce()) for _ in range(3)]
+        try:
+            await asyncio.gather(*(consume(f"reader {i}", numbers[:120][i::2]) for i in range(2)))
+        finally:
+            for each in producers:
+                each.cancel()
+            await asyncio.gather(*producers, return_exceptions=True)
+
+
+async def test_new_bytes_wait_for_stored_ones_and_not_for_memory(tmp_path: Path) -> None:
+    async with running(tmp_path, spill=12 * SIZE) as store:
+        numbers = await fill(store)
+        assert len(numbers) == 64 + 12 - 2, "room for one exchange is left"
+        with pytest.raises(Backpressure, match="the disk budget is full"):
+            await put(store, 1, seconds=0.01)
+        producer = asyncio.create_task(put(store, 1))
+        await until(lambda: store.budget.waiting)
+        await at_rest(store)
+        spilled = [number for number in numbers if store.shards[number].extent is None]
+        assert store.budget.used + len(spilled) * SIZE == len(numbers) * SIZE
+        assert not store.budget.shortfall, "no memory is taken for it"
+        store.free(spilled[:1])
+        await producer
+
+
+async def test_a_freed_shard_that_is_pinned_has_no_file(tmp_path: Path) -> None:
+    """Else it would use the disk for bytes that nobody reads back."""
+    async with running(tmp_path, spill=12 * SIZE) as store:
+        await fill(store)
+        number = on_disk(store)[-1]
+        await pin(store, number)
+        assert number in on_disk(store)
+        store.free([number])
+        await until(lambda: number not in on_disk(store))
+        store.unpin("reader", [number])
+
+
 async def test_a_hanging_write_holds_up_no_request_that_clean_memory_satisfies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,7 +247,7 @@ async def test_a_hanging_write_holds_up_no_request_that_clean_memory_satisfies(
         for seed in range(MEMORY // SIZE):
             await put(store, seed)
         await at_rest(store)
-        clean = store.residency._clean_bytes // SIZE
+        clean = store._stored.clean // SIZE
         answers, write = asyncio.Event(), store.disk.write
 
         async def hang(*arguments: Any) -> Any:

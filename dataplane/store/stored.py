@@ -1,0 +1,109 @@
+"""Counts the bytes that memory and disk hold together, and decides whether new ones leave room to read back the others.
+
+A shard is read back by exchanging it with others in memory, which first go to disk. So new bytes are admitted only if
+the following holds afterwards:
+
+    stored + kept <= memory + disk
+
+`stored` is the memory in use and, uncompressed, the shards that are on disk alone. A file of a shard that is in memory
+does not count: it is dropped for another one. Nor does memory of durable shards and of copies of other hosts' shards,
+which needs no spill file. `kept` is what one exchange may need: the room of the shard that comes, and of the largest
+that goes, since that may be larger than it must. It never exceeds the disk, so whatever fits in memory is admitted.
+
+An exchange changes `stored` only by shards that take more room on disk than they give back in memory: small ones that
+share pages, and those with holes. `kept` also has what they would add, up to a quarter of the disk; without that limit,
+a memory of small shards would leave the disk unused.
+
+Invariant: with `stored` in that limit, and no more growth than `kept` has, a shard can be read back unless too much is
+pinned: as much memory as it needs is clean, or the disk has room for the dirty shards that must go.
+
+Rejected: to let only reads write to the last part of the disk. A read may have to write a larger shard than it gets,
+and new bytes then take the difference in memory: after some of these, nothing can be read back any more.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from dataplane.store.shard import Shard
+from dataplane.store.spill_file import SpillFile
+
+SPARE = 16  # appends leave the memory, divided by this, free in memory and disk together
+_GROWTH = 4  # the disk, divided by this, is the most that is kept for shards that grow on disk
+
+
+class Rooms:
+    """The sizes in memory of shards and reservations, each as often as it occurs."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, int] = {}  # of each size in the heap; 0 if none is left
+        self._heap: list[int] = []
+
+    def add(self, room: int) -> None:
+        if room not in self._counts:
+            self._counts[room] = 0
+            heapq.heappush(self._heap, -room)
+        self._counts[room] += 1
+
+    def remove(self, room: int) -> None:
+        self._counts[room] -= 1
+
+    @property
+    def largest(self) -> int:
+        """The largest size; 0 if there is none."""
+        while self._heap and not self._counts[-self._heap[0]]:
+            del self._counts[-heapq.heappop(self._heap)]
+        return -self._heap[0] if self._heap else 0
+
+
+class StoredBytes:
+    """The stored bytes of one store. `add` a shard after each change of its `extent` or `file`, and `remove` it
+    before."""
+
+    def __init__(self, memory: int, disk: int, rooms: Rooms) -> None:
+        self.clean = 0
+        """Memory of shards that can be taken without writing first."""
+        self._memory = memory
+        self._disk = disk
+        self._rooms = rooms
+        self._backed = 0  # that part of `clean` that needs no spill file
+        self._spilled = 0  # rooms of the shards that are in a spill file alone
+        self._growth = 0  # what shards in memory would take on disk beyond their memory
+        self._easily = memory + disk - memory // SPARE - min(disk, 2 * memory + disk // 2)
+        """With fewer stored bytes, everything is admitted."""
+
+    def add(self, shard: Shard) -> None:
+        self._count(shard, 1)
+
+    def remove(self, shard: Shard) -> None:
+        self._count(shard, -1)
+
+    def punched(self, nbytes: int) -> None:
+        """Note that a dirty shard has gained a hole of so many bytes."""
+        self._growth += nbytes
+
+    def _count(self, shard: Shard, times: int) -> None:
+        if shard.extent is None:
+            if isinstance(shard.file, SpillFile):
+                self._spilled += times * shard.room
+            return
+        held = times * shard.held
+        if shard.file is not None:
+            self.clean += held
+        if shard.file is None or isinstance(shard.file, SpillFile):
+            self._growth += times * shard.room - held
+        else:
+            self._backed += held
+
+    def admits(self, used: int, nbytes: int, room: int, *, spare: bool) -> bool:
+        """Whether `nbytes` new ones may come while `used` bytes of the memory are in use. `room`: of the largest shard
+        among them. With `spare`, a part of the memory stays free, or can be made free."""
+        stored = used - self._backed + self._spilled + nbytes
+        if stored <= self._easily:
+            return True
+        most_growth = self._disk // _GROWTH
+        kept = 2 * max(room, self._rooms.largest) + min(self._growth, most_growth)
+        if spare:
+            kept += min(self._growth // SPARE, most_growth)
+        free = self._memory + self._disk - min(self._disk, kept) - stored
+        return free >= (self._memory // SPARE if spare else 0)
