@@ -89,7 +89,9 @@ class Store:
         """`directory`: of durable shards, owned by the store from now on. Without one, shards cannot be durable."""
         self._config = config
         self.shards = shards = Shards(clock)
-        self._stored = stored = StoredBytes(config.memory_bytes, config.spill_bytes, shards.rooms)
+        self._stored = stored = StoredBytes(
+            config.memory_bytes, config.spill_bytes, shards.rooms, broken=lambda: bool(self.disk.error)
+        )
         self.budget = Budget(
             config.memory_bytes,
             stored=stored,

@@ -24,6 +24,7 @@ and new bytes then take the difference in memory: after some of these, nothing c
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from dataplane.store.shard import Shard
 from dataplane.store.spill_file import SpillFile
@@ -60,12 +61,14 @@ class StoredBytes:
     """The stored bytes of one store. `add` a shard after each change of its `extent` or `file`, and `remove` it
     before."""
 
-    def __init__(self, memory: int, disk: int, rooms: Rooms) -> None:
+    def __init__(self, memory: int, disk: int, rooms: Rooms, broken: Callable[[], bool] = lambda: False) -> None:
+        """`broken`: whether the disk fails to take more."""
         self.clean = 0
         """Memory of shards that can be taken without writing first."""
         self._memory = memory
         self._disk = disk
         self._rooms = rooms
+        self._broken = broken
         self._backed = 0  # that part of `clean` that needs no spill file
         self._spilled = 0  # rooms of the shards that are in a spill file alone
         self._growth = 0  # what shards in memory would take on disk beyond their memory
@@ -98,6 +101,8 @@ class StoredBytes:
     def admits(self, used: int, nbytes: int, room: int, *, spare: bool) -> bool:
         """Whether `nbytes` new ones may come while `used` bytes of the memory are in use. `room`: of the largest shard
         among them. With `spare`, a part of the memory stays free, or can be made free."""
+        if spare and used - self.clean + nbytes > self._memory - self._memory // SPARE and self._broken():
+            return False
         stored = used - self._backed + self._spilled + nbytes
         if stored <= self._easily:
             return True

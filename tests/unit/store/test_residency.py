@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import random
 from collections.abc import Callable, Sequence
@@ -14,9 +15,10 @@ from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure
-from dataplane.store import residency
+from dataplane.store import residency, spill
 from dataplane.store.budget import Purpose
 from dataplane.store.store import Pinned, Store
+from dataplane.store.stored import SPARE
 from tests.cases import each_case
 from tests.processes import WAIT_S
 from tests.unit.store.stores import layout, moving, soon
@@ -225,6 +227,26 @@ async def test_new_bytes_wait_for_stored_ones_and_not_for_memory(tmp_path: Path)
         assert not store.budget.shortfall, "no memory is taken for it"
         store.free(spilled[:1])
         await producer
+
+
+async def test_appends_leave_memory_for_extends_while_the_disk_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(directory: int, path: Path) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def put_for(purpose: Purpose, seconds: float) -> None:
+        deadline = Deadline.after(seconds)
+        await store.put("producer", content(0), LAYOUT, deadline, scope="", holder="producer", purpose=purpose)
+        await at_rest(store)
+
+    monkeypatch.setattr(spill, "create", refuse)
+    async with running(tmp_path) as store:
+        with pytest.raises(Backpressure, match="No space left"):
+            while True:
+                await put_for("append", 0.01)
+        for _ in range(MEMORY // SIZE // SPARE):
+            await put_for("extend", 0.0)
 
 
 async def test_a_freed_shard_that_is_pinned_has_no_file(tmp_path: Path) -> None:
