@@ -295,7 +295,7 @@ class Residency:
         """Make room whenever it is needed, until cancelled."""
         while True:
             await self._wake.wait()
-            self._budget.grant()  # what waits for fewer stored bytes
+            self._budget.grant()  # requests that waited for fewer stored bytes
             self._wake.clear()
             self._make_room()
 

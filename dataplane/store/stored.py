@@ -71,7 +71,7 @@ class StoredBytes:
         self._broken = broken
         self._backed = 0  # that part of `clean` that needs no spill file
         self._spilled = 0  # rooms of the shards that are in a spill file alone
-        self._growth = 0  # what shards in memory would take on disk beyond their memory
+        self._growth = 0  # the disk that shards in memory would take beyond their memory
         self._easily = memory + disk - memory // SPARE - min(disk, 2 * memory + disk // 2)
         """With fewer stored bytes, everything is admitted."""
 
