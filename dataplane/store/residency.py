@@ -128,7 +128,7 @@ class Residency:
         """Note that a pinned shard was freed: nobody will read it back, so it needs no file."""
         if shard.extent is not None and shard.moving is None and isinstance(shard.file, SpillFile):
             self._drop_file(shard)
-            self.wake_up()
+        self.wake_up()
 
     def _let_go(self, shard: Shard) -> None:
         extent, held, shared = shard.extent, shard.held, shard.shared
@@ -316,6 +316,8 @@ class Residency:
         dirty = self._budget.used - self._stored.clean
         self._ahead = dirty > (self._low if self._ahead else self._high)
         need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
+        if self._disk.error and self._budget.waiting:
+            need = max(need, 1)  # a write shows whether the disk works again
         for shard in self._victims(need) if need and not self._refused else []:
             shard.moving = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(self._save(shard))

@@ -275,7 +275,9 @@ class Store:
             kept.landed(error)
             raise
         self.reservations.taken(client, reserved)
+        self.shards.rooms.remove(shard.room)
         shard.extent, shard.size, shard.file, shard.moving = made.extent, made.size, None, None
+        self.shards.rooms.add(shard.room)
         self._stored.add(shard)
         self._put_bytes += shard.size
         self.residency.used(shard)

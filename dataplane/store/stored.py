@@ -106,9 +106,9 @@ class StoredBytes:
         stored = used - self._backed + self._spilled + nbytes
         if stored <= self._easily:
             return True
-        most_growth = self._disk // _GROWTH
-        kept = 2 * max(room, self._rooms.largest) + min(self._growth, most_growth)
+        most_growth, left = self._disk // _GROWTH, self._memory // SPARE if spare else 0
+        largest = min(self._memory, max(room, self._rooms.largest, left))  # a larger one is never read back here
+        kept = 2 * largest + min(self._growth, most_growth)
         if spare:
             kept += min(self._growth // SPARE, most_growth)
-        free = self._memory + self._disk - min(self._disk, kept) - stored
-        return free >= (self._memory // SPARE if spare else 0)
+        return stored + left + min(self._disk, kept) <= self._memory + self._disk

@@ -15,7 +15,7 @@ from dataplane.errors import LimitExceeded
 from dataplane.store.budget import Budget, Purpose
 from dataplane.store.shard import Shard
 from dataplane.store.spill_file import SpillFile
-from dataplane.store.stored import Rooms, StoredBytes
+from dataplane.store.stored import SPARE, Rooms, StoredBytes
 from tests.unit.store.stores import FakeClock
 
 LONG = 20.0
@@ -219,3 +219,21 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
         await scenario()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("disk", [0, 8 << 20, 32 << 20])
+def test_appends_of_small_rows_leave_room_for_a_large_extend(disk: int) -> None:
+    memory, row, used = 16 << 20, 20 << 10, 0
+    rooms = Rooms()
+    stored = StoredBytes(memory, disk, rooms)
+    while stored.admits(used, row, row, spare=True):
+        rooms.add(row)
+        used += row
+    assert stored.admits(used, memory // SPARE, memory // SPARE, spare=False)
+
+
+def test_a_shard_that_is_larger_than_the_memory_leaves_the_disk_usable() -> None:
+    rooms = Rooms()
+    rooms.add(100)  # a copy of another host's shard, never read back here as a whole
+    stored = StoredBytes(10, 50, rooms)
+    assert [stored.admits(used, 1, 1, spare=False) for used in (39, 40)] == [True, False]

@@ -249,6 +249,29 @@ async def test_appends_leave_memory_for_extends_while_the_disk_fails(
             await put_for("extend", 0.0)
 
 
+async def test_new_bytes_are_admitted_once_the_largest_shard_is_freed_though_it_is_pinned(tmp_path: Path) -> None:
+    async with running(tmp_path, spill=MEMORY) as store:
+        where: Any = {"scope": "", "holder": "producer"}
+        large = await store.put("producer", bytes(8 * SIZE), layout(8 * SIZE), soon(), **where)
+        await pin(store, large)
+        await fill(store)
+        producer = asyncio.create_task(put(store, 1))
+        await until(lambda: store.budget.waiting)
+        await at_rest(store)
+        store.free([large])
+        await producer
+        store.unpin("reader", [large])
+
+
+async def test_appends_are_admitted_again_once_the_disk_works_again(tmp_path: Path) -> None:
+    async with running(tmp_path, high_watermark=1.0) as store:
+        store.disk.refused("spilling", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        for seed in range(2 * MEMORY // SIZE):
+            where: Any = {"scope": "", "holder": "producer", "purpose": "append"}
+            await store.put("producer", content(seed), LAYOUT, soon(), **where)
+        assert not store.disk.error
+
+
 async def test_a_freed_shard_that_is_pinned_has_no_file(tmp_path: Path) -> None:
     """Else it would use the disk for bytes that nobody reads back."""
     async with running(tmp_path, spill=12 * SIZE) as store:
