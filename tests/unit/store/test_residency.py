@@ -249,7 +249,10 @@ async def test_appends_leave_memory_for_extends_while_the_disk_fails(
             await put_for("extend", 0.0)
 
 
-async def test_new_bytes_are_admitted_once_the_largest_shard_is_freed_though_it_is_pinned(tmp_path: Path) -> None:
+async def test_new_bytes_are_admitted_once_the_largest_shard_is_freed_though_it_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residency, "_LATE_S", 1e6)  # no timer wakes anything
     async with running(tmp_path, spill=MEMORY) as store:
         where: Any = {"scope": "", "holder": "producer"}
         large = await store.put("producer", bytes(8 * SIZE), layout(8 * SIZE), soon(), **where)
@@ -258,6 +261,7 @@ async def test_new_bytes_are_admitted_once_the_largest_shard_is_freed_though_it_
         producer = asyncio.create_task(put(store, 1))
         await until(lambda: store.budget.waiting)
         await at_rest(store)
+        assert not producer.done()
         store.free([large])
         await producer
         store.unpin("reader", [large])

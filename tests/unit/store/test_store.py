@@ -418,6 +418,16 @@ async def test_an_invalid_layout_is_refused_and_its_reservation_is_returned(tmp_
         store.free(store.shards.under("s"))
 
 
+async def test_a_kept_shard_that_lands_in_a_larger_reservation_counts_with_the_size_of_that(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        number = store.keep("owner", PAGE, layout(PAGE), b"handle", scope="", holder="owner", tell=lambda *_: None)
+        (reserved,) = await store.reservations.reserve("owner", [2 * PAGE], soon())
+        store.land("owner", number, reserved.shard)
+        assert store.shards.rooms.largest == store.budget.used == 2 * PAGE
+        store.free([number])
+        assert store.shards.rooms.largest == store.budget.used == 0
+
+
 async def test_readers_that_need_each_others_pinned_shards_do_not_deadlock(tmp_path: Path) -> None:
     """Six shards of 48 pages in memory for five; each reader wants four, and two of them are wanted by both."""
     async with running(tmp_path) as store:
