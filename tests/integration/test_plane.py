@@ -186,7 +186,7 @@ def test_everything_after_close_is_closed(node: StandingNode, plane: Any) -> Non
 
 
 def test_bytes_on_disk_are_attributed_too(tmp_path: Path) -> None:
-    config = dp.NodeConfig(memory="8MiB", spill="7MiB", spill_dir=tmp_path, prewarm=0, compression="never")
+    config = dp.NodeConfig(memory="8MiB", spill="8MiB", spill_dir=tmp_path, prewarm=0, compression="never")
     with dp.connect(config=config) as plane:
         for seed in range(3):
             plane.put({"x": pattern(seed, 2 * MIB)}, scope="old")
