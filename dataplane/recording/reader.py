@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -42,6 +43,10 @@ class Recorded:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def take(self, rows: range) -> Recorded:
+        index = np.array(rows)
+        return Recorded(self.names.take(rows), {name: values.take(index) for name, values in self.columns.items()})
 
 
 class Reader:
@@ -98,10 +103,10 @@ class Reader:
             number += 1
 
     def _later(self, number: int) -> int | None:
-        """The next part that exists or is in a file; None if there is none."""
+        """This part if it exists meanwhile, or the next one that exists or is in a file; None if there is none."""
         there = [int(path.name[5:]) for path in part_path(self.directory, 0).parent.glob("part-????????")]
         starts = [each.parts[0] for each in self.manifest.files]
-        return min((each for each in (*there, *starts) if each > number), default=None)
+        return min((each for each in (*there, *starts) if each >= number), default=None)
 
     def _file(self, file: File, rows: int, given: int) -> Iterator[Any]:
         """The tables of a file, without the first rows, which were returned from their parts."""
@@ -142,7 +147,11 @@ class Reader:
         if found is None:
             if key not in self._places:
                 self._index()
-            found = self._fetch(key)
+            try:
+                found = self._fetch(key)
+            except KeyError:
+                self._index()  # the part that had it has become a file since
+                found = self._fetch(key)
         return found
 
     def _keep(self, key: str, data: bytes) -> None:

@@ -13,6 +13,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.put_plan import plan
 from dataplane.errors import Corrupt
 from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
+from dataplane.recording import reader as reader_module
 from tests.cases import each_case
 from tests.unit.batch.exact import local_batch, materialise, same
 
@@ -123,3 +124,41 @@ def test_a_schema_that_widens_begins_another_file(tmp_path: Path) -> None:
         (1, 3),
         (2, 2),
     ]
+
+
+def test_parts_that_are_written_while_a_reader_looks_for_the_next_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, look, left = Writer(tmp_path, manifest(["x"])), Manifest.read, [1, 2]
+    writer.write(local_batch({"x": np.zeros(1)}), names(1))
+    reader = Reader(tmp_path)
+
+    def looks(directory: Path) -> Manifest:
+        found = look(directory)
+        while left:
+            writer.write(local_batch({"x": np.zeros(1)}), names(1, left.pop(0)))
+        return found
+
+    monkeypatch.setattr(Manifest, "read", looks)
+    assert [row for each in reader.rows() for row in each.names.rows] == ["~ab.0", "~ab.1", "~ab.2"]
+    writer.abort()
+
+
+def test_a_medium_is_found_though_its_part_becomes_a_file_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media = [np.random.default_rng(seed).bytes(9000) for seed in range(2)]
+    writer, look = Writer(tmp_path, manifest(["x"])), Manifest.read
+    for row, data in enumerate((*media, media[0])):
+        writer.write(local_batch({"x": [data]}), names(1, row))
+    reader = Reader(tmp_path)
+    monkeypatch.setattr(reader_module, "_KEPT_BYTES", 9000)
+
+    def looks(directory: Path) -> Manifest:
+        found = look(directory)
+        writer.rotate()
+        return found
+
+    monkeypatch.setattr(Manifest, "read", looks)
+    assert [read(each)["x"].to_list() for each in reader.rows(rows=1)] == [[media[0]], [media[1]], [media[0]]]
+    writer.abort()
