@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_PAUSE_S = 1.0  # seconds between two attempts at what failed for a while
+
 _begun: weakref.WeakKeyDictionary[Connection, list[Background]] = weakref.WeakKeyDictionary()
 
 
@@ -54,6 +56,15 @@ class Background(ABC):
     @abstractmethod
     async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
         """The work, until it is done or `stop` is set."""
+
+    async def _pause(self, plane: AsyncPlane, stop: asyncio.Event, what: str, error: DataplaneError) -> None:
+        """Wait before the next attempt at `what`, or until `stop`. Raises the error with which the connection to the
+        node ended, if it has: then no attempt can succeed."""
+        plane.connection.check()
+        log.warning("%s has to %s again: %s", self._name, what, str(error))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PAUSE_S):
+                await stop.wait()
 
     def _main(self) -> None:
         try:

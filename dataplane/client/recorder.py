@@ -45,6 +45,8 @@ from dataplane.errors import (
     Misuse,
     NotReady,
     OutcomeUnknown,
+    PeerUnavailable,
+    Retryable,
 )
 from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
 from dataplane.recording.names import RESERVED
@@ -65,8 +67,9 @@ COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 _LEASE_S = 600.0
 _WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
 _NOTHING = object()
-_LOOK_S = 0.2  # seconds between two looks at a stream whose columns are not known yet
+_LOOK_S = 0.2  # seconds between two looks at a stream whose columns are not known yet, or whose leader is away
 _RETRY_S = 1.0  # seconds between two attempts to write to a full disk
+_READ_S = 15.0  # the timeout of a read; rows that take longer are read in halves
 _PIECE = 64 << 20  # bytes of rows in one part
 
 
@@ -156,6 +159,8 @@ class Recording(Background):
         try:
             complete = await self._consume()
             writer.close(complete=complete and not self._skipped, skipped=self._skipped)
+            if complete and not self._skipped:
+                self._passed = None  # the disk was full for a while, and all rows are in files
         finally:
             writer.abort()
             self._busy_s = time.thread_time() - began
@@ -191,7 +196,8 @@ class Recording(Background):
                     await found.unseen()
 
     async def _next(self, timeout: float) -> Delivery | None:
-        """The next rows; None if the stream was closed and has no more. Raises NotReady."""
+        """The next rows; None if the stream was closed and has no more. Raises NotReady, also if its leader cannot be
+        reached."""
         how = self._how
         try:
             return await self._stream.consume(
@@ -201,6 +207,11 @@ class Recording(Background):
             if error.drained:
                 return None
             raise
+        except NotReady:
+            raise
+        except (Retryable, OutcomeUnknown) as error:
+            await self._pause(self._plane, self._ends, "request rows", error)
+            raise NotReady(str(error)) from None
 
     async def _record(self, delivery: Delivery) -> bool:
         """Write the rows that are not recorded yet, and ack all of them. Returns false if the recorder has to stop:
@@ -210,17 +221,19 @@ class Recording(Background):
         fresh = [row for row, there in enumerate(seen) if not there]
         self._repeated += len(seen) - len(fresh)
         ref = delivery.ref if len(fresh) == len(seen) else delivery.ref[fresh]
-        if fresh and not await self._write(ref, names.take(fresh)):
+        try:
+            written = not fresh or await self._write(ref, names.take(fresh))
+        except (Retryable, OutcomeUnknown) as error:
+            with suppress(DataplaneError):
+                await delivery.unseen()
+            await self._pause(self._plane, self._ends, "read rows", error)
+            return not self._ends.is_set()
+        if not written:
             full = self._how.waits and isinstance(self._passed, LimitExceeded) and self._ends.is_set()
             with suppress(LeaseExpired):
                 await (delivery.unseen() if full else delivery.nack())
             return not full
-        try:
-            await delivery.ack()
-        except LeaseExpired as error:
-            log.warning("the ack of recorded rows failed, so they are delivered again: %s", str(error))
-        else:
-            self._writer.acknowledged(names.rows)
+        await self._ack(delivery, names)
         if self._writer.due:
             try:
                 self._writer.rotate()
@@ -228,15 +241,34 @@ class Recording(Background):
                 self._pass_over(error, 0)
         return True
 
+    async def _ack(self, delivery: Delivery, names: RowNames) -> None:
+        while True:
+            try:
+                await delivery.ack()
+            except LeaseExpired as error:
+                log.warning("the ack of recorded rows failed, so they are delivered again: %s", str(error))
+                return
+            except (Retryable, OutcomeUnknown) as error:
+                await self._pause(self._plane, self._ends, "ack rows", error)
+                if self._ends.is_set():
+                    return  # the rows are delivered to the next recorder, which recognises them
+            else:
+                self._writer.acknowledged(names.rows)
+                return
+
     async def _write(self, ref: BatchRef, names: RowNames) -> bool:
-        """Write rows, in parts of about `_PIECE` bytes. Returns whether all were recorded or skipped; false if one
-        is lost, or the recorder has to stop."""
+        """Write rows, in parts of about `_PIECE` bytes, and of fewer if there is no room to read so many. Returns
+        whether all were recorded or skipped; false if one is lost, or the recorder has to stop. Raises Retryable and
+        OutcomeUnknown."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
-                batch = await self._plane.get(ref)
+                batch = await self._plane.get(ref, timeout=_READ_S)
             except (Lost, LimitExceeded):
                 if len(ref) == 1:
                     return False
+            except Backpressure:
+                if len(ref) == 1:
+                    raise
             else:
                 return await self._commit(batch, names)
         half = len(ref) // 2
@@ -368,7 +400,7 @@ class Replay(Background):
         done = False
         try:
             for recorded in self._reader.rows(rows=self._at_once, versions=self._wanted, columns=self._columns):
-                await self._append(plane, stream, recorded, stop)
+                await self._append(plane, stream, recorded, self._keys(recorded.names), stop)
                 if stop.is_set():
                     break
                 self.rows += len(recorded)
@@ -380,10 +412,24 @@ class Replay(Background):
                 with suppress(DataplaneError):
                     await stream.drop()
 
-    async def _append(self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, stop: asyncio.Event) -> None:
+    async def _append(
+        self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, keys: list[str], stop: asyncio.Event
+    ) -> None:
+        """Append rows, in halves if they are too large for the node or the stream at once."""
+        try:
+            await self._append_at_once(plane, stream, recorded, keys, stop)
+        except LimitExceeded:
+            if len(recorded) == 1:
+                raise
+            half = len(recorded) // 2
+            for part in (range(half), range(half, len(recorded))):
+                await self._append(plane, stream, recorded.take(part), keys[part.start : part.stop], stop)
+
+    async def _append_at_once(
+        self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, keys: list[str], stop: asyncio.Event
+    ) -> None:
         names = recorded.names
         repeating = [name for name in self._reader.repeating if name in recorded.columns]
-        keys = self._keys(names)
         while not stop.is_set():
             try:
                 ref = await plane.put(recorded.columns, dedupe=repeating, timeout=_ROOM_S)
@@ -397,13 +443,14 @@ class Replay(Background):
                 try:
                     how: dict[str, Any] = {"version": list(names.versions), "tags": names.tags, "timeout": _ROOM_S}
                     await stream.append(ref, keys=keys, group=list(names.groups), **how)
-                    return
-                except (Backpressure, OutcomeUnknown):
+                    break
+                except Backpressure:
                     continue
-        except BaseException:
+                except (PeerUnavailable, OutcomeUnknown):
+                    plane.connection.check()  # if the node has gone, no attempt can succeed
+                    await asyncio.sleep(_LOOK_S)
+        finally:
             await plane.free(ref)
-            raise
-        await plane.free(ref)
 
     def _keys(self, names: RowNames) -> list[str]:
         """The keys of the next rows: as recorded. A key that occurred before is replaced by the row's unique name."""

@@ -12,13 +12,17 @@ import torch
 
 import dataplane as dp
 from dataplane import cli
+from dataplane.batch.put_plan import plan
+from dataplane.client import recorder
 from dataplane.client.recorder import Recording
 from dataplane.errors import Closed, LimitExceeded, Misuse
-from dataplane.recording import Reader, part
+from dataplane.recording import Reader, Writer, part
 from tests.integration.recorders import records
 from tests.processes import StandingNode, Worker, eventually
+from tests.unit.batch.exact import materialise
 
 WAIT_S = 60.0
+MIB = 1 << 20
 
 
 def fill(stream: Any, steps: int, rows: int = 8, first: int = 0) -> None:
@@ -130,6 +134,58 @@ def test_a_recorder_closed_while_the_disk_is_full_returns_its_rows(
     with stream.record(tmp_path / "r", ["ids"]):
         pass
     assert len(recorded(tmp_path / "r")) == 24
+
+
+def test_a_recorder_waits_while_rows_cannot_be_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(recorder, "_READ_S", 0.2)
+    config = dp.NodeConfig(memory="8MiB", spill="32MiB", spill_dir=tmp_path, prewarm=0)
+    with dp.connect(config=config) as plane:
+        stream = plane.stream("rollouts", ["record"])
+        for seed in range(6):
+            stream.append({"x": [np.full(MIB, seed, np.uint8)]})
+        held = [plane.get(plane.put({"y": [np.full(MIB, 7, np.uint8)]}))["y"].numpy() for _ in range(7)]
+        recording: Recording = stream.record(tmp_path / "r", ["x"], max_file_bytes=1)
+        eventually(lambda: "has to read rows again" in caplog.text, "all memory is held")
+        assert len(held) == 7
+        held.clear()
+        stream.close()
+        recording.wait(WAIT_S)
+    found = [materialise(plan(each.columns))["x"].numpy() for each in Reader(tmp_path / "r").rows()]
+    assert [int(row[0]) for rows in found for row in rows] == [*range(6)]
+
+
+def test_a_recorder_whose_disk_was_full_for_a_while_has_no_error(
+    plane: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, full = Writer._pack, [True]
+
+    def once(writer: Writer, *args: Any) -> bool:
+        if full:
+            full.clear()
+            raise LimitExceeded("no room for a file")
+        return pack(writer, *args)
+
+    monkeypatch.setattr(Writer, "_pack", once)
+    stream = plane.stream("rollouts", ["record"])
+    fill(stream, 3)
+    recording: Recording = stream.record(tmp_path / "r", ["ids"], rows=8, max_file_bytes=1)
+    stream.close()
+    recording.wait(WAIT_S)
+    assert (recording.error, full, len(recorded(tmp_path / "r"))) == (None, [], 24)
+
+
+def test_rows_that_do_not_fit_together_are_replayed_in_parts(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"])
+    for seed in range(8):
+        stream.append({"x": [np.full(300 << 10, seed, np.uint8)]})
+    with stream.record(tmp_path / "r", ["x"]):
+        pass
+    with dp.connect(config=dp.NodeConfig(memory="1MiB", spill=0, prewarm=0)) as small:
+        again = small.replay(tmp_path / "r", "again", ["actor"])
+        deliveries = again.deliveries("actor", rows=1, columns=["x"])
+        assert [int(delivery.get()["x"].numpy()[0][0]) for delivery in deliveries] == [*range(8)]
 
 
 @pytest.mark.leaks(reason="killed processes leave their sockets to the node for a moment")
