@@ -36,7 +36,9 @@ from dataplane.errors import (
     Lost,
     Misuse,
     NotReady,
+    OutcomeUnknown,
     PeerUnavailable,
+    Retryable,
     SchemaMismatch,
 )
 from dataplane.history.drafter import LONGEST, Drafter, Learnt, Response
@@ -200,8 +202,7 @@ class AsyncHistory:
         count, inner = 0, getattr(stream, "_inner", stream)  # of a blocking one
         async for delivery in inner.deliveries(task, rows=rows, min_rows=1, columns=how.columns):
             async with delivery:
-                await self.record_delivery(delivery, how)
-                count += len(delivery)
+                count += await self.record_delivery(delivery, how)
         return count
 
     def following(
@@ -210,8 +211,9 @@ class AsyncHistory:
         """The argument of `plane.stream(history=...)` for a stream with other columns. Arguments as for `follow`."""
         return Following(self, task, tokens, key, reward)
 
-    async def record_delivery(self, delivery: Delivery, how: Following) -> None:
-        """Record rows that a stream delivered; without `how.key`, only those that have a group. Raises as `record`."""
+    async def record_delivery(self, delivery: Delivery, how: Following) -> int:
+        """Record rows that a stream delivered; without `how.key`, only those that have a group. Returns their number.
+        Raises as `record`."""
         ref, versions, key = delivery.ref, delivery.versions, how.key
         keys: str | list[str]
         if key is not None:
@@ -219,10 +221,11 @@ class AsyncHistory:
         else:
             rows = [row for row, group in enumerate(delivery.groups) if group is not None]
             if not rows:
-                return
+                return 0
             ref, versions = ref[rows], [versions[row] for row in rows]
             keys = [str(delivery.groups[row]) for row in rows]
         await self.record(ref, key=keys, tokens=how.tokens, epoch=versions, reward=how.reward)
+        return len(ref)
 
     def at(self, plane: AsyncPlane) -> AsyncHistory:
         """The same history, over another plane."""
@@ -476,11 +479,20 @@ class HistoryFollower(Background):
         while not stop.is_set():
             try:
                 delivery = await stream.consume(how.task, rows=_ROWS, columns=how.columns, timeout=_WAIT_S)
+                with suppress(Lost, LeaseExpired):  # rows that are gone, or went to others
+                    async with delivery:
+                        await self._record(history, delivery)
             except NotReady:
                 continue
             except Closed:
                 return
-            with suppress(Lost, LeaseExpired):  # rows that are gone, or went to others
-                async with delivery:
-                    await history.record_delivery(delivery, how)
-                    self.rows += len(delivery)
+            except (Retryable, OutcomeUnknown) as error:
+                await self._pause(plane, stop, "record rows", error)
+
+    async def _record(self, history: AsyncHistory, delivery: Delivery) -> None:
+        try:
+            self.rows += await history.record_delivery(delivery, self._how)
+        except (Retryable, OutcomeUnknown):
+            with suppress(DataplaneError):
+                await delivery.unseen()
+            raise

@@ -385,8 +385,8 @@ class AsyncPlane:
     ) -> histories.AsyncHistory:
         """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
 
-        keep: epochs of each prompt; samples: responses of each epoch. max_bytes: of all tokens, approximately;
-        beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
+        keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs. max_bytes: of all
+        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
         or int64. durable: as for `table`. Raises Misuse.
         """
         table = self.table(f"history/{arguments.text('a name', name)}", durable=durable)
