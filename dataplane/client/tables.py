@@ -7,13 +7,12 @@ was lost does no harm.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from dataplane.batch.concat import concat
 from dataplane.batch.field import Field
@@ -142,7 +141,8 @@ class AsyncTable:
         carried = self._writer.inline(planned) if planned and len(parts) == 1 and stored is None else None
         if carried is not None:
             write = written_as(keys, numbers, ref, tagged, kind)
-            return [await self.ask(write, kind, deadline.remaining_s, columns=carried)]
+            reply = await self.ask(write, kind, deadline.remaining_s, columns=carried)
+            return [reply, *await self._rest(reply, keys, numbers)]
         found: list[R] = []
         staging: Any = self._writer.staged(planned, deadline.remaining_s) if planned else nullcontext(("", None))
         async with staging as (staged, written):
@@ -151,10 +151,18 @@ class AsyncTable:
             for start, stop in parts:
                 part = None if ref is None else ref[start:stop]
                 write = written_as(keys[start:stop], numbers[start:stop], part, tagged[start:stop], kind)
-                found.append(await self.ask(write, kind, staged=staged if stop == count else ""))
+                reply = await self.ask(write, kind, staged=staged if stop == count else "")
+                found += [reply, *await self._rest(reply, keys[start:stop], numbers[start:stop])]
         if stored is not None and ref is not None:
             stored(ref)
         return found
+
+    async def _rest(self, reply: R, keys: list[str], numbers: Index) -> list[R]:
+        """The answers about those of these rows that did not fit into the answer to their write."""
+        if not isinstance(reply, r.Looked) or not reply.more:
+            return []
+        told, names = len(reply.rows), reply.columns
+        return [replace(each, columns=names) for each in await self._look(keys[told:], numbers[told:], columns=names)]
 
     async def _put_row(
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
@@ -245,29 +253,35 @@ class AsyncTable:
         """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
         has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
         returned. Raises Misuse for a key that does not exist; with `missing_ok` it is left out."""
-        names = arguments.names("columns", columns)
-        keys, numbers = rows_named(rows) if rows is not None else ([], np.empty(0, np.int64))
-        steps = ranges(len(keys) or len(numbers), keys, []) if rows is not None else itertools.repeat((0, 0))
+        names, after_change = arguments.names("columns", columns), arguments.whole("since", since)
+        how: dict[str, Any] = {"columns": names, "tags": bool(tags)}
         replies: list[r.Looked] = []
-        after, since = -1, arguments.whole("since", since)
-        for start, stop in steps:
-            asked = r.LookRows(
-                keys=keys[start:stop],
-                rows=numbers[start:stop],
-                all=rows is None,
-                after=after,
-                columns=names,
-                tags=bool(tags),
-                since=since if not replies else 0,
-                missing_ok=bool(missing_ok),
-            )
-            reply = await self.ask(asked, r.Looked)
-            replies.append(reply)
-            if rows is None:
-                if not reply.more:
-                    break
-                after = int(reply.rows[-1])
+        if rows is not None:
+            keys, numbers = rows_named(rows)
+            replies = await self._look(keys, numbers, since=after_change, missing_ok=bool(missing_ok), **how)
+        while rows is None and (not replies or replies[-1].more):
+            after = int(replies[-1].rows[-1]) if replies else -1
+            asked = r.LookRows(all=True, after=after, since=0 if replies else after_change, **how)
+            replies.append(await self.ask(asked, r.Looked))
         return rows_of(replies, len(names))
+
+    async def _look(self, keys: list[str], numbers: Index, *, since: int = 0, **how: Any) -> list[r.Looked]:
+        """The metadata of these rows, in as many answers as it needs."""
+        found: list[r.Looked] = []
+        pending = ranges(len(keys) or len(numbers), keys, [])
+        while pending:
+            start, stop = pending.pop(0)
+            asked = r.LookRows(keys=keys[start:stop], rows=numbers[start:stop], since=since if not found else 0, **how)
+            try:
+                found.append(await self.ask(asked, r.Looked))
+            except LimitExceeded:  # the answer is too large for a message
+                if stop - start < 2:
+                    raise
+                middle = (start + stop) // 2
+                pending = [(start, middle), (middle, stop), *pending]
+            if since and found and found[0].changes == since:
+                break  # no row has changed
+        return found
 
     # claiming
 
@@ -336,7 +350,7 @@ class AsyncTable:
         return reply.rows if reply.granted else None
 
     async def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo claims. Their ids are forgotten.
+        """Undo claims. The ids under which these rows were given are forgotten.
 
         task: whose claims are undone; those of all tasks if None.
         numbers: the rows whose claims are undone; all rows if None.
@@ -384,7 +398,7 @@ def _seen(replies: list[r.Looked]) -> tuple[TableSlice, list[str]]:
     if not replies:
         return TableSlice(np.empty(0, np.int64), [], [], np.zeros((0, 0), np.bool_), 0), []
     names = replies[-1].columns
-    seen = [msgspec.structs.replace(reply, have=widened(reply, len(names))) for reply in replies]
+    seen = [replace(reply, have=widened(reply, len(names))) for reply in replies]
     return rows_of(seen, len(names)), names
 
 

@@ -25,8 +25,7 @@ MAX_TAG_BYTES = 64 << 10
 
 _PAGE = 1 << 15  # the most rows whose metadata is in one message
 _NUMBERS = 1 << 18  # the most numbers of rows in one message
-_PAGE_BYTES = 1 << 20  # the most bytes of tags in one message; keys and flags take at most as many
-_ALL_BYTES = 1 << 62
+_PAGE_BYTES = 1 << 20  # the most bytes of keys and tags in one message; flags take at most as many
 _NONE: Index = np.empty(0, np.int64)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -87,8 +86,7 @@ def _look(name: str, table: TableRows | None, asked: r.LookRows) -> r.Looked:
             there(name, table)
         return r.Looked(0 if table is None else table.changes)
     if asked.all:
-        most = max(1, min(_PAGE, _PAGE_BYTES // max(1, len(asked.columns) // 8)))
-        numbers, more = table.after(asked.after, most, _PAGE_BYTES)
+        numbers, more = table.after(asked.after, _most(asked.columns), _PAGE_BYTES)
     else:
         wanted = named(asked.keys, asked.rows)
         numbers, more = table.known(wanted) if asked.missing_ok else table.numbers(wanted), False
@@ -97,10 +95,16 @@ def _look(name: str, table: TableRows | None, asked: r.LookRows) -> r.Looked:
 
 
 def seen_all(table: TableRows, numbers: Index) -> r.Looked:
-    """The answer with the metadata of these rows of one write, and the columns of the table."""
+    """The answer with the metadata of these rows of one write, as many as fit, and the columns of the table."""
     names = list(table.cells.schema)
-    seen = table.look(numbers, names)
-    return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), columns=names)
+    seen = table.look(table.first(numbers, _PAGE_BYTES)[: _most(names)], names)
+    more = len(seen.numbers) < len(numbers)
+    return r.Looked(table.changes, seen.numbers, seen.keys, seen.tags, _bits(seen.have), more, columns=names)
+
+
+def _most(columns: Sequence[str]) -> int:
+    """The most rows whose metadata is in one message, with flags for these columns."""
+    return max(1, min(_PAGE, _PAGE_BYTES // max(1, len(columns) // 8)))
 
 
 def _bits(have: Any) -> bytes:
@@ -125,7 +129,7 @@ def _claimed(name: str, table: TableRows | None, asked: r.Claimed) -> r.Flagged:
         return r.Flagged()
     numbers, more = asked.rows, False
     if asked.all:
-        numbers, more = table.after(asked.after, _NUMBERS, _ALL_BYTES)
+        numbers, more = table.after(asked.after, _NUMBERS)
     flags = table.claimed(asked.task, numbers)
     return r.Flagged(flags.tobytes(), int(numbers[-1]) if len(numbers) else -1, more)
 

@@ -197,14 +197,23 @@ class TableRows:
             if name not in self.cells.schema:
                 raise Misuse(f"the table {self.name!r} has no column {name!r}")
 
-    def after(self, number: int, most: int, most_bytes: int) -> tuple[Index, bool]:
-        """The next rows after this number, and whether there are more. They are at most `most` rows, and their tags
-        have at most `most_bytes`; but if there is any row, at least one is returned."""
+    def after(self, number: int, most: int, most_bytes: int | None = None) -> tuple[Index, bool]:
+        """The next rows after this number, and whether there are more. They are at most `most` rows, and their keys and
+        tags have at most `most_bytes`; but if there is any row, at least one is returned."""
         at = self._present()
         at = at[np.searchsorted(self._lines[_NUMBER][at], number, side="right") :]
-        fits = np.searchsorted(np.cumsum(self._lines[_TAG_BYTES][at[:most]]), most_bytes, side="right")
-        fitting = at[: max(1, min(most, int(fits)))]
+        fitting = at[:most] if most_bytes is None else self._fitting(at[:most], most_bytes)
         return self._lines[_NUMBER][fitting], len(fitting) < len(at)
+
+    def first(self, numbers: Index, most_bytes: int) -> Index:
+        """The first of these rows, as many as `after` returns."""
+        return numbers[: len(self._fitting(self._at(numbers), most_bytes))]
+
+    def _fitting(self, at: Index, most_bytes: int) -> Index:
+        keys = (self._keys[line] for line in at.tolist())
+        sizes = np.fromiter((len(key) if key.isascii() else 4 * len(key) for key in keys), np.int64, len(at))
+        fits = np.searchsorted(np.cumsum(self._lines[_TAG_BYTES][at] + sizes), most_bytes, side="right")
+        return at[: max(1, int(fits))]
 
     def look(self, numbers: Index, columns: Sequence[str] = (), *, tags: bool = True) -> KnownRows:
         """The metadata of these rows. Raises Misuse for a row that does not exist."""

@@ -112,6 +112,21 @@ def taker(pipe: Any, address: str) -> None:
 
 
 @pytest.mark.usefixtures("empty")
+def test_keys_and_tags_that_fill_several_messages_are_looked_up(plane: Any) -> None:
+    table, keys = plane.table("partition"), [f"{i:03}" + "é" * 900 for i in range(200)]
+    tags = [{"text": chr(65 + i % 26) * 30_000} for i in range(200)]
+    seen, columns = table.upsert_and_look(keys, rows(200), tags=tags)
+    assert sorted(columns) == sorted(rows(1))
+    for found in (seen, table.look(), table.look(keys), table.look(seen.numbers), table.look(keys, since=1)):
+        assert (found.keys, found.tags, found.numbers.tolist()) == (keys, tags, seen.numbers.tolist())
+    assert seen.have.shape == (200, 4)
+    assert seen.have.all()
+    assert len(table.look(keys, since=table.look().changes)) == 0
+    assert table.keys(seen.numbers) == keys
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
 def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
     table = plane.table("t")
     table.upsert([str(i) for i in range(200)], {"x": np.arange(200)})
