@@ -109,10 +109,11 @@ class AsyncWeights:
         keys = [f"q/{number}/{mine}/{page}" for page in range(len(pages))]
         await self._chunks.upsert(keys, tags=[{"part": page} for page in pages])
         said = {} if len(placed) > _TAG else {PLACED: placed}
-        await self._register.upsert([f"p/{number}/{mine}/{ranks}/{len(pages)}"], tags=[said])
+        own = f"p/{number}/{mine}/{ranks}/{len(pages)}"
+        await self._register.upsert([own], tags=[said])
         with suppress(Retryable, OutcomeUnknown):  # it is published: readers look again, and the next version tidies
             seen = await self._seen()
-            if number in seen.complete:
+            if number in seen.complete and own == seen.last(number):  # else the last one announces it
                 await self._announce(seen.news)
                 await self._tidy(seen)
 
@@ -394,7 +395,7 @@ class KnownVersions:
     @staticmethod
     def of(keys: list[str], tags: Sequence[Mapping[str, Any]]) -> KnownVersions:
         """The content of these rows of the register."""
-        parts: dict[int, dict[int, tuple[int, int, Any]]] = {}
+        parts: dict[tuple[int, int], dict[int, tuple[int, Any]]] = {}  # by version and its number of ranks
         news = 0
         for key, said in zip(keys, tags, strict=True):
             kind, *numbers = key.split("/")
@@ -402,14 +403,18 @@ class KnownVersions:
                 news = max(news, int(numbers[0]))
             elif kind == "p":
                 version, rank, ranks, pages = map(int, numbers)
-                parts.setdefault(version, {})[rank] = ranks, pages, said.get(PLACED)
+                parts.setdefault((version, ranks), {})[rank] = pages, said.get(PLACED)
         complete: dict[int, list[int]] = {}
         placed: dict[int, list[Any]] = {}
-        for version, each in parts.items():
-            if all(ranks == len(each) for ranks, *_ in each.values()):
-                complete[version] = [pages for _, (_, pages, _) in sorted(each.items())]
-                placed[version] = [where for _, (_, _, where) in sorted(each.items())]
+        for (version, ranks), each in parts.items():
+            if len(each) == ranks:
+                complete[version] = [pages for _, (pages, _) in sorted(each.items())]
+                placed[version] = [where for _, (_, where) in sorted(each.items())]
         return KnownVersions(complete, placed, news, keys)
+
+    def last(self, version: int) -> str:
+        """The key of the part of a version that was published last."""
+        return next(key for key in reversed(self.keys) if key.startswith(f"p/{version}/"))
 
     def placements(self, version: int) -> list[PartLocation] | None:
         """The location of each rank's part of a version; None if the location of a part is unknown."""

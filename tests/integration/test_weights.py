@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -339,3 +340,26 @@ def test_dtensors_are_published_by_their_ranks_and_read_as_one(
         part = plane.weights("actor").get(1, names=["columns"], slices={"columns": (slice(2, 6), slice(1, 4))})
         assert torch.equal(part["columns"], whole[2:6, 1:4])
         assert plane.weights("actor").versions() == [1, 2]
+
+
+def test_parts_left_by_a_job_with_other_ranks_do_not_count(plane: Any) -> None:
+    weights = plane.weights("actor")
+    for rank in (0, 1, 3):
+        weights.publish(5, {f"w{rank}": np.zeros(4)}, rank=rank, ranks=4)
+    for rank in range(2):
+        weights.publish(5, {f"w{rank}": np.ones(4)}, rank=rank, ranks=2)
+    tensors = weights.get(5, timeout=5.0)
+    assert {name: tensors.numpy(name).tolist() for name in tensors} == {"w0": [1.0] * 4, "w1": [1.0] * 4}
+    weights.drop()
+
+
+async def test_a_version_of_many_ranks_is_announced_once(node: StandingNode) -> None:
+    """Else its watchers are woken again and again."""
+    async with dp.aio.connect(node.address) as plane:
+        weights = plane.weights("actor")
+        for version in (1, 2):
+            ranks = [weights.publish(version, {f"w{rank}": np.ones(4)}, rank=rank, ranks=48) for rank in range(48)]
+            await asyncio.gather(*ranks)
+        keys = (await weights._register.look()).keys
+        assert [key for key in keys if key.startswith("n/")] == ["n/1", "n/2"]
+        await weights.drop()
