@@ -157,6 +157,9 @@ def merge_fields(name: str, fields: Iterable[Field]) -> Field:
     return merged
 
 
+_EMPTIES = Field("ragged", "int64", (None,))  # what lists of empty lists become
+
+
 def _merge(name: str, ours: Field, theirs: Field) -> Field:
     if ours == theirs:
         return ours
@@ -167,8 +170,10 @@ def _merge(name: str, ours: Field, theirs: Field) -> Field:
         return Field("struct", children=tuple(keys.items()))
     alike = ours.kind == theirs.kind and ours.dtype == theirs.dtype and len(ours.shape) == len(theirs.shape)
     if not alike or ours.kind != "ragged":
+        hint = ". Give empty lists as np.empty(0, dtype) or, among objects, as ()" if _EMPTIES in (ours, theirs) else ""
         raise SchemaMismatch(
-            f"column {name!r} is {theirs!r} here, and {ours!r} in the rows before: all rows of a column have one type",
+            f"column {name!r} is {theirs!r} here, and {ours!r} in the rows before: all rows of a column have one type"
+            f"{hint}",
             column=name,
             expected=repr(ours),
             found=repr(theirs),

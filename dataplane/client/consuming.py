@@ -163,7 +163,7 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
     elif of["pending"] and of["pending"] < min_rows:
         said.append(f"min_rows is {min_rows}")
     elif of["pending"]:
-        said.append(f"too few of those have {', '.join(map(repr, columns))}, or the sampler chooses none")
+        said.append(f"too few of those have {', '.join(map(repr, columns))}, or the sampler chooses fewer than {min_rows}")
     if of["pending"] and not missing:
         said += [
             f"task {name!r} has {_count(its['dead'], 'dead letter')}, which may lack its columns:"
@@ -297,8 +297,11 @@ class Sampling:
                 most *= 4
                 continue
             seen = shown.changes
-            least = min(asked.min_rows, shown.left) if shown.closed else asked.min_rows
-            least = len(choice.rows) if choice.full else least
+            least = asked.min_rows
+            if choice.full or (shown.closed and len(shown.rows) == shown.left):  # no more rows can be chosen
+                least = len(choice.rows)
+            elif shown.closed:
+                least = min(least, shown.left)
             if (len(choice.rows) < least or not len(choice.rows)) and not len(choice.expired):
                 continue
             try:
@@ -314,6 +317,12 @@ class Sampling:
         except KeyError as error:
             if error.args and (error.args[0] in candidates.lengths or error.args[0] in candidates.tags):
                 raise
+            if error.args and error.args[0] in getattr(self.sampler, "tags_read", ()):
+                there = ", ".join(candidates.tags) or "none of its `tags_read`"
+                raise Misuse(
+                    f"no row that is ready has the tag {error}, which {type(self.sampler).__name__} reads; they have"
+                    f" {there}"
+                ) from error
             named = f"its `needs` are {getattr(self.sampler, 'needs', ())!r}"
             named += f", its `tags_read` {getattr(self.sampler, 'tags_read', ())!r}"
             raise Misuse(

@@ -162,6 +162,32 @@ def test_a_sampler_that_does_not_work_harms_its_caller_alone(plane: dp.Plane) ->
     assert take(stream) == [0, 1, 2, 3]
 
 
+def test_a_closed_stream_delivers_what_a_sampler_chooses_though_it_is_less_than_min_rows(plane: dp.Plane) -> None:
+    class One:
+        def choose(self, candidates: dp.Candidates, want: int) -> list[int]:
+            return [len(candidates) - 1]
+
+    stream, how = plane.stream("s", ["a"]), {"rows": 4, "min_rows": 2, "sampler": One()}
+    stream.append({"x": range(3)})
+    with pytest.raises(dp.NotReady):
+        take(stream, timeout=0, **how)
+    stream.close()
+    assert [take(stream, **how) for _ in range(3)] == [[2], [1], [0]]
+
+
+def test_a_tag_that_no_row_has_is_named(plane: dp.Plane) -> None:
+    class Medium:
+        tags_read = ("pass_rate", "level")
+
+        def choose(self, candidates: dp.Candidates, want: int) -> Any:
+            return np.argsort(candidates.tags["pass_rate"])[:want]
+
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": [1]}, tags={"passrate": [0.5], "level": [1]})
+    with pytest.raises(dp.Misuse, match="the tag 'pass_rate', which Medium reads; they have level"):
+        take(stream, sampler=Medium())
+
+
 async def test_deliveries_cancelled_at_any_step_lose_no_lease(node: StandingNode) -> None:
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("s", ["a"], max_deliveries=1)

@@ -78,7 +78,8 @@ def _group() -> Any:
     try:
         from openrlhf.trainer.ray.launcher import RayActorGroup
     except ImportError as error:
-        raise Misuse(f"OpenRLHF can not be imported ({error}): pip install openrlhf==0.11.2") from error
+        missing = error.name if error.name and not error.name.startswith("openrlhf") else "openrlhf==0.11.2"
+        raise Misuse(f"OpenRLHF cannot be imported ({error}): pip install {missing}") from error
     return RayActorGroup
 
 
