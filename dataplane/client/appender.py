@@ -278,7 +278,8 @@ class AsyncAppender:
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """As `stream.append`, in a block with the rows of other calls that run at the same time."""
+        """As `stream.append`, in a block with the rows of other calls that run at the same time. Cancelling it ends
+        only the wait: rows that were accepted are appended later."""
         sent = await self.send(columns, keys=keys, group=group, version=version, tags=tags)
         return await sent
 

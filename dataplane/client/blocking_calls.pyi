@@ -277,7 +277,7 @@ class StreamCalls(Blocking):
         Backpressure (the stream is full; the error names the task that it waits for), LimitExceeded (the rows can never
         fit), Closed, SchemaMismatch, Misuse (a key exists and this append is no repetition, or a group would exceed
         `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be appended,
-        now or later).
+        now or later). A cancelled append may have been done, too, unless it was waiting for room.
         """
 
     def appender(
