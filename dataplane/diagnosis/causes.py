@@ -91,10 +91,20 @@ class Crowded:
 
 
 @dataclass(frozen=True, slots=True)
+class RunSize:
+    """The number of processes of a run that was compared, and the duration of its step."""
+
+    processes: int
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The use of `seconds` of a job. A step is one delivery to each process of `role`, the last of the pipeline;
     `step_s` is its duration, and `lost_s` the part of it in which that role waited. `notes`: what could not be
-    measured, and `crowded` hosts."""
+    measured, and `crowded` hosts. `compared`: the smaller and the larger run of a comparison. All else is of the larger
+    one, but `lost_s` and the seconds of causes are what they take beyond the smaller run's, at the same work of each
+    process."""
 
     seconds: float
     role: str
@@ -105,6 +115,7 @@ class Diagnosis:
     roles: tuple[Role, ...]
     notes: tuple[str, ...] = ()
     crowded: tuple[Crowded, ...] = ()
+    compared: tuple[RunSize, ...] = ()
 
     def json(self) -> str:
         """As JSON: an object of these fields, with the most costly causes first."""

@@ -51,15 +51,17 @@ def add_parser(commands: argparse._SubParsersAction[Any], connect: Connect) -> N
 def _diagnose(chosen: argparse.Namespace, connect: Connect) -> int:
     if not 0.5 <= chosen.seconds <= 86400:
         raise ValueError(f"a job is looked at for 0.5 to 86400 seconds, not {chosen.seconds}")
+    names = _RUNS
     if chosen.compare:
-        small, large = (GraphRun.load(path) for path in chosen.compare)
-        found = compared(small, large, chosen.role)
+        runs = [(str(path), GraphRun.load(path)) for path in chosen.compare]
+        (first, small), (second, large) = sorted(runs, key=lambda run: len(run[1].processes))
+        names, found = (first, second), compared(small, large, chosen.role)
     else:
         run = GraphRun.load(chosen.read) if chosen.read else asyncio.run(_watch(chosen, connect))
         if chosen.out:
             run.save(chosen.out)
         found = diagnosed(run, chosen.role)
-    print(found.json() if chosen.json else as_text(found, chosen.causes))
+    print(found.json() if chosen.json else as_text(found, chosen.causes, names))
     return 0
 
 
@@ -74,35 +76,44 @@ NAMED = 0.02
 """The share of a step from which a cause is described in full."""
 
 
-def as_text(found: Diagnosis, most: int = 5) -> str:
-    """Lines of text; the most costly causes, at most this many."""
-    lost = found.lost_s / found.step_s if found.step_s else 0.0
-    lines = [
-        f"a step of {found.role!r} takes {_time(found.step_s)}, of which it waits {_time(found.lost_s)} ({lost:.0%})"
-        f"; {found.steps:.0f} steps in {found.seconds:.0f} s"
-    ]
+_RUNS = "the smaller run", "the larger run"
+
+
+def as_text(found: Diagnosis, most: int = 5, names: tuple[str, str] = _RUNS) -> str:
+    """Lines of text; the most costly causes, at most this many. `names`: of the runs of a comparison."""
+    lost = f"{_time(found.lost_s)} ({found.lost_s / found.step_s if found.step_s else 0.0:.0%})"
+    step = f"a step of {found.role!r} takes {_time(found.step_s)}"
+    ending = f"; {found.steps:.0f} steps in {found.seconds:.0f} s"
+    if found.compared:
+        small, large = found.compared
+        lines = [
+            f"{names[0]}: {_processes(small.processes)}, {_time(small.step_s)} a step; {names[1]}: {large.processes},"
+            f" {_time(large.step_s)}: {small.step_s / large.step_s if large.step_s else 0.0:.1f} times as fast",
+            f"{names[1]}: {step}, of which {lost} is additional wait against {names[0]}{ending}",
+        ]
+    else:
+        lines = [f"{step}, of which it waits {lost}{ending}"]
     lines += [f"  note: {note}" for note in found.notes]
     for role in found.roles:
         waits = ", ".join(
             f"{kind} {share:.0%}" for kind, share in sorted(role.waiting.items(), key=lambda e: -e[1]) if share >= 0.01
         )
-        count = "1 process" if role.processes == 1 else f"{role.processes} processes"
-        where = f"{role.name:<16} {count} on {', '.join(role.hosts)}"
+        where = f"{role.name:<16} {_processes(role.processes)} on {', '.join(role.hosts)}"
         lines.append(f"  {where}: busy {role.busy:.0%}; waits: {waits or 'no'}")
     named = [cause for cause in found.causes if cause.share >= NAMED][:most]
     for number, cause in enumerate(named, 1):
-        lines += ["", *_cause(number, cause)]
+        lines += ["", *_cause(number, cause, "more " if found.compared else "")]
     if not named:
-        lines += ["", "nothing costs the step more than 2 %"]
+        lines += ["", "nothing costs the step more than 2 %" + (f" beyond {names[0]}" if found.compared else "")]
     return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
 
 
-def _cause(number: int, cause: Cause) -> list[str]:
+def _cause(number: int, cause: Cause, more: str) -> list[str]:
     where = f"{_file(cause.file)}:{cause.line} in {cause.function}"
     pids = f"{len(cause.processes)} processes" if len(cause.processes) > 1 else f"process {cause.processes[0]}"
     lines = [
         f"{number}. {cause.kind}: {where}",
-        f"   costs {_time(cause.seconds)} a step ({cause.share:.0%}); role {cause.role}, {pids} on {cause.host}",
+        f"   costs {_time(cause.seconds)} {more}a step ({cause.share:.0%}); role {cause.role}, {pids} on {cause.host}",
     ]
     for link in cause.chain:
         lines.append(
@@ -119,6 +130,10 @@ def _kind(kind: str) -> str:
     if kind == "collective":
         return "other ranks"
     return f"room ({kind})" if kind.startswith("max_") else "room" if kind == "permits" else kind
+
+
+def _processes(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} processes"
 
 
 def _time(seconds: float) -> str:

@@ -12,7 +12,7 @@ import msgspec
 
 from dataplane.diagnosis import detection
 from dataplane.diagnosis.backtracking import PathStep, Share, Ways, parts
-from dataplane.diagnosis.causes import Cause, CauseLink, Crowded, Diagnosis, Kind, Role
+from dataplane.diagnosis.causes import Cause, CauseLink, Crowded, Diagnosis, Kind, Role, RunSize
 from dataplane.diagnosis.collectives import ranks
 from dataplane.diagnosis.contention import HostUse, hosts, parted
 from dataplane.diagnosis.graph import CallSiteRecord, GraphRun, Index, Line, Look, ProcessNode, between
@@ -61,7 +61,8 @@ def compared(small: GraphRun, large: GraphRun, role: str | None = None) -> Diagn
             causes.append(replace(cause, seconds=seconds, share=seconds / found.step_s if found.step_s else 0.0))
     causes.sort(key=lambda cause: -cause.seconds)
     lost = max(0.0, found.step_s - ours.step_s * fewer)
-    return replace(found, causes=tuple(causes), lost_s=lost)
+    sizes = RunSize(len(small.processes), ours.step_s), RunSize(len(large.processes), found.step_s)
+    return replace(found, causes=tuple(causes), lost_s=lost, compared=sizes)
 
 
 @dataclass(slots=True, eq=False)

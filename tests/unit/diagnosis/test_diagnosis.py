@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dataplane import cli
 from dataplane.diagnosis.causes import Cause, Diagnosis
 from dataplane.diagnosis.contention import HostUse
 from dataplane.diagnosis.diagnosis import compared, diagnosed
@@ -113,8 +115,29 @@ def test_a_comparison_names_the_role_that_does_not_scale() -> None:
         many = [process(n, "roll_out", [appending(5.0, 0.05)], [line(8, 5.0)]) for n in range(3, 3 + workers)]
         return run(train(wait_s, 2), score, *many)
 
-    cause = compared(job(2, 2.0), job(8, 7.0)).causes[0]
+    small, large = job(2, 2.0), job(8, 7.0)
+    found = compared(small, large)
+    cause = found.causes[0]
     assert (cause.role, cause.line) == ("reward", 6)
+    assert [(size.processes, size.step_s) for size in found.compared] == [(4, 0.1), (10, 0.1)]
+    assert compared(large, small) == found == Diagnosis.read(found.json())
+
+
+def test_the_text_of_a_comparison_names_both_runs_and_the_speed_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = process(1, "actor", [consuming(8.0)], [line(6, 2.0)], [waited(1, "rows", 8.0, 2)])
+    makers = [process(n, "roll_out", [appending(1.0, 0.1)], [line(8, 9.0)]) for n in (2, 3)]
+    run(small, makers[0]).save(Path("small.run"))
+    run(replace(small, places=[consuming(2.0, count=200)]), *makers).save(Path("large.run"))
+    assert cli.main(["diagnose", "--compare", "large.run", "small.run"]) == 0
+    text = capsys.readouterr().out.splitlines()
+    assert text[0] == "small.run: 2 processes, 100.0 ms a step; large.run: 3, 50.0 ms: 2.0 times as fast"
+    assert text[1].startswith(
+        "large.run: a step of 'actor' takes 50.0 ms, of which 0.0 ms (0%) is additional wait against"
+    )
+    assert text[-1] == "nothing costs the step more than 2 % beyond small.run"
 
 
 # What is the host's: processors that are short.
