@@ -299,7 +299,8 @@ class AsyncStream:
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
             a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
 
-        Raises as `consume`, and Closed if the stream is dropped.
+        Raises as `consume`, Closed if the stream is dropped, and OutcomeUnknown if an ack was not answered: iterate
+        again, and rows whose ack was not done come again.
         """
         return consuming.deliveries(self, task, prefetch, timeout, at_end, how)
 
