@@ -72,7 +72,7 @@ class AsyncStream:
         self._token = opened.stream
         self._mark = opened.mark
         self.settings = opened.settings
-        """The tasks and limits that the stream was made with."""
+        """The tasks and limits that the stream was made with. No limit is 0, for `max_lag` -1."""
         self.writes = StreamWrites(self)
         """Writes rows and columns."""
         self.logged_waits: set[str] = set()
