@@ -213,8 +213,8 @@ class PlaneCalls(Blocking):
     ) -> History:
         """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
 
-        keep: epochs of each prompt; samples: responses of each epoch. max_bytes: of all tokens, approximately;
-        beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
+        keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs. max_bytes: of all
+        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
         or int64. durable: as for `table`. Raises Misuse.
         """
 
@@ -704,7 +704,7 @@ class TableCalls(Blocking):
         """The rows given to the task under this id; None if no claim had it."""
 
     def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo claims. Their ids are forgotten.
+        """Undo claims. The ids under which these rows were given are forgotten.
 
         task: whose claims are undone; those of all tasks if None.
         numbers: the rows whose claims are undone; all rows if None.
