@@ -214,8 +214,8 @@ class PlaneCalls(Blocking):
         """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
 
         keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs. max_bytes: of all
-        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
-        or int64. durable: as for `table`. Raises Misuse.
+        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards.
+        dtype: of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
         """
 
     def weights(self, name: str, keep: int = 2, *, replicas: int = 1) -> Weights:

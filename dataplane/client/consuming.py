@@ -163,7 +163,9 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
     elif of["pending"] and of["pending"] < min_rows:
         said.append(f"min_rows is {min_rows}")
     elif of["pending"]:
-        said.append(f"too few of those have {', '.join(map(repr, columns))}, or the sampler chooses fewer than {min_rows}")
+        said.append(
+            f"too few of those have {', '.join(map(repr, columns))}, or the sampler chooses fewer than {min_rows}"
+        )
     if of["pending"] and not missing:
         said += [
             f"task {name!r} has {_count(its['dead'], 'dead letter')}, which may lack its columns:"

@@ -353,10 +353,10 @@ class AsyncPlane:
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
-        from dataplane.client import recorder  # as above
+        from dataplane.client import replay  # as above
 
         self.check()
-        return await recorder.replay(self, directory, name, tasks, **how)
+        return await replay.replay(self, directory, name, tasks, **how)
 
     # Tables
 
@@ -386,8 +386,8 @@ class AsyncPlane:
         """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
 
         keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs. max_bytes: of all
-        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards. dtype: of tokens, int32
-        or int64. durable: as for `table`. Raises Misuse.
+        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards.
+        dtype: of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
         """
         table = self.table(f"history/{arguments.text('a name', name)}", durable=durable)
         return histories.AsyncHistory(self, table, keep, samples, max_bytes, dtype)

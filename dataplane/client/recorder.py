@@ -10,11 +10,6 @@ cannot be written (the disk is full) are skipped and counted, so that the pipeli
 
 Rejected: rows that all other tasks have acked. A stream frees those, so it would have to keep them for a recorder
 that may not exist; as a task, the recorder has leases, redelivery and `max_bytes` like all others.
-
-`plane.replay` makes a stream from a recording: a thread of its own appends its rows in the recorded order, with their
-keys, groups, versions and tags, and then closes the stream. By default the stream has room for a share of the node's
-memory, so a recording of any size is replayed at the pace of its consumers. Consumers notice a replay that failed or
-was aborted, because the stream is dropped.
 """
 
 from __future__ import annotations
@@ -23,11 +18,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -45,10 +40,9 @@ from dataplane.errors import (
     Misuse,
     NotReady,
     OutcomeUnknown,
-    PeerUnavailable,
     Retryable,
 )
-from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
+from dataplane.recording import Manifest, RowNames, Writer
 from dataplane.recording.names import RESERVED
 
 if TYPE_CHECKING:
@@ -67,7 +61,7 @@ COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 _LEASE_S = 600.0
 _WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
 _NOTHING = object()
-_LOOK_S = 0.2  # seconds between two looks at a stream whose columns are not known yet, or whose leader is away
+_LOOK_S = 0.2  # seconds between two looks at a stream whose columns are not known yet
 _RETRY_S = 1.0  # seconds between two attempts to write to a full disk
 _READ_S = 15.0  # the timeout of a read; rows that take longer are read in halves
 _PIECE = 64 << 20  # bytes of rows in one part
@@ -375,148 +369,3 @@ def record(
         raise Misuse(f"a recorder takes a row or more at a time, and files have bytes; not {rows} and {max_file_bytes}")
     how = How(path, named, task, count, size, arguments.names("media", media), compression, on_full == "wait")
     return Recording(stream, how).start()
-
-
-ROWS = 256
-
-_SHARE = 4  # of the node's memory
-_ROOM_S = 2.0  # seconds of waiting for room between two checks whether to end
-
-
-class Replay(Background):
-    """A running replay. `wait()` waits until all rows are in the stream. `close()` ends the replay, and drops the
-    stream if rows are missing."""
-
-    def __init__(self, stream: AsyncStream, reader: Reader, columns: list[str] | None, wanted: Any, rows: int) -> None:
-        super().__init__(stream._connection, f"replay of {reader.directory}")
-        self._reader, self._stream_name = reader, stream.name
-        self._columns, self._wanted, self._at_once = columns, wanted, rows
-        self._used: set[str] = set()  # keys that users gave
-        self.rows = 0
-        """Rows that are, or were, in the stream."""
-
-    async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
-        stream = await plane.stream(self._stream_name)
-        done = False
-        try:
-            for recorded in self._reader.rows(rows=self._at_once, versions=self._wanted, columns=self._columns):
-                await self._append(plane, stream, recorded, self._keys(recorded.names), stop)
-                if stop.is_set():
-                    break
-                self.rows += len(recorded)
-            else:
-                await stream.close()
-                done = True
-        finally:
-            if not done:
-                with suppress(DataplaneError):
-                    await stream.drop()
-
-    async def _append(
-        self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, keys: list[str], stop: asyncio.Event
-    ) -> None:
-        """Append rows, in halves if they are too large for the node or the stream at once."""
-        try:
-            await self._append_at_once(plane, stream, recorded, keys, stop)
-        except LimitExceeded:
-            if len(recorded) == 1:
-                raise
-            half = len(recorded) // 2
-            for part in (range(half), range(half, len(recorded))):
-                await self._append(plane, stream, recorded.take(part), keys[part.start : part.stop], stop)
-
-    async def _append_at_once(
-        self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, keys: list[str], stop: asyncio.Event
-    ) -> None:
-        names = recorded.names
-        repeating = [name for name in self._reader.repeating if name in recorded.columns]
-        while not stop.is_set():
-            try:
-                ref = await plane.put(recorded.columns, dedupe=repeating, timeout=_ROOM_S)
-                break
-            except Backpressure:
-                continue
-        else:
-            return
-        try:
-            while not stop.is_set():
-                try:
-                    how: dict[str, Any] = {"version": list(names.versions), "tags": names.tags, "timeout": _ROOM_S}
-                    await stream.append(ref, keys=keys, group=list(names.groups), **how)
-                    break
-                except Backpressure:
-                    continue
-                except (PeerUnavailable, OutcomeUnknown):
-                    plane.connection.check()  # if the node has gone, no attempt can succeed
-                    await asyncio.sleep(_LOOK_S)
-        finally:
-            await plane.free(ref)
-
-    def _keys(self, names: RowNames) -> list[str]:
-        """The keys of the next rows: as recorded. A key that occurred before is replaced by the row's unique name."""
-        keys = []
-        for key, row in zip(names.keys, names.rows, strict=True):
-            keys.append(row if key in self._used else key.removeprefix("~"))
-            if not key.startswith("~"):
-                self._used.add(key)
-        return keys
-
-
-async def replay(
-    plane: AsyncPlane,
-    directory: str | os.PathLike[str],
-    name: str | None = None,
-    tasks: Sequence[str] | None = None,
-    *,
-    versions: int | Iterable[int] | None = None,
-    columns: Sequence[str] | None = None,
-    rows: int = ROWS,
-    max_bytes: int | str | None = None,
-    max_rows: int | None = None,
-    max_lag: int | None = None,
-    group_size: int | None = None,
-) -> AsyncStream:
-    """See `AsyncPlane.replay`."""
-    reader = await asyncio.to_thread(Reader, _directory(directory))
-    found = reader.manifest
-    name = arguments.text("a stream's name", found.stream if name is None else name)
-    named = None if columns is None else arguments.names("columns", columns)
-    if name in await plane.streams():
-        raise Misuse(f"there is a stream {name!r} already: drop it, or replay the recording under another name")
-    if max_bytes is None and max_rows is None:
-        max_bytes = max(1 << 20, plane.connection.welcome.capacity // _SHARE)
-    if group_size is None:
-        group_size = found.settings.get("group_size") or None
-    count = arguments.whole("rows", rows)
-    if count < 1:
-        raise Misuse(f"a replay appends a row or more at a time, not {rows}")
-    missing = [each for each in named or () if each not in found.columns]
-    if missing:
-        raise Misuse(f"the recording has no column {missing[0]!r}; it has {', '.join(found.columns)}")
-    stream = await plane.stream(
-        name,
-        found.tasks if tasks is None else tasks,
-        max_bytes=max_bytes,
-        max_rows=max_rows,
-        max_lag=max_lag,
-        group_size=group_size,
-    )
-    stream.replay = Replay(stream, reader, named, _wanted(versions), count).start()
-    return stream
-
-
-def _directory(directory: Any) -> Path:
-    if not isinstance(directory, str | os.PathLike) or not os.fspath(directory):
-        raise Misuse(f"a recording is in a directory, not {directory!r}")
-    return Path(directory)
-
-
-def _wanted(versions: int | Iterable[int] | None) -> Callable[[int], bool] | None:
-    if versions is None:
-        return None
-    if isinstance(versions, Iterable):
-        several: range | set[int] = (
-            versions if isinstance(versions, range) else {arguments.whole("a version", each) for each in versions}
-        )
-        return several.__contains__
-    return arguments.whole("a version", versions).__eq__

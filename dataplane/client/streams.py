@@ -43,7 +43,8 @@ from dataplane.wire import row_messages as rm
 
 if TYPE_CHECKING:
     from dataplane.client.histories import HistoryFollower
-    from dataplane.client.recorder import Recording, Replay
+    from dataplane.client.recorder import Recording
+    from dataplane.client.replay import Replay
 
 _MOST_UNFINISHED = 4096
 _CONSUME = CODE["consume"]

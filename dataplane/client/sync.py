@@ -49,7 +49,7 @@ from dataplane.errors import DataplaneError, Freed
 from dataplane.stream.settings import StreamSettings
 
 if TYPE_CHECKING:
-    from dataplane.client.recorder import Replay
+    from dataplane.client.replay import Replay
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -162,7 +162,8 @@ class AsyncTable:
         if not isinstance(reply, r.Looked) or not reply.more:
             return []
         told, names = len(reply.rows), reply.columns
-        return [replace(each, columns=names) for each in await self._look(keys[told:], numbers[told:], columns=names)]
+        more = await self._look(keys[told:], numbers[told:], columns=names)
+        return [cast("R", replace(each, columns=names)) for each in more]
 
     async def _put_row(
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None

@@ -10,7 +10,7 @@ Invariants: a part has its final name only after all of it is on disk, so an ack
 part is in one file at most, and files that the manifest does not name are ignored; a recording is written by one
 process at a time. Nothing in it is ever unpickled.
 
-This package has only files and tables; `stream.record` and `plane.replay` are in `client.recorder`.
+This package has only files and tables; `stream.record` is in `client.recorder`, `plane.replay` in `client.replay`.
 """
 
 from dataplane.recording.manifest import Manifest
