@@ -157,7 +157,7 @@ def merge_fields(name: str, fields: Iterable[Field]) -> Field:
     return merged
 
 
-_EMPTIES = Field("ragged", "int64", (None,))  # what lists of empty lists become
+_EMPTIES = Field("ragged", "int64", (None,))  # the type of lists of empty lists
 
 
 def _merge(name: str, ours: Field, theirs: Field) -> Field:
