@@ -19,7 +19,7 @@ from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import events
 from dataplane.clock import monotonic
-from dataplane.errors import DataplaneError, LeaseExpired, Misuse, SchemaMismatch
+from dataplane.errors import DataplaneError, LeaseExpired, Misuse, OutcomeUnknown, SchemaMismatch
 from dataplane.stream import requests as r
 from dataplane.stream.balance import balanced
 from dataplane.stream.keys import unnamed
@@ -85,7 +85,7 @@ class Delivery:
     async def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
         (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader did not
-        answer: repeat the ack. Does nothing if they were acked before."""
+        answer twice: repeat the ack. Does nothing if they were acked before."""
         await self._settle(done=True)
 
     async def nack(self, reason: str = "") -> None:
@@ -104,7 +104,11 @@ class Delivery:
             return
         grant, replica = self._given.grant, self._given.replica
         if done:
-            await self._ask(r.Ack(grant=grant, replica=replica))
+            ack = r.Ack(grant=grant, replica=replica)
+            try:
+                await self._ask(ack)
+            except OutcomeUnknown:  # the same ack again settles it
+                await self._ask(ack)
             events.settled(self._connection, self._stream, grant)
         else:
             await self._ask(r.Nack(grant=grant, replica=replica, seen=seen, reason=reason))
