@@ -109,7 +109,12 @@ def asked(
     alone: Callable[[], KVBatchMeta],
 ) -> Asked | None:
     """A put that can be merged with others; None for one that cannot."""
-    if not 0 < len(keys) <= _FEW or len(set(keys)) < len(keys) or (tags is not None and len(tags) != len(keys)):
+    if (
+        not isinstance(partition, str)
+        or not 0 < len(keys) <= _FEW
+        or len(set(keys)) < len(keys)
+        or (tags is not None and len(tags) != len(keys))
+    ):
         return None
     rows: dict[str, list[Any]] = {}
     kinds: list[tuple[str, str]] = []
@@ -186,21 +191,41 @@ class Coalescing:
             begin, self._running = not self._running, True
         if begin:
             try:
-                self._pool().submit(self._make)
-            except RuntimeError:  # the pool was ended just now; there is another
-                self._pool().submit(self._make)
+                self._begin()
+            except BaseException as error:
+                self._fail([], error)
         return await asyncio.wrap_future(one.answer)
+
+    def _begin(self) -> None:
+        try:
+            self._pool().submit(self._make)
+        except RuntimeError:  # the pool was ended just now; there is another
+            self._pool().submit(self._make)
 
     def _make(self) -> None:
         """Make all waiting puts, until none waits."""
-        while True:
-            with self._lock:
-                several = self._next()
-                if not several:
-                    self._running = False
-                    return
-            for each in _by_content(several):
-                _answer(each, self._together, self._singly)
+        several: list[Asked] = []
+        try:
+            while True:
+                with self._lock:
+                    several = self._next()
+                    if not several:
+                        self._running = False
+                        return
+                for each in _by_content(several):
+                    _answer(each, self._together, self._singly)
+        except BaseException as error:
+            self._fail(several, error)
+            raise
+
+    def _fail(self, several: list[Asked], error: BaseException) -> None:
+        """Answer these puts, and those that wait, with the error: else all later puts would wait for ever."""
+        with self._lock:
+            self._running = False
+            failed, self._waiting = [*several, *self._waiting], deque()
+        for each in failed:
+            if not each.answer.done() and each.answer.set_running_or_notify_cancel():
+                each.answer.set_exception(error)
 
     def _next(self) -> list[Asked]:
         """The first waiting put, and those that can be merged with it."""

@@ -208,6 +208,18 @@ def test_puts_continue_after_the_thread_pool_was_shut_down(
     assert ours.kv_batch_get("k", pid)["x"].tolist() == [1]
 
 
+def test_puts_continue_after_no_thread_could_be_started(ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    puts = [ours.async_kv_put("k", pid, {"x": torch.tensor(1)}), ours.async_kv_put("l", [pid], {"x": torch.tensor(1)})]
+    with monkeypatch.context() as patched:
+        patched.setattr(kv, "executor", refuse)
+        assert [type(each) for each in gathered(puts)] == [RuntimeError, TypeError]
+    gathered([ours.async_kv_put("m", pid, {"x": torch.tensor(1)})])
+    assert [*ours.kv_list(pid)[pid]] == ["m"]
+
+
 def test_a_forked_child_can_put_rows(ours: Any, pid: str) -> None:
     gathered([ours.async_kv_put("a", pid, trajectory(1))])
     child = os.fork()
