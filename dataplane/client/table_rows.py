@@ -76,7 +76,15 @@ Named: TypeAlias = Sequence[str] | Index | Sequence[int]
 
 _NAMES_BYTES = m.MAX_FRAME // 2  # the most bytes of keys and tags in one message
 
-_encoder = msgspec.msgpack.Encoder()
+
+def _plain(value: Any) -> Any:
+    """The value of a NumPy scalar, or of a tensor without dimensions."""
+    if getattr(value, "ndim", None) == 0:
+        return value.item()
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 _decode = msgspec.msgpack.Decoder(list[dict[str, Any]]).decode
 
 
