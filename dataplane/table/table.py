@@ -72,9 +72,9 @@ class TableRows:
         return found
 
     def known(self, rows: Sequence[str] | Index) -> Index:
-        """The numbers of rows by key or number, without unknown keys."""
+        """The numbers of rows by key or number, without those that do not exist."""
         found = self._numbers(rows)
-        return found[found >= 0]
+        return found[self.there(found)]
 
     def _numbers(self, rows: Sequence[str] | Index) -> Index:
         """The numbers of rows by key or number; -1 for an unknown key."""

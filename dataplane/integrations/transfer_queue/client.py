@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,35 @@ class TransferQueueClient:
         `polling_mode`. If there are too few rows, returns an empty BatchMeta with `polling_mode`, and raises
         NoSampleInTime otherwise.
         """
-        own = session()
+        given = data_fields, batch_size, partition_id, mode, task_name, sampling_config
+        return self._get_meta(sampling.Withdrawal(), *given, timeout=timeout)
+
+    async def async_get_meta(self, *args: Any, **kwargs: Any) -> BatchMeta:
+        """As `get_meta`. A call that is cancelled gives no row to the task."""
+        over = threading.Event()
+        withdrawal = sampling.Withdrawal(over.is_set)
+        call = executor("waits").submit(self._get_meta, withdrawal, *args, **kwargs)
+        try:
+            return await asyncio.wrap_future(call)
+        except asyncio.CancelledError:
+            over.set()
+            call.add_done_callback(lambda _: executor("calls").submit(withdrawal.release))
+            raise
+
+    def _get_meta(
+        self,
+        withdrawal: sampling.Withdrawal,
+        data_fields: Sequence[str] | None,
+        batch_size: int | None = None,
+        partition_id: str = "",
+        mode: str = "fetch",
+        task_name: str | None = None,
+        sampling_config: dict[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> BatchMeta:
+        own, cancelled = session(), withdrawal.over
+        withdrawal.over = lambda: own.left or cancelled()
         partition = own.partition(partition_id)
         fields = list(data_fields or [])
         if mode == "force_fetch":
@@ -126,7 +155,7 @@ class TransferQueueClient:
         polling = own.settings.polling
         wait_s = timeout if timeout is not None else 0.0 if polling else sampling.timeout_s()
         config = sampling_config or {}
-        found = sampling.fetch(partition, fields, batch_size, task_name, own.sampler, config, wait_s)
+        found = sampling.fetch(partition, fields, batch_size, task_name, own.sampler, config, wait_s, withdrawal)
         if found is None and not polling:
             raise sampling.too_few(partition, fields, batch_size, task_name, wait_s)
         return _new(partition, [], []) if found is None else found
@@ -156,7 +185,7 @@ class TransferQueueClient:
         if not len(numbers):
             return _new(partition, [], [])
         names = list(partition.table.schema())
-        rows = partition.table.look(numbers, columns=names)
+        rows = partition.table.look(numbers, columns=names, missing_ok=True)
         all_have = [name for at, name in enumerate(names) if rows.have[:, at].all()]
         return partition.meta(rows, all_have, np.full(len(rows), bool(all_have), np.int8))
 
@@ -249,7 +278,6 @@ class TransferQueueClient:
 
     async_put = twin(put, "puts")
     async_set_custom_meta = twin(set_custom_meta)
-    async_get_meta = twin(get_meta, "waits")
     async_get_data = twin(get_data)
     async_kv_retrieve_meta = twin(kv_retrieve_meta)
     async_kv_retrieve_keys = twin(kv_retrieve_keys)

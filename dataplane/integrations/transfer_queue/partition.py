@@ -193,8 +193,8 @@ class JobPartition:
 
     def get_custom_meta(self, global_indices: Sequence[int]) -> dict[int, dict[str, Any]]:
         """The tags of these rows, for those that have any."""
-        rows = self.table.look(self.numbers(global_indices))
-        pairs = zip(global_indices, map(shown, rows.tags), strict=True)
+        rows = self.table.look(self.numbers(global_indices), missing_ok=True)
+        pairs = zip(self.indexes(rows.numbers), map(shown, rows.tags), strict=True)
         return {index: tags for index, tags in pairs if tags}
 
     def groups(self, global_indices: Sequence[int], size: int, tag: str) -> list[list[int]]:
@@ -202,9 +202,9 @@ class JobPartition:
         its first row."""
         if not len(global_indices):
             return []
-        rows = self.table.look(self.numbers(global_indices))
+        rows = self.table.look(self.numbers(global_indices), missing_ok=True)
         found: defaultdict[Any, list[tuple[int, int]]] = defaultdict(list)
-        for index, key, tags in zip(global_indices, rows.keys, rows.tags, strict=True):
+        for index, key, tags in zip(self.indexes(rows.numbers), rows.keys, rows.tags, strict=True):
             if tag in tags:
                 found["tag", repr(tags[tag])].append((index, index))
             else:

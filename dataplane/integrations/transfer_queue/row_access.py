@@ -24,7 +24,7 @@ from dataplane.client.table_rows import TableSlice
 from dataplane.errors import DataplaneError, Freed, Misuse
 from dataplane.integrations.transfer_queue import sharing, values
 from dataplane.integrations.transfer_queue.errors import NotThere, StorageKeyNotFoundError
-from dataplane.integrations.transfer_queue.partition import Index, JobPartition, marks, new_keys
+from dataplane.integrations.transfer_queue.partition import PUT, Index, JobPartition, marks, new_keys
 from dataplane.integrations.transfer_queue.session import Session
 
 if TYPE_CHECKING:
@@ -93,10 +93,11 @@ def put_by_key(
     made = np.empty(0, np.int64)
     if grouped:
         numbers = table.numbers(keys, create=True)
-        found = table.look(numbers, columns=list(table.schema()))
-        if not found.have.any():  # rows that have nothing yet are new
-            tags = [{**mark, **own} for mark, own in zip(marks(len(keys)), tags or [{}] * len(keys), strict=True)]
-            made = numbers
+        found = table.look(numbers, columns=list(table.schema()), missing_ok=True)
+        bare = ~found.have.any(axis=1) & np.array([PUT not in each for each in found.tags], np.bool_)
+        made = found.numbers[bare]  # rows that have nothing yet are new
+        new, given = np.isin(numbers, made).tolist(), tags or [{}] * len(keys)
+        tags = [{**mark, **own} if of else own for of, mark, own in zip(new, marks(len(keys)), given, strict=True)]
     try:
         rows, names = put(partition, keys, columns, tags)
     except BaseException:
@@ -176,7 +177,10 @@ def _fields(partition: JobPartition, keys: list[str], fields: list[str] | None, 
     """The fields among these that all rows have. Raises NotThere if keys are missing, or every field is."""
     names = list(partition.table.schema()) if fields is None else list(dict.fromkeys(fields))
     numbers = partition.named(keys)
-    have = partition.table.look(numbers, columns=names, tags=False).have
+    rows = partition.table.look(numbers, columns=names, tags=False, missing_ok=True)
+    if len(rows) < len(numbers):
+        raise partition.absent(keys) from error
+    have = rows.have
     found = [name for at, name in enumerate(names) if have[:, at].all()]
     for at, name in enumerate(names):
         if fields is not None and have[:, at].any() and name not in found:

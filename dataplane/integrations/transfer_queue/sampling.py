@@ -8,20 +8,24 @@ of the tag `uid`, or of the tag that the sampler's `group_by` names. Rows withou
 the first row of the call that put them.
 
 Invariants: a row is given to one call of a task, or to all calls with one claim id; if another call claimed a row
-first, the sampler samples again from the rest; a call that times out has claimed nothing, and blocks no other call.
+first, the sampler samples again from the rest; a call that times out or is withdrawn has claimed nothing, and blocks
+no other call.
 No batch mixes prompts.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dataplane.clock import Deadline
-from dataplane.errors import NotReady
+from dataplane.errors import DataplaneError, NotReady
 from dataplane.integrations.transfer_queue.errors import NoSampleInTime
 from dataplane.integrations.transfer_queue.partition import Index, JobPartition
 
@@ -31,6 +35,17 @@ if TYPE_CHECKING:
 
 GROUP_BY = "uid"
 """The tag with the group of a row."""
+
+_SLICE_S = 1.0  # seconds of waiting between two checks whether the call was withdrawn, or rows went to others
+
+
+@dataclass(slots=True)
+class Withdrawal:
+    """Ends a call whose caller has stopped waiting. `over`: whether it has. `release`: undoes the claim that the call
+    has made."""
+
+    over: Callable[[], bool] = lambda: False
+    release: Callable[[], None] = lambda: None
 
 
 def timeout_s() -> float:
@@ -46,12 +61,15 @@ def fetch(
     sampler: BaseSampler,
     config: dict[str, Any],
     wait_s: float,
+    withdrawal: Withdrawal,
 ) -> BatchMeta | None:
-    """The next rows of the task; None if there were too few before the timeout."""
-    chosen = _Choosing(partition, list(fields), batch_size, task, sampler, config).choose(Deadline.after(wait_s))
+    """The next rows of the task, without those that are cleared at the same moment; None if there were too few before
+    the timeout, or the call was withdrawn."""
+    choosing = _Choosing(partition, list(fields), batch_size, task, sampler, config, withdrawal)
+    chosen = choosing.choose(Deadline.after(wait_s))
     if chosen is None:
         return None
-    rows = partition.table.look(chosen)
+    rows = partition.table.look(chosen, missing_ok=True)
     return partition.meta(rows, fields, np.ones(len(rows), np.int8))
 
 
@@ -64,6 +82,7 @@ class _Choosing:
         task: str,
         sampler: BaseSampler,
         config: dict[str, Any],
+        withdrawal: Withdrawal,
     ) -> None:
         from transfer_queue import GRPOGroupNSampler, RankAwareSampler, SeqlenBalancedSampler, SequentialSampler
 
@@ -73,6 +92,7 @@ class _Choosing:
         self._task = task
         self._sampler = sampler
         self._config = config
+        self._withdrawal = withdrawal
         own = type(sampler).sample
         self._in_order = own in (SequentialSampler.sample, RankAwareSampler.sample)
         self._grouped = own in (GRPOGroupNSampler.sample, SeqlenBalancedSampler.sample)
@@ -89,10 +109,10 @@ class _Choosing:
             )
 
     def choose(self, deadline: Deadline) -> Index | None:
-        """The numbers of the rows; None if the deadline has passed."""
+        """The numbers of the rows; None if the deadline has passed, or the call was withdrawn."""
         table = self._partition.table
         least = wanted = self._batch_size * (self._sampler.dp_size if self._deals else 1)
-        while True:
+        while not self._withdrawal.over():
             if self._claim is not None and (made := table.find_claim(self._task, self._claim)) is not None:
                 return self._part(made)
             try:
@@ -101,20 +121,33 @@ class _Choosing:
                     task=self._task,
                     claim_id=self._claim,
                     least=least,
-                    timeout=max(0.0, deadline.remaining_s),
+                    timeout=max(0.0, min(_SLICE_S, deadline.remaining_s)),
                 )
             except NotReady:
-                return None
+                if not deadline.remaining_s:
+                    return None
+                least = wanted  # rows that the sampler refused may have gone to other calls
+                continue
             sampled, consumed = self._sample(ready, wanted)
             if not len(sampled):
                 least = len(ready) + 1  # the sampler refused these
                 continue
+            if self._withdrawal.over():
+                return None
             if not len(consumed) and self._claim is None:
                 return sampled
             given = table.claim(self._task, consumed, give=sampled, claim_id=self._claim)
             if given is not None:
+                if self._claim is None:
+                    self._withdrawal.release = partial(self._release, consumed)
                 return self._part(given)
             self._sampler.clear_cache(self._partition.name)  # or it may choose rows that another call took
+        return None
+
+    def _release(self, consumed: Index) -> None:
+        with suppress(DataplaneError):
+            there = self._partition.table.look(consumed, tags=False, missing_ok=True)
+            self._partition.table.release(self._task, there.numbers)
 
     def _sample(self, ready: Index, wanted: int) -> tuple[Index, Index]:
         """Of the ready rows, the sampled ones, and those that are consumed with them."""

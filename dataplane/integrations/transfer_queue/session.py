@@ -62,6 +62,8 @@ class Session:
         self.settings = settings
         self.sampler = sampler or settings.made()
         self.first = first
+        self.left = False
+        """Whether this process has left the job."""
         self._by_ray = process.by_ray()
         self._partitions: dict[str, JobPartition] = {}
 
@@ -241,6 +243,7 @@ def close() -> None:
     module_patch.leave()
     if left is None or _pid != os.getpid():
         return
+    left.left = True
     images.pickle_as_pixels()
     end_threads()
     _end_metrics()

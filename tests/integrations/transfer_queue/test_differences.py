@@ -190,7 +190,7 @@ def fetch(ours: Any, pid: str, rows: int, sampler: Any, **config: Any) -> Any:
     from dataplane.integrations.transfer_queue import sampling
     from dataplane.integrations.transfer_queue.session import session
 
-    return sampling.fetch(session().partition(pid), ["x"], rows, "train", sampler, config, 0.0)
+    return sampling.fetch(session().partition(pid), ["x"], rows, "train", sampler, config, 0.0, sampling.Withdrawal())
 
 
 def test_groups_are_not_mixed_when_a_row_is_missing(ours: Any, pid: str) -> None:
