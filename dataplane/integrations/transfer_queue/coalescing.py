@@ -109,12 +109,9 @@ def asked(
     alone: Callable[[], KVBatchMeta],
 ) -> Asked | None:
     """A put that can be merged with others; None for one that cannot."""
-    if (
-        not isinstance(partition, str)
-        or not 0 < len(keys) <= _FEW
-        or len(set(keys)) < len(keys)
-        or (tags is not None and len(tags) != len(keys))
-    ):
+    if not isinstance(partition, str):  # users need not check
+        return None
+    if not 0 < len(keys) <= _FEW or len(set(keys)) < len(keys) or (tags is not None and len(tags) != len(keys)):
         return None
     rows: dict[str, list[Any]] = {}
     kinds: list[tuple[str, str]] = []
