@@ -248,8 +248,18 @@ class RankLink:
     # Failures
 
     def interrupt(self) -> None:
-        """Close the connections: a rank that waits here or at the other end of one wakes. Any thread may call this."""
-        self._shut(self._peers, self._devices)
+        """Close the connections: a rank that waits here or at the other end of one wakes. Without a call in progress,
+        the link ends as after a failed call, so all ranks connect again. Any thread may call this."""
+        if not self._turn.acquire(blocking=False):
+            self._shut(self._peers, self._devices)
+            return
+        try:
+            if self._peers is not None:
+                why = PeerUnavailable("calls of the group were interrupted", address=f"rank {self.rank}")
+                self._leave_word(described(why, self.rank))
+                self._close()
+        finally:
+            self._turn.release()
 
     def _shut(self, peers: Any, devices: DeviceLink | None) -> None:
         if devices is not None:
@@ -276,7 +286,7 @@ class RankLink:
             self._threads.submit(watch)
 
     def _close(self) -> None:
-        self.interrupt()
+        self._shut(self._peers, self._devices)
         self._peers = self._devices = None
         self._number += 1
 

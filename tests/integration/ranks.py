@@ -84,6 +84,8 @@ def _outcome(plane: dp.Plane, group: Any, call: str, arguments: Any, options: di
     try:
         if call == "plane.get":
             value = plane.get(arguments, group=group, **options)
+        elif call == "interrupt":
+            dp.collective.interrupt(group)
         elif call == "aio.get":
             value = asyncio.run(_get(plane.address, arguments, group, options))
         else:

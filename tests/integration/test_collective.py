@@ -148,6 +148,19 @@ def test_an_absent_rank_is_named_in_time_and_may_join_the_next_call(plane: dp.Pl
     assert values(ranks.call("get", [ref] * SIZE, timeout=60)) == [plane.get(ref).to_dict()] * SIZE
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_interrupt_between_calls_fails_none_of_them(
+    plane: dp.Plane, node: StandingNode, tmp_path: Path, size: int
+) -> None:
+    ref = plane.put(rows(5))
+    with Ranks(size, tmp_path, node.address) as some:
+        for interrupting in ([0], [size - 1], list(range(size))):
+            values(some.call("get", [ref] * size))
+            some.begin("interrupt", [None] * size, interrupting)
+            values(some.hear(interrupting))
+        assert values(some.call("get", [ref] * size)) == [plane.get(ref).to_dict()] * size
+
+
 @pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_rank_lost_during_a_collective_fails_it_on_all_others(
     plane: dp.Plane, node: StandingNode, tmp_path: Path, how: str
