@@ -157,9 +157,7 @@ def _join(
     the settings ends nodes that were `started`, since others may use them."""
     global _session, _pid
     before = _session if _session is not None and _pid == os.getpid() and _session.job == job else None
-    settings, first = job_settings.agree(plane, job, wanted)
-    if first:
-        undo.callback(_forget, plane, job, started)
+    settings, first = job_settings.agree(plane, job, wanted, partial(undo.callback, _forget, plane, job, started))
     job_settings.compare(conf, wanted, settings)
     if sampler is None and before is not None and settings == before.settings:
         sampler = before.sampler

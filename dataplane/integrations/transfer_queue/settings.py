@@ -15,15 +15,17 @@ from __future__ import annotations
 import difflib
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dataplane.client.sync import Plane
 from dataplane.client.table_rows import TableSlice
 from dataplane.config import TRANSPORTS, NodeConfig
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, NotReady
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue.errors import InvalidSetting
 
@@ -48,7 +50,7 @@ _KNOWN: dict[str, Iterable[str]] = {
     _SECTION: ("dense", "job", *_NODES),
 }
 _ROW, _WHO, _TAG, _TOKEN, _METRICS = "settings", "first", "settings", "token", "metrics"
-_WAIT_S = 30.0
+_WAIT_S = 10.0  # between a claim and the settings
 _SAMPLERS = ("SequentialSampler", "RankAwareSampler", "GRPOGroupNSampler", "SeqlenBalancedSampler")
 _ARGUMENTS = ("n_samples_per_prompt", "dp_size", "group_by")
 
@@ -141,7 +143,8 @@ def read(conf: Any, *, dense: bool) -> tuple[JobSettings, BaseSampler | None]:
     if isinstance(own, transfer_queue.BaseSampler):
         if type(own) in [getattr(transfer_queue, each) for each in _SAMPLERS]:
             name = type(own).__name__
-            arguments = tuple((each, getattr(own, each)) for each in _ARGUMENTS if hasattr(own, each))
+            given = ((each, getattr(own, each)) for each in _ARGUMENTS if hasattr(own, each))
+            arguments = tuple((each, int(value) if isinstance(value, np.integer) else value) for each, value in given)
     elif isinstance(own, str):
         name, own = own, None
         if name not in _SAMPLERS:
@@ -214,16 +217,21 @@ def job_name(conf: Any, given: str | None) -> Job | None:
         raise InvalidSetting(str(error)) from None
 
 
-def agree(plane: Plane, job: Job, own: JobSettings) -> tuple[JobSettings, bool]:
-    """The job's settings, and whether they are these: true if there were none. Raises Misuse if the plane has
-    another unnamed job."""
+def agree(plane: Plane, job: Job, own: JobSettings, first: Callable[[], object]) -> tuple[JobSettings, bool]:
+    """The job's settings, and whether they are these: true if there were none; `first` is called before they are
+    written. Raises Misuse if the plane has another unnamed job."""
     table = plane.table(_table(job))
-    numbers = table.upsert([_ROW])
-    if table.claim(_WHO, numbers) is not None:
-        table.upsert([_ROW], {"there": [True]}, tags=[{_TAG: asdict(own), _TOKEN: job.token}])
-        return own, True
-    table.ready(["there"], timeout=_WAIT_S)  # the first process writes them now
-    return _of(table.look([_ROW]), job, plane), False
+    numbers, attempt = table.upsert([_ROW]).tolist(), 0
+    while table.claim(f"{_WHO} {attempt}", numbers) is None:
+        try:
+            table.ready(["there"], timeout=_WAIT_S)  # the process with the claim writes them now
+            return _of(table.look([_ROW]), job, plane), False
+        except NotReady:  # it has died, or failed and deleted the row
+            before, numbers = numbers, table.upsert([_ROW]).tolist()
+            attempt = attempt + 1 if numbers == before else 0
+    first()
+    table.upsert([_ROW], {"there": [True]}, tags=[{_TAG: asdict(own), _TOKEN: job.token}])
+    return own, True
 
 
 def find(plane: Plane, job: Job) -> JobSettings | None:

@@ -123,6 +123,45 @@ def test_a_second_init_with_other_settings_is_misuse(
     assert samplers == [first.get("controller", {}).get("sampler", "SequentialSampler")] * 2
 
 
+def test_an_init_that_fails_after_its_claim_leaves_no_settings(program: Callable[..., Process], node: str) -> None:
+    code = """
+        import numpy as np
+        from dataplane.integrations import process
+        sampler = tq.GRPOGroupNSampler(n_samples_per_prompt=2)
+        given, sampler.n_samples_per_prompt = {"controller": {"sampler": sampler}}, object()
+        told = error_of(lambda: tq.init(given, job="failed"))
+        left = [name for name in process.plane().tables() if name.endswith("/failed")]
+        sampler.n_samples_per_prompt = np.int64(2)
+        tq.init(given, job="failed")
+        tell([told[0], left, error_of(lambda: tq.init({"controller": {"sampler": "RankAwareSampler"}}))[1]])
+        tq.close()
+    """
+    with program(code, DATAPLANE_ADDRESS=node) as process:
+        kind, left, said = process.hear()
+    assert kind == "Misuse"
+    assert left == []
+    assert "GRPOGroupNSampler(n_samples_per_prompt=2" in said
+
+
+def test_an_init_follows_a_process_that_was_killed_after_its_claim(program: Callable[..., Process], node: str) -> None:
+    first = """
+        claim = dp.Table.claim
+        dp.Table.claim = lambda *args, **kwargs: (claim(*args, **kwargs), os.kill(os.getpid(), signal.SIGKILL))
+        tq.init(job="killed")
+    """
+    then = """
+        from dataplane.integrations.transfer_queue import settings
+        settings._WAIT_S = 0.1
+        tq.init(job="killed")
+        tell(tq.kv_list())
+        tq.close()
+    """
+    with program(first, DATAPLANE_ADDRESS=node) as process:
+        process.wait()
+    with program(then, DATAPLANE_ADDRESS=node) as process:
+        assert process.hear() == {}
+
+
 @pytest.mark.parametrize(
     ("conf", "match"),
     [
