@@ -28,7 +28,7 @@ from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import job_registry, module_patch
 from dataplane.integrations.transfer_queue import settings as job_settings
 from dataplane.integrations.transfer_queue.errors import InvalidSetting, NotStarted
-from dataplane.integrations.transfer_queue.partition import JobPartition, blocks, prefix
+from dataplane.integrations.transfer_queue.partition import JobPartition, prefix
 from dataplane.integrations.transfer_queue.settings import JOB_VARIABLE, Job, JobSettings
 
 if TYPE_CHECKING:
@@ -230,7 +230,8 @@ def session() -> Session:
 
 
 def close() -> None:
-    """Leave the job; the first process of the job also deletes all partitions. Idempotent.
+    """Leave the job; the first process of the job also deletes all partitions. The index blocks stay, because other
+    processes know them. Idempotent.
 
     The plane stays open, because other integrations of this process may use it; it ends with the process. If the
     calls of `transfer_queue` were replaced for this job (`module_patch.watch`), they are TransferQueue's again.
@@ -248,7 +249,6 @@ def close() -> None:
     if left.first:
         for name in left.partitions():
             left.partition(name).drop()
-        left.plane.table(blocks(left.job.name)).drop()
         job_settings.forget(left.plane, left.job)
         job_registry.clear()
 

@@ -81,6 +81,32 @@ def test_a_close_in_the_first_process_clears_the_job(address: str, start: Callab
         assert one.hear() == {}
 
 
+def test_indexes_are_the_same_in_all_processes_after_a_close(address: str, start: Callable[..., Process]) -> None:
+    first = """
+        def put(name):
+            tq.get_client().put(TensorDict({"x": torch.ones(3)}, batch_size=[3]), partition_id=name)
+        tq.init(); put("train")
+        tell("put"); sys.stdin.readline()
+        tq.close(); tq.init()
+        put("val"); put("train")
+        tell(tq.get_client().get_meta(["x"], mode="force_fetch", partition_id="train").global_indexes)
+        sys.stdin.readline()
+    """
+    other = """
+        while True:
+            tell(tq.get_client().get_meta(["x"], mode="force_fetch", partition_id="train").global_indexes)
+            sys.stdin.readline()
+    """
+    with start(first, DATAPLANE_ADDRESS=address) as one:
+        one.hear()
+        with start(other, DATAPLANE_ADDRESS=address) as two:
+            two.hear()
+            one.say()
+            seen = one.hear()
+            two.say()
+            assert two.hear() == seen
+
+
 def test_init_without_a_node_starts_one_that_children_share(start: Callable[..., Process]) -> None:
     program = """
         tq.init({"backend": {"Dataplane": {"memory": "32MiB", "spill": 0, "prewarm": 0}}})
