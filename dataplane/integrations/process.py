@@ -98,6 +98,14 @@ def is_connected() -> bool:
     return _plane is not None and _pid == os.getpid()
 
 
+def notice_end() -> None:
+    """Ask the node of this process's plane whether it runs. If it has ended, the next use connects again."""
+    plane = _plane if is_connected() else None
+    if plane is not None:
+        with suppress(DataplaneError):
+            plane.stats()
+
+
 def would_start() -> bool:
     """Whether `start` would start a node. Raises Misuse as `start`."""
     return not is_connected() and _address(start=True) is None

@@ -130,6 +130,7 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
 def _plane(given: job_settings.Nodes, posted: job_registry.Posted | None, undo: ExitStack) -> tuple[Plane, bool]:
     """The plane of this process, and whether the nodes of the Ray job were started for it. `undo` ends a node of this
     process that was."""
+    process.notice_end()
     if posted is not None:
         posted.attach()
     if process.ray_job() is not None and environment().address is None:

@@ -97,6 +97,18 @@ def test_calls_to_a_killed_node_fail_until_the_next_init(program: Callable[..., 
         assert process.hear() == {"p": {"a": {}}}
 
 
+def test_an_init_after_the_node_was_killed_starts_another(program: Callable[..., Process]) -> None:
+    code = """
+        from dataplane.integrations import process
+        tq.init(SMALL)
+        os.kill(process.plane().stats().pid, signal.SIGKILL)
+        tq.init(SMALL)
+        tell(tq.kv_list())
+    """
+    with program(code) as process:
+        assert process.hear() == {}
+
+
 @pytest.mark.parametrize(
     ("first", "then", "match"),
     [
