@@ -129,7 +129,7 @@ def by_ray() -> tuple[Any, Any] | None:
 def _connected(*, start: bool, config: NodeConfig | None) -> Plane:
     global _plane, _pid, _by_ray
     with _lock:
-        if _plane is not None and _pid == os.getpid() and _ended(_plane):
+        if _plane is not None and _pid == os.getpid() and has_ended(_plane):
             dead, _plane = _plane, None
             with suppress(DataplaneError):
                 dead.close()
@@ -144,8 +144,8 @@ def _connected(*, start: bool, config: NodeConfig | None) -> Plane:
         return _plane
 
 
-def _ended(plane: Plane) -> bool:
-    """Whether its node, as far as a call has noticed, or its Ray job has ended."""
+def has_ended(plane: Plane) -> bool:
+    """Whether the plane's node, as far as a call has noticed, or its Ray job has ended."""
     if _by_ray is not None and _by_ray != ray_job():
         return True
     try:

@@ -211,7 +211,7 @@ def session() -> Session:
     found = _session
     if found is not None and _pid == os.getpid():
         found.check()
-        return found
+        return found if found.first or not process.has_ended(found.plane) else _joined_again(found)
     with _lock:
         if _session is None or _pid != os.getpid():
             posted = job_registry.read()
@@ -228,6 +228,20 @@ def session() -> Session:
             sampler = _session.sampler if _session is not None else None  # the parent's, in a forked child
             _session, _pid = Session(plane, job, settings, sampler, first=False), os.getpid()
         return _session
+
+
+def _joined_again(left: Session) -> Session:
+    """The session at the node that runs now instead of that of `left`. If there is none, or no `init()` of the job was
+    called there, `left`: its calls raise."""
+    global _session
+    with _lock, suppress(DataplaneError):
+        if _session is left:
+            plane = process.plane()
+            settings = job_settings.find(plane, left.job)
+            if settings is not None:
+                sampler = left.sampler if settings == left.settings else None
+                _session = Session(plane, left.job, settings, sampler, first=False)
+    return _session or left
 
 
 def close() -> None:

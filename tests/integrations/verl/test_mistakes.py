@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
+import ray
 import torch
 import transfer_queue as tq
 from omegaconf import OmegaConf
@@ -154,3 +155,23 @@ def test_calls_to_a_killed_node_fail_until_the_next_init(queue: Any) -> None:
     queue.init(conf(memory="16MiB"))
     queue.kv_put("b", "train", {"x": torch.ones(3)}, {})
     assert queue.kv_list() == {"train": {"b": {}}}
+
+
+def test_a_worker_finds_the_next_node_after_its_first_failed_call(queue: Any) -> None:
+    class Worker:
+        def put(self, key: str) -> Any:
+            from dataplane.integrations import transfer_queue
+
+            transfer_queue.kv_put(key, "train", {"x": torch.ones(3)}, {})
+            return transfer_queue.kv_list("train")
+
+    worker = ray.remote(num_cpus=0)(Worker).remote()
+    ray.get(worker.put.remote("a"))
+    node = psutil.Process(stats().pid)
+    os.kill(node.pid, signal.SIGKILL)
+    eventually(lambda: not node.is_running() or node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
+    queue.init(conf(memory="16MiB"))
+    with pytest.raises(dp.PeerUnavailable):  # once
+        ray.get(worker.put.remote("b"))
+    assert ray.get(worker.put.remote("b")) == {"train": {"b": {}}}
+    queue.kv_clear("b", "train")
