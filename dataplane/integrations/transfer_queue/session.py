@@ -23,7 +23,7 @@ import numpy as np
 from dataplane.batch import images
 from dataplane.client.sync import Plane
 from dataplane.config import environment
-from dataplane.errors import DataplaneError, Misuse
+from dataplane.errors import Closed, DataplaneError, Misuse, OutcomeUnknown, OwnerDied, PeerUnavailable
 from dataplane.integrations import process
 from dataplane.integrations.transfer_queue import job_registry, module_patch
 from dataplane.integrations.transfer_queue import settings as job_settings
@@ -245,8 +245,8 @@ def _joined_again(left: Session) -> Session:
 
 
 def close() -> None:
-    """Leave the job; the first process of the job also deletes all partitions. The index blocks stay, because other
-    processes know them. Idempotent.
+    """Leave the job; the first process of the job also deletes all partitions, unless their node has ended. The index
+    blocks stay, because other processes know them. Idempotent.
 
     The plane stays open, because other integrations of this process may use it; it ends with the process. If the
     calls of `transfer_queue` were replaced for this job (`module_patch.watch`), they are TransferQueue's again.
@@ -262,10 +262,11 @@ def close() -> None:
     end_threads()
     _end_metrics()
     if left.first:
-        for name in left.partitions():
-            left.partition(name).drop()
-        job_settings.forget(left.plane, left.job)
-        job_registry.clear()
+        with suppress(PeerUnavailable, OutcomeUnknown, OwnerDied, Closed), ExitStack() as steps:
+            steps.callback(job_registry.clear)
+            steps.callback(job_settings.forget, left.plane, left.job)
+            for name in left.partitions():
+                steps.callback(left.partition(name).drop)
 
 
 # A job's metrics for Prometheus, at the address that `get_metrics_endpoint()` returns.

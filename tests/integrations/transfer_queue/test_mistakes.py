@@ -97,6 +97,23 @@ def test_calls_to_a_killed_node_fail_until_the_next_init(program: Callable[..., 
         assert process.hear() == {"p": {"a": {}}}
 
 
+def test_a_close_after_the_node_was_killed_ends_the_job(program: Callable[..., Process]) -> None:
+    code = """
+        from dataplane.integrations import process
+        from dataplane.integrations.transfer_queue import job_registry
+        done = []
+        job_registry.clear = lambda: done.append("cleared")
+        tq.init(SMALL)
+        tq.kv_put("a", "p", tag={})
+        os.kill(process.plane().stats().pid, signal.SIGKILL)
+        tq.close()
+        tq.init(SMALL)
+        tell([done, tq.kv_list()])
+    """
+    with program(code) as process:
+        assert process.hear() == [["cleared"], {}]
+
+
 def test_an_init_after_the_node_was_killed_starts_another(program: Callable[..., Process]) -> None:
     code = """
         from dataplane.integrations import process
