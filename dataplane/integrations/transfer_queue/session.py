@@ -44,11 +44,15 @@ _NO_JOB = (
     " DATAPLANE_ADDRESS"
 )
 
+_CLOSED = "transfer_queue.close() has ended the job of this process: call transfer_queue.init() again"
+
 _KEPT = 1024  # partitions that are remembered
 
 _lock = threading.Lock()
 _session: Session | None = None
 _pid = 0
+_closed = False
+"""Whether this process has ended its job, and has called no `init()` since."""
 
 
 class Session:
@@ -105,6 +109,7 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
     Raises InvalidSetting for an invalid `conf`, Misuse if it contradicts the job's first `init()` and for a second job
     without a name, PeerUnavailable, Rejected (a host cannot meet the settings).
     """
+    global _closed
     wanted, own = job_settings.read(conf, dense=module_patch.dense())
     named, port = job_settings.job_name(conf, job), job_settings.metrics_port(conf)
     with _lock, ExitStack() as undo:
@@ -122,6 +127,7 @@ def init(conf: Any = None, *, job: str | None = None) -> Any:
         if posted is None:
             job_registry.post(chosen, agreed)
         undo.pop_all()
+        _closed = False
     if "verl" in sys.modules:  # its controller opens images, which Ray pickles before anything is stored
         images.pickle_as_files()
     return agreed
@@ -209,6 +215,8 @@ def session() -> Session:
     """The session of this process; if there is none, it joins the job that it knows of. Raises NotStarted."""
     global _session, _pid
     found = _session
+    if found is None and _closed:
+        raise NotStarted(_CLOSED)
     if found is not None and _pid == os.getpid():
         found.check()
         return found if found.first or not process.has_ended(found.plane) else _joined_again(found)
@@ -245,15 +253,17 @@ def _joined_again(left: Session) -> Session:
 
 
 def close() -> None:
-    """Leave the job; the first process of the job also deletes all partitions, unless their node has ended. The index
-    blocks stay, because other processes know them. Idempotent.
+    """Leave the job. The first process of the job also deletes all partitions, unless their node has ended, and its
+    calls raise NotStarted until it calls `init()` again. The index blocks stay, because other processes know them.
+    Idempotent.
 
     The plane stays open, because other integrations of this process may use it; it ends with the process. If the
     calls of `transfer_queue` were replaced for this job (`module_patch.watch`), they are TransferQueue's again.
     """
-    global _session
+    global _session, _closed
     with _lock:
         left, _session = _session, None
+        _closed = left.first if left is not None and _pid == os.getpid() else _closed
     module_patch.leave()
     if left is None or _pid != os.getpid():
         return

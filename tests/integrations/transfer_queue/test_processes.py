@@ -67,6 +67,11 @@ def test_a_close_in_the_first_process_clears_the_job(address: str, start: Callab
         tq.kv_put("a", "p", tag={"x": 1})
         tell(tq.kv_list()); sys.stdin.readline()
         tq.close()
+        try:
+            tq.kv_put("b", "p", tag={"x": 1})
+        except tq.NotStarted as error:
+            tell(str(error))
+        tq.init()
         tell(tq.kv_list())
     """
     other = """
@@ -78,6 +83,7 @@ def test_a_close_in_the_first_process_clears_the_job(address: str, start: Callab
             with start(other, DATAPLANE_ADDRESS=address) as process:
                 assert process.hear() == {"p": {"a": {"x": 1}}}
         one.say()
+        assert "call transfer_queue.init() again" in one.hear()
         assert one.hear() == {}
 
 
