@@ -149,7 +149,8 @@ async def read(
             opened = await connection.request(asked, rm.Opened, 0.0)
         except Corrupt as error:
             raise file.corrupt(f"holds {error}") from None
-        to = _Restoring(connection, writer, file, opened.stream, f"{rm.STAGED}{secrets.token_hex(8)}", timeout)
+        staging, replicas = f"{rm.STAGED}{secrets.token_hex(8)}", heading.head.settings.replicas
+        to = _Restoring(connection, writer, file, opened.stream, staging, timeout, replicas)
         try:
             await _fill(to)
             await connection.request(rm.PublishRestored(connection.next_id(), opened.stream), m.Done, 0.0)
@@ -174,6 +175,7 @@ class _Restoring:
     stream: bytes
     staging: str
     timeout: float
+    replicas: int
 
 
 async def _fill(to: _Restoring) -> None:
@@ -213,7 +215,10 @@ async def _restore_columns(to: _Restoring, rows: Index, task: int, tables: Seque
             raise to.file.corrupt(f"has rows that its tables have not: {error}") from None
     if whole is None:
         raise to.file.corrupt("has columns without a table")
-    request = rm.RestoreColumns(to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task)
+    spares = [] if to.replicas == 1 else await to.writer.replicate(whole, to.replicas, to.timeout)
+    request = rm.RestoreColumns(
+        to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task, spares
+    )
     await to.connection.request(request, m.Done, 0.0)
 
 

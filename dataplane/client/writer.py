@@ -163,13 +163,10 @@ class ShardWriter:
             raise
 
     async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
-        """Store this node's shards of the reference on this number of hosts, including this one. Returns the other
-        nodes. Raises LimitExceeded if there are fewer, Backpressure, PeerUnavailable."""
-        node = self._connection.welcome.node
-        shards = [number for owner, number in ref.shards() if owner == node]
-        if not shards:
-            return []
-        asked = sm.ReplicateShards(self._connection.next_id(), shards, replicas, timeout)
+        """Store the shards of the reference such that any `replicas` - 1 hosts may be lost. Returns the nodes that then
+        have all of them. Raises LimitExceeded if this node is in no cluster, Backpressure, Freed, OwnerDied,
+        PeerUnavailable."""
+        asked = sm.ReplicateShards(self._connection.next_id(), list(ref.shards()), replicas, timeout)
         return (await self._connection.request(asked, sm.ShardsReplicated, timeout)).nodes
 
     def _reference(self, planned: PutPlan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:

@@ -234,6 +234,8 @@ class Hosts:
                 if len(request.shards) > pm.MAX_SHARDS:
                     raise ProtocolMismatch(f"a request for {len(request.shards)} shards")
                 return self._describe(request)
+            case pm.CopyShards():
+                return self.fetcher.replicas.copy(request)
             case pm.TakeReplicas():
                 return self.fetcher.replicas.take(request)
             case pm.FreeReplicas():

@@ -132,6 +132,14 @@ class Links:
             for block, inside in by_block(rows)
         )
 
+    def selected(self, link: int) -> Selected:
+        """The cells of a link; none for an unknown link."""
+        bits = {} if link not in self._links else self._links[link].bits
+        return [
+            ([column], RowIndices.index(np.flatnonzero(self._flags(link, (column, block))) + block * BLOCK))
+            for column, block in bits
+        ]
+
     def free(self, link: int, selected: Selected | None = None) -> list[tuple[int, RowIndices]]:
         """Free these cells of the link, or all. Returns the rows of columns that are dead now."""
         found = self._links.get(link)

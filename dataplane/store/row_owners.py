@@ -99,6 +99,11 @@ class RowOwners:
         self.retained(made, selected)
         return made
 
+    def selected(self, number: int) -> Selected:
+        """The cells of a link. Raises Freed, Corrupt."""
+        links = self._shards.find(shard_of(number)).links
+        return [] if links is None else links.selected(link_of(number))
+
     def relink(self, number: int) -> None:
         """Restore a link to all of a shard, which it had before a restart. Raises Freed, Corrupt."""
         shard = self._shards.find(shard_of(number))

@@ -129,6 +129,14 @@ class LedTables(NumberedMessage, frozen=True, tag="led-tables"):
     after: str | None
 
 
+class CopyShards(NumberedMessage, frozen=True, tag="copy-shards"):
+    """Store replicas of these shards of yours, and of links to their parts, on the node `node`. Answered by `Done`."""
+
+    shards: list[int]
+    node: Identity
+    timeout_s: float
+
+
 class TakeReplicas(NumberedMessage, frozen=True, tag="take-replicas"):
     """Replicate these shards of the node `node`. Answered by `Done`, once they are stored."""
 
@@ -170,6 +178,7 @@ PeerRequest = (
     | LedTables
     | ReleaseColumns
     | StreamDropped
+    | CopyShards
     | TakeReplicas
     | RetainReplicas
     | FreeReplicas

@@ -156,13 +156,14 @@ class RestoreRows(SharedRequest, frozen=True, tag="put-back"):
 
 class RestoreColumns(SharedRequest, frozen=True, tag="put-columns"):
     """Columns of rows of a stream that is being restored. The rows are named by number. `task`: the task for which the
-    producer of the columns had leased the rows, -1 for none. Answered by `Done`."""
+    producer of the columns had leased the rows, -1 for none. `spares`: as in `AppendRows`. Answered by `Done`."""
 
     stream: bytes
     staged: str
     ref: bytes
     rows: bytes
     task: int
+    spares: list[bytes] = []
 
 
 class PublishRestored(SharedRequest, frozen=True, tag="restored"):

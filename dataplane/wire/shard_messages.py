@@ -145,9 +145,10 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
 
 
 class ReplicateShards(Request, frozen=True, tag="replicate"):
-    """Copy shards of this node until each is on `replicas` nodes. Answered by `ShardsReplicated` once they are."""
+    """Copy shards, given by node and number, until the loss of any `replicas` - 1 nodes loses none. Answered by
+    `ShardsReplicated` once that is so."""
 
-    shards: list[int]
+    shards: list[tuple[bytes, int]]
     replicas: int
     timeout_s: float
 

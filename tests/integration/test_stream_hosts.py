@@ -94,6 +94,48 @@ def test_a_put_with_copies_passes_over_a_host_that_has_just_died(hosts: list[Any
         planes[2].put({"x": np.arange(4)}, replicas=2)
 
 
+def test_rows_appended_by_reference_or_restored_are_on_two_hosts(
+    hosts: list[Any], planes: list[Any], tmp_path: Path
+) -> None:
+    a, b, c = planes
+    streams = {name: a.stream(name, tasks=["actor"], replicas=2) for name in ("far", "part", "all", "written")}
+    streams["far"].append(c.put(ids(4)))
+    c.stream("part").append(c.retain(c.put(ids(8))[4:]))
+    b.stream("all").append(dp.concat([plane.put(ids(2, 2 * number)) for number, plane in enumerate(planes)]))
+    streams["written"].append(ids(4))
+    streams["written"].checkpoint(tmp_path / "stream")
+    c.restore(tmp_path / "stream", name="restored")
+    hosts[2].kill()
+    eventually(lambda: len(a.members()["members"]) == 2, "it has died")
+    for name, found in {
+        "far": [0, 1, 2, 3],
+        "part": [4, 5, 6, 7],
+        "all": [*range(6)],
+        "restored": [0, 1, 2, 3],
+    }.items():
+        stream = b.stream(name)
+        assert stream.lost() == []
+        with stream.consume("actor", rows=8, columns=["id"]) as delivery:
+            assert delivery.get()["id"].to_list() == found
+
+
+def test_columns_that_are_copied_twice_are_freed_everywhere(planes: list[Any]) -> None:
+    stream = planes[0].stream("rollouts", tasks=["actor"], replicas=2)
+    refs = [planes[2].put({**ids(4), "x": [np.arange(9)] * 4}, replicas=2) for _ in range(6)]
+    planes[2].stream("rollouts").append(dp.concat(refs))
+    more = planes[1].put(ids(4))
+    planes[1].stream("rollouts").append(refs[0].select("x").union(more))
+    planes[1].free(more)
+    mine = planes[2].retain(refs[0][:2])
+    for ref in refs:
+        planes[2].free(ref)
+    with stream.consume("actor", rows=28, min_rows=28, columns=["id", "x"]):
+        pass
+    planes[2].free(mine)
+    stream.drop()
+    eventually(lambda: all(plane.stats().shards == plane.stats().copies for plane in planes), "all are freed")
+
+
 # Tables over several nodes on loopback: the same calls wherever they are led, whichever node dies.
 
 

@@ -54,8 +54,9 @@ class Restores:
         """Restore columns of restored rows. Returns a reference to them. Raises Misuse, SchemaMismatch,
         LimitExceeded, Lost, OutcomeUnknown."""
         partition, ref = self._find(request.stream).partition, BatchRef.decode(request.ref)
-        asked = r.RestoreColumnBatch(rows=checks.int64("rows", request.rows), ref=ref, task=request.task)
-        claim = await self._service.claim(partition, ref)
+        rows, spares = checks.int64("rows", request.rows), tuple(request.spares)
+        asked = r.RestoreColumnBatch(rows=rows, ref=ref, task=request.task, nodes=spares)
+        claim = await self._service.claim(partition, ref, spares)
         await self._session.ask(partition, asked, r.Succeeded, settled=partial(happened, (claim,)))
         return ref
 

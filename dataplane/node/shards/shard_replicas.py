@@ -11,9 +11,9 @@ Invariants: a put with replicas returns when they exist; a replica is complete, 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from dataplane.batch.locations import link_of, linked, shard_of
 from dataplane.batch.ref import ShardKey
@@ -28,7 +28,7 @@ from dataplane.store.store import Store
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
-from dataplane.wire.shard_messages import Selection
+from dataplane.wire.shard_messages import MAX_RETAINED, Selection
 
 _CONTROL_S = 4.0  # as in `fetch`
 
@@ -60,36 +60,71 @@ class ShardReplicas:
 
     # of this node's shards
 
-    async def replicate(self, shards: Sequence[int], replicas: int, deadline: Deadline) -> list[bytes]:
-        """Store these shards on this number of nodes, including this one. Returns the other nodes. Raises
-        PeerUnavailable if there are fewer, Backpressure, Freed; OwnerDied or PeerUnavailable if too few of them
-        answer."""
-        others = [node for node in self._membership.members if node != self._node]
-        keeping = [node for node in others if self._membership.keeps(node.hex())]
-        if len(keeping) >= replicas - 1:  # durable data must reach disks, and a put may yet become durable
-            others = keeping
-        if len(others) < replicas - 1:
-            there = len(others) + 1
+    async def replicate(self, shards: Sequence[ShardKey], replicas: int, deadline: Deadline) -> list[bytes]:
+        """Store these shards, of this node and of others, such that any `replicas` - 1 nodes may be lost. Returns the
+        nodes that have all of them: others than their owners, or one more if there are too few others. Raises
+        PeerUnavailable if the cluster has too few nodes or too few of them answer, OwnerDied, Backpressure, Freed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline.remaining_s):
+                await self._membership.joined()  # before, this node does not know the others
+        of: defaultdict[bytes, list[int]] = defaultdict(list)
+        for owner, number in shards:
+            of[owner].append(number)
+        nodes, count = list(self._membership.members), replicas - 1
+        keeping = [node for node in nodes if self._membership.keeps(node.hex())]
+        if len(keeping) >= replicas:  # durable data must reach disks, and a put may yet become durable
+            nodes = keeping
+        left = [node for node in nodes if node not in of]
+        if len(left) < count and len(of) > 1:
+            left, count = nodes, replicas
+        if len(left) < count:
+            there = len(self._membership.members)
             raise PeerUnavailable(f"replicas={replicas}, and the cluster has {there} nodes now: start another")
-        tried: list[bytes] = []  # each is told of freed parts: one that did not answer may have stored replicas
-        for shard in shards:
-            self._elsewhere[shard] = tried
         chosen: list[bytes] = []
-        while len(chosen) < replicas - 1:
-            left = [node for node in others if node not in tried]
-            node = winner(left, self._node.hex(), min(shards))
-            tried.append(node)
-            timeout_s = deadline.remaining_s
-            asked = pm.TakeReplicas(self._peers.next_id(), self._node, list(shards), timeout_s)
+        while len(chosen) < count:
+            own = [shard_of(number) for number in of.get(self._node, ())]
+            held = [node for node in left if own and all(node in self._elsewhere.get(each, ()) for each in own)]
+            node = winner(held or left, self._node.hex(), min(number for _, number in shards))
+            left.remove(node)
             try:
-                member = member_of(self._membership, node)
-                await self._peers.request(member, asked, Done, timeout_s + _CONTROL_S)
+                for owner, numbers in of.items():
+                    if owner != node:
+                        await self._copy(owner, numbers, node, deadline)
             except (OwnerDied, PeerUnavailable):
-                if len(left) <= replicas - 1 - len(chosen):  # too few are left
+                if len(left) < count - len(chosen):  # too few are left
                     raise
             else:
                 chosen.append(node)
         return chosen
+
+    async def _copy(self, owner: bytes, numbers: Sequence[int], node: bytes, deadline: Deadline) -> None:
+        """Have the owner of these shards store replicas of them on a node."""
+        asked = pm.CopyShards(self._peers.next_id(), list(numbers), node, deadline.remaining_s)
+        if owner == self._node:
+            await self.copy(asked)
+        else:
+            member = member_of(self._membership, owner)
+            await self._peers.request(member, asked, Done, asked.timeout_s + 2 * _CONTROL_S)
+
+    async def copy(self, request: pm.CopyShards) -> Done:
+        """Store replicas of shards of this node, and of the links among them, on another node. Raises as
+        `replicate`."""
+        if len(request.shards) > pm.MAX_SHARDS or not 0 <= request.timeout_s <= 3600:
+            raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
+        member, shards = member_of(self._membership, request.node), sorted(set(map(shard_of, request.shards)))
+        for shard in shards:  # it is told of freed parts: if it does not answer, it may have stored replicas
+            holders = self._elsewhere.setdefault(shard, [])
+            if request.node not in holders:
+                holders.append(request.node)
+        take = pm.TakeReplicas(self._peers.next_id(), self._node, shards, request.timeout_s)
+        await self._peers.request(member, take, Done, request.timeout_s + _CONTROL_S)
+        links = [(number, selection_of(self._store.owners.selected(number))) for number in request.shards]
+        links = [(number, selection) for number, selection in links if link_of(number) and selection]
+        for first in range(0, len(links), MAX_RETAINED):
+            told = links[first : first + MAX_RETAINED]
+            asked = pm.RetainReplicas(self._peers.next_id(), self._node, told)
+            await self._peers.request(member, asked, Done, _CONTROL_S)
+        return Done(request.id)
 
     def _retained(self, link: int, selected: Selected) -> None:
         """Tell the holders of replicas that a link to a part of a local shard was made."""
@@ -109,13 +144,14 @@ class ShardReplicas:
         nodes = self._elsewhere.get(shard_of(number))
         if nodes is None:
             return
+        parts: list[Part] = [(number, list(columns), (0, 0, b"") if rows is None else rows.encode())]
         if shard_of(number) not in self._store.shards:
             del self._elsewhere[shard_of(number)]
-        part: Part = (number, list(columns), (0, 0, b"") if rows is None else rows.encode())
+            parts.append((shard_of(number), [], (0, 0, b"")))  # also what was freed before the replica was made
         for node in nodes:
             member = self._membership.members.get(node)
             if member is not None:
-                self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), self._node, [part]), Done)
+                self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), self._node, parts), Done)
 
     # of others' shards
 
