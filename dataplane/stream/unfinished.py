@@ -38,7 +38,7 @@ MAX_ENDED = 1 << 14
 """Tokens of finished and abandoned rows that are remembered, the latest ones."""
 
 MAX_PIECES = 1 << 16
-"""Pieces of a row."""
+"""Pieces of a row, without the one that finishes it."""
 
 
 @dataclass(slots=True)
@@ -92,10 +92,11 @@ class UnfinishedRowsTable:
         if piece.last and piece.token in self.ended:
             return False
         begun = self.require(row, piece.token)
-        again = piece.number == begun.pieces - 1 and piece.digest == begun.digest
-        if begun.pieces >= MAX_PIECES or (piece.number != begun.pieces and not again):
+        if piece.number == begun.pieces - 1 and piece.digest == begun.digest:
+            return False
+        if piece.number != begun.pieces or (begun.pieces >= MAX_PIECES and not piece.last):
             raise Misuse(f"piece {piece.number} of a row that has {begun.pieces} others, of at most {MAX_PIECES}")
-        return not again
+        return True
 
     def check(self, row: int, ref: BatchRef) -> None:
         """Raises SchemaMismatch if these columns cannot be a piece of the row, or of the stream."""

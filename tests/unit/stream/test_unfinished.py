@@ -14,9 +14,9 @@ from dataplane.batch.concat import joined
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import LeaseExpired, NotReady, ProtocolMismatch
+from dataplane.errors import LeaseExpired, Misuse, NotReady, ProtocolMismatch
 from dataplane.stream import requests as r
-from dataplane.stream import results
+from dataplane.stream import results, unfinished
 from dataplane.stream.pieces import RowPiece, stale_version
 from dataplane.stream.settings import StreamSettings
 from tests.cases import each_case
@@ -192,6 +192,18 @@ def test_a_copy_of_unfinished_rows_is_not_changed_by_later_growth() -> None:
     rows.grow(0, NODES[0], 5, 4, again=False)
     assert [each.spans for each in copied.state(at(0))] == [[(5, 3)]]
     assert [each.spans for each in partition.unfinished.state(at(0))] == [[(5, 7)]]
+
+
+def test_a_row_with_as_many_pieces_as_one_may_have_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfinished, "MAX_PIECES", 2)
+    rows = Rows()
+    rows.begin()
+    for version in (4, 5):
+        rows.grow(0, NODES[0], version, 1, again=True)
+    with pytest.raises(Misuse, match="of at most 2"):
+        rows.grow(0, NODES[0], 6, 1, again=False)
+    rows.finish(0)
+    rows.drain()
 
 
 def test_a_lease_outlives_a_failover_and_ends_by_time() -> None:
