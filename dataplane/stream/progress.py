@@ -180,9 +180,12 @@ class StreamProgress:
         return flags
 
     def unseen(self, task: int, places: Places) -> None:
-        """Do not count the current leases of these rows as tries."""
+        """Do not count the current leases of these rows as tries or deliveries."""
         for page, inside, _ in places:
-            self._sheet(page).tries[task, inside] -= 1
+            sheet = self._sheet(page)
+            sheet.tries[task, inside] -= 1
+            self.counts[task][LEASED] -= len(inside)
+            self.counts[task][REDELIVERED] -= int(np.count_nonzero(sheet.tries[task, inside]))
 
     def give_back(self, task: int, places: Places, versions: Index, most: int) -> tuple[Flags, Flags]:
         """Make leased rows pending or, after `most` tries, dead. Returns flags of the dead, and of the dropped."""

@@ -13,7 +13,7 @@ from dataplane.errors import Closed, LeaseExpired, Misuse, NotReady
 from dataplane.stream import leased_rows
 from dataplane.stream import requests as r
 from dataplane.stream.lease import Who
-from dataplane.stream.progress import DEAD
+from dataplane.stream.progress import DEAD, LEASED, REDELIVERED
 from dataplane.stream.rows import MAX_COLUMNS
 from dataplane.stream.sampler import Candidates, CompleteGroups, Fifo, Freshest, TokenBalanced
 from dataplane.stream.settings import MAX_TASKS, StreamSettings
@@ -140,10 +140,13 @@ class TestDelivery:
     def test_an_unseen_delivery_does_not_count_as_a_delivery(self) -> None:
         stream = Stream(max_deliveries=1)
         stream.append(1)
+        counts = stream.leased.partition.progress.counts[0]
         for _ in range(3):
             stream.nack(stream.consume().grant, seen=False)
+            assert (counts[LEASED], counts[REDELIVERED]) == (0, 0)
         stream.nack(stream.consume().grant)
         assert stream.leased.partition.progress.in_state(0, DEAD).tolist() == [0]
+        assert (counts[LEASED], counts[REDELIVERED]) == (1, 0)
 
     def test_rows_chosen_by_one_replica_are_delivered_to_waiting_replicas(self) -> None:
         stream = Stream()
