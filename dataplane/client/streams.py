@@ -31,7 +31,7 @@ from dataplane.client.consuming import (
 from dataplane.client.delivery import DeadLetters, Delivery, LostRow, LostRows, Taken
 from dataplane.client.reader import Getter
 from dataplane.client.stream_writes import StreamWrites
-from dataplane.client.unfinished import LEASE_S, AsyncRow, RowToken, row_lease, row_token
+from dataplane.client.unfinished import LEASE_S, AsyncRow, RowToken, row_lease, row_token, unfinished_rows
 from dataplane.client.writer import ShardWriter
 from dataplane.errors import DataplaneError, Misuse, NotReady, OutcomeUnknown, ProtocolMismatch
 from dataplane.observe.ring import CODE
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dataplane.client.recorder import Recording
     from dataplane.client.replay import Replay
 
-_MOST_UNFINISHED = 4096
 _CONSUME = CODE["consume"]
 _BUILT_IN = get_args(BuiltIn)
 
@@ -439,8 +438,7 @@ class AsyncStream:
 
     async def unfinished(self) -> list[RowToken]:
         """The rows in progress, the oldest first; at most 4,096."""
-        listed = (await self.ask(r.ListUnfinished(most=_MOST_UNFINISHED), r.UnfinishedRows)).rows
-        return list(map(RowToken.of, sorted(listed, key=lambda row: -row.age_s)))
+        return list(map(RowToken.of, await unfinished_rows(self)))
 
     async def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> AsyncRow | None:
         """Take over a row in progress, and continue after its last piece: the row with this key or, without a key, the

@@ -22,7 +22,7 @@ import numpy as np
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
 from dataplane.client import arguments
-from dataplane.errors import DataplaneError, LeaseExpired, Misuse
+from dataplane.errors import DataplaneError, LeaseExpired, LimitExceeded, Misuse
 from dataplane.stream import requests as r
 from dataplane.stream.pieces import SPANS, Listed, RowPiece, stale_version
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 LEASE_S = 600.0
 """Seconds without a piece or a renewal after which a holder loses its row. A process that ends loses it at once."""
+
+_MOST_UNFINISHED = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +240,25 @@ def _spans(spans: list[tuple[int, int]]) -> Any:
     for at, (version, count) in enumerate(spans):
         found[at] = first, first + count, version
         first += count
+    return found
+
+
+async def unfinished_rows(stream: AsyncStream) -> list[Listed]:
+    """The first rows in progress, in as many answers as they need."""
+    found: list[Listed] = []
+    most = _MOST_UNFINISHED
+    while len(found) < _MOST_UNFINISHED:
+        asked = r.ListUnfinished(most=min(most, _MOST_UNFINISHED - len(found)), after=found[-1].row if found else -1)
+        try:
+            rows = (await stream.ask(asked, r.UnfinishedRows)).rows
+        except LimitExceeded:  # the answer is too large for a message
+            if asked.most < 2:
+                raise
+            most = asked.most // 2
+            continue
+        found += rows
+        if len(rows) < asked.most:
+            break
     return found
 
 

@@ -83,7 +83,8 @@ def dead_letters(leader: StreamLeader, asked: r.ListDeadLetters, now: float) -> 
 def unfinished(leader: StreamLeader, asked: r.ListUnfinished, now: float) -> r.UnfinishedRows:
     """The rows in progress, the oldest first. Never refused."""
     partition = leader.leased.partition
-    return r.UnfinishedRows(partition.listed(sorted(partition.unfinished.begun)[: max(0, asked.most)], now))
+    rows = sorted(row for row in partition.unfinished.begun if row > asked.after)
+    return r.UnfinishedRows(partition.listed(rows[: max(0, asked.most)], now))
 
 
 def holding(leader: StreamLeader, asked: r.ListHeldColumns, now: float) -> r.HeldRows:

@@ -365,9 +365,10 @@ class RenewRow(BegunRow, frozen=True, tag=46, kw_only=True):
 
 
 class ListUnfinished(StreamRequest, frozen=True, tag=47, kw_only=True):
-    """Ask for the first `most` rows in progress. Answered by `UnfinishedRows`."""
+    """Ask for the first `most` rows in progress after the row `after`. Answered by `UnfinishedRows`."""
 
     most: int
+    after: int = -1
 
 
 FromClient = (

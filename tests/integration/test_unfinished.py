@@ -171,6 +171,16 @@ def test_a_row_that_is_released_in_its_block_is_left_in_progress(stream: Any) ->
     assert taken(stream, "response_ids") == {"response_ids": [[1, 2]]}
 
 
+@BOTH
+def test_more_unfinished_rows_than_a_message_holds_are_listed(stream: Any) -> None:
+    keys = [str(at) for at in range(9)]
+    for key in keys:
+        stream.begin(key, tags={"text": "x" * 600_000})
+    listed = stream.unfinished()
+    assert [each.key for each in listed] == keys
+    stream.drop()
+
+
 @pytest.mark.parametrize("lost", [dp.OutcomeUnknown, asyncio.CancelledError])
 async def test_a_begin_with_an_unknown_outcome_can_be_repeated(
     node: Any, monkeypatch: pytest.MonkeyPatch, lost: type[BaseException]
