@@ -41,6 +41,10 @@ class StateMachine(ABC):
     def withdraw(self, request: bytes) -> None:  # noqa: B027 - most machines do not remember decisions
         """Forget the last decision, since its commands are not committed and the request is refused."""
 
+    def reads(self, request: bytes) -> bool:
+        """Whether `decide` gives no command for the request, so that it can be answered while the disk is full."""
+        return False
+
     def undo(self, request: bytes, result: bytes) -> bytes:
         """The request that gives back the grant in this result, for when the requester cannot be reached; b"" if the
         result has no grant."""

@@ -124,6 +124,9 @@ class StreamMachine(StreamLeader, StateMachine):
         self._decoded.clear()
         self._landed(_keys(r.decode_request(request)))
 
+    def reads(self, request: bytes) -> bool:
+        return isinstance(r.decode_request(request), r.READS)
+
     def _landed(self, keys: Sequence[tuple[str, int]]) -> None:
         """Forget decisions in flight with these sequences: they were applied or withdrawn."""
         for key in keys:

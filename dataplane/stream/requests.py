@@ -392,6 +392,9 @@ FromClient = (
 )
 """The requests that clients make themselves, inside an `AskStream`."""
 
+READS = (Look, Find, ListDeadLetters, ListHeldColumns, Measure, ReadSnapshot, ListUnfinished)
+"""The requests that change nothing."""
+
 encode_request: Callable[[StreamRequest], bytes] = msgspec.msgpack.Encoder(enc_hook=hook).encode
 decode_request: Callable[[bytes], StreamRequest] = decoder(
     union(globals(), StreamRequest), "request to a stream's partition"

@@ -86,6 +86,9 @@ class TableMachine(StateMachine):
         self._decoded = request, asked
         return Decision((request,))
 
+    def reads(self, request: bytes) -> bool:
+        return isinstance(r.decode_request(request), r.Question | ListHeldColumns)
+
     def _answer(self, asked: r.Question) -> r.AnyResult | None:
         self._check_open()
         return answers.answer(self.name, self.table if self.there else None, asked)

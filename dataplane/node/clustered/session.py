@@ -70,7 +70,7 @@ class PartitionProtocol:
 
 STREAMS = PartitionProtocol(
     frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Retry, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
-    frozenset((r.Look, r.Find, r.ListDeadLetters, r.Measure, r.ReadSnapshot, r.ListUnfinished)),
+    frozenset(r.READS),
     r.decode_result,
 )
 

@@ -1,9 +1,9 @@
 """One replica on this node: feeds it events and carries out its effects in order.
 
 Operations of a durable log are saved in batches: those that arrive during one save are the next batch (group commit).
-While the disk is full, requests are refused. A compare-and-set at the coordinator is attempted once; if it fails, the
-replica requests it again when it is due. It is sent only after a read was answered: otherwise a host that can send but
-not receive would make itself the only replica.
+While the disk is full, requests that change something are refused. A compare-and-set at the coordinator is attempted
+once; if it fails, the replica requests it again when it is due. It is sent only after a read was answered: otherwise a
+host that can send but not receive would make itself the only replica.
 """
 
 from __future__ import annotations
@@ -121,8 +121,9 @@ class HostedReplica:
 
     def request(self, request: bytes, done: Done) -> None:
         """Decide a request. `done` is called once with its result or error, now or later."""
-        if self._disk is not None and self._disk.refusal is not None and self.replica.leads:
-            done(Backpressure(str(self._disk.refusal), **self._disk.refusal.fields))
+        refusal = self._disk.refusal if self._disk is not None and self.replica.leads else None
+        if refusal is not None and not self.machine.reads(request):
+            done(Backpressure(str(refusal), **refusal.fields))
             return
         number = next(self._numbers)
         self._requests[number] = done

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -102,6 +103,21 @@ async def test_a_waiting_consumer_whose_sampler_judges_age_does_not_keep_the_lea
         assert len(decided) < 30
         await near.append([2, 3], groups=["g", "g"])
         assert ids(await waiting) == [0, 1, 2, 3]
+
+
+async def test_a_leader_whose_disk_is_full_answers_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with streaming(1) as (leader, _):
+        (near,) = clients([leader])
+        await near.append([0, 1])
+        delivery = await near.take(1)
+        full, outcomes = Backpressure("the disk is full", spill_error="the disk is full"), list[Any]()
+        with monkeypatch.context() as patched:
+            patched.setattr(leader.hosted(), "_disk", SimpleNamespace(refusal=full))
+            assert (await near.forward(r.Measure())).values["rows"] == 2
+            assert not (await near.forward(r.ListUnfinished(most=1))).rows
+            leader.hosted().request(r.encode_request(r.Nack(grant=delivery.grant)), outcomes.append)
+            assert isinstance(outcomes[0], Backpressure)
+        await near.settle(delivery)
 
 
 async def test_a_received_delivery_is_kept_when_its_confirmation_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
