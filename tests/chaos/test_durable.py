@@ -20,7 +20,8 @@ import pytest
 import xxhash
 
 import dataplane as dp
-from tests.processes import WAIT_S, Command
+from tests.mounts import mounted
+from tests.processes import WAIT_S, Command, StandingNode
 
 KILLS = int(os.environ.get("KILLS", "3"))
 MIB = 1 << 20
@@ -211,6 +212,24 @@ def test_durable_streams_survive_random_kills_under_load(tmp_path: Path) -> None
     assert len(history.answered) > 3 * KILLS, "it was under load"
     assert len(history.acked) > KILLS
     print(f"{KILLS} kills: {len(history.answered)} rows answered, {len(history.acked)} acked")  # noqa: T201
+
+
+def test_a_durable_stream_that_filled_its_disk_goes_on_by_acks(tmp_path: Path) -> None:
+    appended = 0
+    with mounted(tmp_path / "disk", "-o", "size=12m") as disk:
+        with StandingNode(tmp_path, data_dir=disk / "data") as running, dp.connect(running.address) as plane:
+            stream = plane.stream("s", tasks=["t"], durable=True)
+            with pytest.raises(dp.Backpressure, match="No space left"):
+                while True:
+                    appended += len(stream.append({"x": np.zeros((20, 16))}, timeout=0.5))
+            for _ in range(5):
+                with stream.consume("t", rows=2000, columns=["x"]):
+                    pass
+            running.kill()
+        with StandingNode(tmp_path, data_dir=disk / "data") as running, dp.connect(running.address) as plane:
+            stream = plane.stream("s")
+            assert stream.stats()["rows"] == appended - 10_000
+            stream.append({"x": np.zeros((20, 16))}, timeout=WAIT_S)
 
 
 def test_streams_and_tables_that_are_not_durable_end_with_the_process(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ The functions here are for threads: each may wait for the disk. They raise OSErr
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import re
@@ -27,6 +28,11 @@ from dataplane.errors import Corrupt
 from dataplane.store.extents import RangeSet
 from dataplane.store.small_extents import MOST
 from dataplane.store.spill_file import CHUNK, checksum, create, open_direct, pread, pwrite, whole_pages
+
+RESERVE, RESERVE_SHARE = 64 << 20, 8
+"""The bytes of the file system that no shard takes, and the part of a small file system. The database needs them for
+the commands that make room: its write-ahead log has about 4 MiB, its growth at a checkpoint is as much, and a snapshot
+of a partition is written before the former one is deleted."""
 
 
 class FileRange(NamedTuple):
@@ -65,9 +71,10 @@ def sums(content: memoryview) -> bytes:
 
 def write(directory: int, file: int, begin: int, contents: Sequence[memoryview], fresh: bool) -> list[FileRange]:
     """Write shards with these bytes into a file, from `begin` (a page) on, and return their places once they are on
-    disk. The file is created for them if it is `fresh`. After a failure it is unchanged. Large shards begin at a page
-    of memory, as O_DIRECT requires."""
+    disk. The file is created for them if it is `fresh`. After a failure it is unchanged, as if less room than the
+    reserve would be left. Large shards begin at a page of memory, as O_DIRECT requires."""
     places, path = _placed(file, begin, contents), name(file)
+    _require_room(directory, whole_pages(places[-1].start + places[-1].size) - begin)
     fd = create(directory, Path(path)) if fresh else open_direct(directory, path, os.O_WRONLY | os.O_NONBLOCK)
     try:
         try:
@@ -87,6 +94,15 @@ def write(directory: int, file: int, begin: int, contents: Sequence[memoryview],
                 os.unlink(path, dir_fd=directory)
         raise
     return places
+
+
+def _require_room(directory: int, nbytes: int) -> None:
+    """Raises OSError if writing this many bytes would leave less room than the reserve."""
+    system = os.fstatvfs(directory)
+    free, reserve = system.f_bavail * system.f_frsize, min(RESERVE, system.f_blocks * system.f_frsize // RESERVE_SHARE)
+    if free - nbytes < reserve:
+        full = os.strerror(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, f"{full}: the last {reserve / (1 << 20):.1f} MiB are reserved for acks")
 
 
 def _write(fd: int, places: Sequence[FileRange], contents: Sequence[memoryview]) -> None:
