@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
@@ -22,36 +20,6 @@ from tests.integration.test_hosts import ANY
 from tests.processes import Worker, eventually, gone
 
 
-def test_an_in_process_plane_behaves_like_a_plane() -> None:
-    with testing.plane() as plane:
-        ref = plane.put({"ids": [[1, 2], [3]], "pixels": np.ones((2, 1 << 18), np.float32)})
-        assert plane.get(ref)["ids"].to_list() == [[1, 2], [3]]
-        assert plane.get(ref)["pixels"].numpy().sum() == 1 << 19
-        assert plane.stats().pid == os.getpid()
-        rollouts = plane.stream("rollouts", tasks=["actor"])
-        rollouts.append({"ids": [1, 2]})
-        with rollouts.consume("actor", rows=2, columns=["ids"]) as delivery:
-            assert delivery.get()["ids"].to_list() == [1, 2]
-        table = plane.table("answers")
-        table.upsert(["a"], {"answer": ["7"]})
-        assert plane.get(table.read(["a"]))["answer"].to_list() == ["7"]
-
-
-def test_a_lease_runs_out_when_the_clock_is_moved() -> None:
-    with testing.node() as node, dp.connect() as plane:
-        rollouts = plane.stream("rollouts", tasks=["actor"])
-        rollouts.append({"x": [1, 2]})
-        late = rollouts.consume("actor", rows=2, columns=["x"], lease=600)
-        node.advance(599)
-        with pytest.raises(dp.NotReady):
-            rollouts.consume("actor", rows=2, columns=["x"], timeout=0)
-        node.advance(2)
-        with rollouts.consume("actor", rows=2, columns=["x"]) as again:
-            assert len(again) == 2
-        with pytest.raises(dp.LeaseExpired):
-            late.ack()
-
-
 def test_clients_of_a_stopped_node_get_peer_unavailable() -> None:
     node = testing.LocalNode()
     with dp.connect(node.address) as plane:
@@ -61,15 +29,6 @@ def test_clients_of_a_stopped_node_get_peer_unavailable() -> None:
         with pytest.raises(dp.PeerUnavailable):
             plane.put({"x": [1]})
         del ref
-
-
-def test_a_node_process_can_be_killed() -> None:
-    with testing.NodeProcess(memory="8MiB") as node, dp.connect(node.address) as plane:
-        ref = plane.put({"x": [1]})
-        node.kill()
-        node.kill()
-        with pytest.raises((dp.PeerUnavailable, dp.OwnerDied)):
-            plane.get(ref)
 
 
 # Nodes that are some of several, started by a process, as Ray's actors do.
