@@ -36,24 +36,6 @@ async def nothing_is_left(plane: AsyncPlane) -> None:
     await until(empty)
 
 
-@pytest.mark.parametrize("size", [4096, 8 * MIB], ids=["inline", "shared"])
-async def test_cancelled_puts_that_wait_for_memory_leave_nothing(plane: AsyncPlane, size: int) -> None:
-    held = await plane.put({"x": pattern(0, 64 * MIB)})
-    puts = [asyncio.create_task(plane.put({"x": pattern(1, size)}, timeout=60)) for _ in range(5)]
-
-    async def waiting(count: int) -> bool:
-        return (await plane.stats()).waiting == count
-
-    await until(lambda: waiting(5))
-    for task in puts:
-        task.cancel()
-    results = await asyncio.gather(*puts, return_exceptions=True)
-    assert all(isinstance(result, asyncio.CancelledError) for result in results)
-    await until(lambda: waiting(0))
-    await plane.free(held)
-    await nothing_is_left(plane)
-
-
 @pytest.mark.parametrize("size", [4096, 512 << 10, 8 * MIB], ids=["inline", "in the loop", "in threads"])
 async def test_a_put_cancelled_at_any_step_leaves_nothing(plane: AsyncPlane, size: int) -> None:
     columns = {"x": pattern(1, size)}

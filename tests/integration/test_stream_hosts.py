@@ -152,30 +152,6 @@ def columns(rows: int, first: int = 0) -> dict[str, Any]:
 
 
 @needs_etcd
-def test_rows_are_written_and_read_on_any_host(planes: list[Any]) -> None:
-    name = at(planes, 1)
-    tables = [plane.table(name) for plane in planes]
-    assert tables[0].upsert(["a", "b"], columns(2), tags=[{"n": 1}, {}]).tolist() == [0, 1]
-    assert tables[1].upsert(["b", "c"], columns(2, 5)).tolist() == [1, 2]
-    for plane in planes[:2]:  # the columns stay where they were written
-        assert [holder["owner"] for holder in plane.stats().holders] == [f"table {name}"]
-    tables[2].upsert(["c", "a"], {"reward": np.array([0.5, 0.25])})
-    for plane, table in zip(planes, tables, strict=True):
-        batch = plane.get(table.read(["c", "b", "a"], ["id", "text"]))
-        assert batch["id"].to_list() == [6, 5, 0]
-        assert batch["text"].to_list() == ["row 6", "row 5", "row 0"]
-        assert plane.get(table.read([0, 2]))["reward"].to_list() == [0.25, 0.5]
-        assert table.look().tags == [{"n": 1}, {}, {}]
-        assert table.ready(["id", "reward"]).tolist() == [0, 2]
-        assert sorted(table.schema()) == ["id", "reward", "text"]
-        assert list(plane.tables()) == [name]
-    assert [list(plane.stats().tables) for plane in planes] == [[name] if i == 1 else [] for i in range(3)]
-    tables[1].clear(["a", "b", "c"])
-    assert tables[2].look().keys == []
-    eventually(lambda: all(map(nothing_kept, planes)), "every column is freed where it is")
-
-
-@needs_etcd
 def test_a_table_survives_the_death_of_any_host(hosts: list[Host], planes: list[Any]) -> None:
     name = at(planes, 2)
     tables = [plane.table(name) for plane in planes]

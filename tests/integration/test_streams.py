@@ -228,22 +228,6 @@ def test_deliveries_are_acked_nacked_and_renewed(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize(
-    "prefetch", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(3, marks=pytest.mark.long)]
-)
-def test_deliveries_iterates_until_the_closed_stream_is_drained(plane: Any, prefetch: int) -> None:
-    stream = plane.stream("s", ["a"])
-    for start in range(0, 20, 4):
-        stream.append(rollouts(4, start))
-    stream.close()
-    seen = []
-    for delivery in stream.deliveries("a", rows=3, columns=["x"], prefetch=prefetch):
-        seen += values(delivery)
-    assert seen == list(range(20))
-    assert stream.stats()["task"]["a"]["acked"] == 20
-
-
-@pytest.mark.usefixtures("empty")
 def test_a_prefetched_delivery_is_renewed_before_use(plane: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now, renewed, renew = itertools.count(0, 30), [], Delivery.renew
 

@@ -31,25 +31,6 @@ def rows(count: int, first: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("empty")
-def test_rows_put_one_by_one_are_read_as_one_batch(plane: Any) -> None:
-    table, keys = plane.table("partition"), [f"k{i}" for i in range(40)]
-    for i, key in enumerate(keys):
-        table.upsert([key], rows(1, i))
-    order = np.random.default_rng(7).permutation(40).tolist()
-    batch = plane.get(table.read([keys[i] for i in order]))
-    expected = [rows(1, i) for i in order]
-    assert batch["x"].to_list() == order
-    assert [ids.tolist() for ids in batch["ids"].numpy()] == [each["ids"][0].tolist() for each in expected]
-    assert batch["answer"].to_list() == [each["answer"][0] for each in expected]
-    assert batch["extra"].to_list() == [each["extra"][0] for each in expected]
-    table.clear(keys[:20])
-    assert batch["x"].to_list() == order  # which are held
-    assert plane.get(table.read(keys[20:]))["x"].to_list() == list(range(20, 40))
-    del batch
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
 def test_columns_written_by_several_stages_can_be_read_repeatedly(plane: Any) -> None:
     table = plane.table("partition")
     assert table.upsert(["a", "b", "c"], rows(3), tags=[{"n": i} for i in range(3)]).tolist() == [0, 1, 2]

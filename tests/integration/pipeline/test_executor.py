@@ -51,18 +51,6 @@ def nothing_is_left(plane: dp.Plane) -> None:
     eventually(lambda: plane.stats().shards == 0, "what the steps made was freed")
 
 
-def test_two_stages_run_over_two_workers(plane: dp.Plane) -> None:
-    pipeline = stages.pipeline()
-    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
-        ref = plane.put({"x": X})
-        for _ in range(3):
-            result = executor.step(ref)
-            assert values(plane, result.ref, "z") == (3 * X).tolist()
-            assert sorted(span.instruction for span in result.spans) == list(range(8))
-        plane.free(ref)
-        nothing_is_left(plane)
-
-
 def test_a_result_is_given_out_before_an_error_of_the_source_of_steps(plane: dp.Plane) -> None:
     def source(ref: dp.BatchRef) -> Iterator[dp.BatchRef]:
         yield ref
