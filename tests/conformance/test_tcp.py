@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from dataplane.transport import channels, listener
+from dataplane.transport import listener
 from dataplane.transport.base import TransportError
 from dataplane.transport.channels import Transport
 from dataplane.transport.tcp import STREAMS, Tcp
@@ -69,12 +69,6 @@ class Stranger:
         self.socket.close()
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "_SAY_S", 0.05)
-    monkeypatch.setattr(listener, "PATIENCE_S", 0.05)
-
-
 async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
     """Fails where what is offered now can not be read."""
     ticket = server.offer(one.memory)
@@ -82,21 +76,6 @@ async def reads(reader: Transport, server: Transport, one: Shelf) -> None:
     await reader.read(server.address, ticket, target.memory, 60.0)
     assert np.array_equal(target.bytes, one.content)
     await server.withdraw(ticket)
-
-
-@pytest.mark.parametrize(
-    "said",
-    [b"", b"x", bytes(19), bytes(16) + b"\1\0\0\0" + bytes(15)],
-    ids=["nothing", "a byte", "no number", "half a range"],
-)
-async def test_a_connection_without_a_valid_request_is_closed(
-    server: Tcp, reader: Tcp, shelf: Shelves, said: bytes, quick: None
-) -> None:
-    with Stranger(server) as stranger:
-        stranger.socket.sendall(said)
-        assert await asyncio.to_thread(stranger.hear) == b""
-    await reads(reader, server, shelf(64 * KIB))
-    await until(lambda: not server._listening._inside)
 
 
 STRETCHES: dict[str, list[tuple[int, int]]] = {

@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 import pytest
-import torch
 
 import dataplane as dp
 from tests.integrations.marks import KEPT
@@ -45,12 +44,6 @@ def test_a_wrong_partition_is_reported_with_a_suggestion(ours: Any, pid: str) ->
     ours.kv_put("a", f"{pid}_train", tag={})
     with pytest.raises(ours.NotThere, match=f"no partition '{pid}_trian'.* did you mean '{pid}_train'"):
         ours.kv_batch_get("a", f"{pid}_trian")
-
-
-def test_a_missing_field_is_reported_with_existing_fields(ours: Any, pid: str) -> None:
-    ours.kv_put("a", pid, {"input_ids": torch.ones(3)})
-    with pytest.raises(ours.NotThere, match="none of the fields input_id: put it first; its fields are input_ids"):
-        ours.kv_batch_get("a", pid, "input_id")
 
 
 def test_calls_before_init_raise_not_started_with_a_remedy(program: Callable[..., Process]) -> None:
