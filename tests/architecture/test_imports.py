@@ -249,23 +249,16 @@ def test_importing_the_package_is_light() -> None:
 @each_case(
     ("module", "source"),
     [
-        ("dataplane.batch.rows", "from dataplane.store import arena"),
         ("dataplane.batch.rows", "from ..store.arena import Arena"),
         ("dataplane.batch.rows", "def f():\n    import dataplane.wire.messages"),
         ("dataplane.store.arena", "from dataplane import stream"),
         ("dataplane.stream.leased_rows", "import dataplane.store"),
-        ("dataplane.replication.replica", "from dataplane.coordinator.base import Coordinator"),
-        ("dataplane.replication.log", "from dataplane.store import spill"),
-        ("dataplane.coordinator.process", "from dataplane.wire import peer"),
-        ("dataplane.store.spill", "from dataplane.wire.framing import Frame"),
         ("dataplane.client.plane", "from dataplane.node import node"),
         ("dataplane.node.node", "from dataplane.client.plane import Plane"),
         ("dataplane.node.node", "import dataplane"),
         ("dataplane.node.shards.fetch", "from dataplane.node.sessions import checks"),
-        ("dataplane.node.local.tables", "from dataplane.node.clustered.open_streams import OpenStreams"),
         ("dataplane.node.clustered.open_streams", "from dataplane.node import node"),
         ("dataplane.integrations.verl", "from dataplane.wire import local"),
-        ("dataplane.errors", "from dataplane.config import NodeConfig"),
         ("dataplane.clock", "from .config import NodeConfig"),
     ],
 )

@@ -184,6 +184,43 @@ def test_a_checkpoint_restores_rows_tags_and_consumption_status(ours: Any, pid: 
     assert json.loads((tmp_path / "here" / "metadata.json").read_text())["user_metadata"] == {"step": 7}
 
 
+def test_a_checkpoint_is_loaded_by_another_job(address: str, start: Callable[..., Process], tmp_path: Path) -> None:
+    head = """
+        def seen():
+            got = tq.kv_batch_get(["a", "b"], "p")
+            return [tq.kv_list(), [row.tolist() for row in got["x"].unbind()], got.get("extra").tolist()]
+        tq.init()
+        client, what = tq.get_client(), {"partition_id": "stages", "task_name": "first"}
+    """
+    save = f"""
+        tq.kv_put("a", "p", {{"x": torch.arange(2.0), "extra": {{"turns": [1, None]}}}}, {{"n": 1}})
+        tq.kv_put("b", "p", {{"x": torch.arange(9.0), "extra": None}}, {{"n": 2}})
+        tq.kv_put("tag only", "tags", tag={{"status": "running"}})
+        client.put(TensorDict({{"x": torch.arange(4)}}, batch_size=[4]), partition_id="stages")
+        client.get_meta(["x"], 3, **what)
+        tq.save_checkpoint("{tmp_path}/here")
+        tell(seen())
+        tq.close()
+    """
+    load = f"""
+        tq.kv_put("before", "p", {{"x": torch.arange(100_000)}})
+        tq.load_checkpoint("{tmp_path}/here")
+        tell(seen())
+        from dataplane.integrations import process
+        left = client.get_data(client.get_meta(["x"], 1, **what))["x"].tolist()
+        tq.kv_put("a", "p", {{"x": torch.arange(3.0)}})
+        tell([left, tq.kv_batch_get(["a"], "p", "x")["x"].tolist(), process.plane().stats().memory_used < 400_000])
+        tq.close()
+    """
+    with start(textwrap.dedent(head) + textwrap.dedent(save), DATAPLANE_ADDRESS=address) as first:
+        before = first.hear()
+        first.wait()
+    program = textwrap.dedent(head) + textwrap.dedent(load)
+    with start(program, DATAPLANE_ADDRESS=address, DATAPLANE_JOB="another") as second:
+        assert second.hear() == before
+        assert second.hear() == [[3], [[0.0, 1.0, 2.0]], True]
+
+
 def meanwhile(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
     """Have this done once, after a reader has got references and before it gets the values."""
     real, left = dp.Plane.get, [work]
