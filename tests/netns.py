@@ -29,7 +29,6 @@ _numbers = itertools.count(1)
 
 
 def ip(*arguments: str) -> None:
-    """Run `ip`."""
     subprocess.run(["ip", *arguments], check=True, capture_output=True)
 
 

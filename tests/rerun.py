@@ -66,7 +66,6 @@ class Reporter:
 
 
 def run(arguments: list[str]) -> Report:
-    """Run pytest."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "report")
         command = [sys.executable, "-P", __file__, REPORT + str(file), *arguments]

@@ -45,7 +45,6 @@ class Node:
         self.listens: str = found[0] if found else ""
 
     def log(self) -> str:
-        """What it has said."""
         return self._log.read_text(errors="replace")
 
     def about_others(self) -> list[str]:

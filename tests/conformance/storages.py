@@ -53,8 +53,6 @@ def operations(draw: random.Random) -> Iterator[tuple[Operation, StoredLog]]:
 
 
 class StorageSuite(ABC):
-    """See the module."""
-
     @abstractmethod
     def opened(self, directory: Path, name: str = "p") -> Storage:
         """The log `name` of `ME` that is kept in the directory; closed with the test at the latest."""

@@ -85,7 +85,6 @@ _UNANSWERED = ("accept", "send", "recv")
 
 
 def matrix() -> Iterator[Cell]:
-    """All cells."""
     for call, errors in _DISK.items():
         for error in errors:
             yield from (Cell(call, error, occurrence, SPILL, disk=True) for occurrence in OCCURRENCES)

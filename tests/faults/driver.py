@@ -92,7 +92,6 @@ def run(seed: int, seconds: float | None, chosen: Callable[[Cell], bool] = lambd
 
 
 def main() -> int:
-    """The command."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults.driver")
     parser.add_argument("--minutes", type=float, help="for how long, with cells drawn at random")
     parser.add_argument("--seed", type=int, default=0)

@@ -49,7 +49,6 @@ class Subject:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._process.pid
 
     @property
@@ -58,7 +57,6 @@ class Subject:
         return self._process.poll() is None
 
     def logged(self) -> str:
-        """All that it has logged."""
         return self.log.read_text(errors="replace")
 
     def files(self) -> list[str]:
@@ -75,7 +73,6 @@ class Subject:
         }
 
     def descriptors(self) -> Counter[str]:
-        """What its descriptors are of."""
         found: Counter[str] = Counter()
         for number in os.listdir(f"/proc/{self.pid}/fd"):
             try:

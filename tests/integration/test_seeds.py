@@ -48,7 +48,6 @@ class Seeded:
         return None
 
     def said(self) -> str:
-        """Its log."""
         return (self.directory / "node.err").read_text()
 
     def end(self, how: signal.Signals = signal.SIGTERM) -> int:

@@ -56,7 +56,6 @@ class Nursery:
         return Process(int(self._socket.recv(64)), write, read, log)
 
     def close(self) -> None:
-        """End it."""
         if self._running is not None:
             self._socket.close()
             self._running.wait(30)

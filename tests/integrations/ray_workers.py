@@ -88,7 +88,6 @@ def _fork(listening: socket.socket) -> None:
 
 
 def _run(request: dict[str, Any], descriptors: list[int]) -> None:
-    """Be the worker."""
     os.setpgid(0, 0)  # Ray ends what is left of the group of a worker that has ended
     for own, descriptor in enumerate(descriptors):
         os.dup2(descriptor, own)

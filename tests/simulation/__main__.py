@@ -28,8 +28,6 @@ CHUNK = 100
 
 
 class Kind(NamedTuple):
-    """What runs there are."""
-
     plan: Callable[[int], Plan]
     run: Runner
     run_seed: Callable[[int], Outcome]

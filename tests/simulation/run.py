@@ -106,8 +106,6 @@ def lack(plan: Plan, coordinator: SimulatedCoordinator) -> bool:
 
 
 class Run(Going):
-    """A run of the toy."""
-
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.world = World(plan.seed)
@@ -183,10 +181,8 @@ def outcome(it: Going) -> Outcome:
 
 
 def run(given: Plan) -> Outcome:
-    """Run a plan."""
     return outcome(Run(given))
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run the plan of a seed."""
     return run(plan(seed))

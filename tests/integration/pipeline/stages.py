@@ -103,8 +103,6 @@ class Sum:
 
 @dataclass(frozen=True)
 class Counting:
-    """Makes a `Count`."""
-
     output: str
     mark: str = ""
 

@@ -119,7 +119,6 @@ def worker(place: str = "") -> Any:
 
 
 def stats() -> dp.Stats:
-    """Its figures."""
     return process.plane().stats()
 
 

@@ -67,8 +67,6 @@ class Call(clients.Call):
 
 
 class Client(clients.Client):
-    """See `clients.Client`."""
-
     CALL = Call
 
 

@@ -70,8 +70,6 @@ class Counted:
 
 
 class WatchedMachine(Counted, StreamMachine):
-    """See the module."""
-
     def __init__(self, audit: Audit, partition: int, of: StreamSettings) -> None:
         super().__init__(f"s{partition}", of, "m")
         self._audit = audit

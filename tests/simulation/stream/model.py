@@ -44,8 +44,6 @@ class Row:
 
 
 class Model:
-    """See the module."""
-
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.next = 0

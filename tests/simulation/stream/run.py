@@ -178,10 +178,8 @@ def plan(seed: int) -> Plan:
 
 
 def run(given: Plan) -> Outcome:
-    """Run a plan."""
     return outcome(Run(given))
 
 
 def run_seed(seed: int) -> Outcome:
-    """Run the plan of a seed."""
     return run(plan(seed))

@@ -48,8 +48,6 @@ class Call(clients.Call):
 
 
 class Client(clients.Client):
-    """See `clients.Client`."""
-
     CALL = Call
 
     def do(self, kind: type[r.StreamRequest], then: Callable[[Any], None], **fields: Any) -> None:

@@ -32,8 +32,6 @@ class Audit(Protocol):
 
 
 class WatchedMachine(Counted, TableMachine):
-    """See the module."""
-
     def __init__(self, audit: Audit) -> None:
         super().__init__("t")
         self._audit = audit

@@ -16,8 +16,6 @@ Cell = tuple[bytes, int, int]
 
 
 class Row:
-    """A row that is there."""
-
     __slots__ = ("cells", "key", "tags")
 
     def __init__(self, key: str) -> None:
@@ -27,8 +25,6 @@ class Row:
 
 
 class Model:
-    """See the module."""
-
     def __init__(self) -> None:
         self.rows: dict[int, Row] = {}
         self.next = 0

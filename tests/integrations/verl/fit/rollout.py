@@ -19,8 +19,6 @@ NAME = "scripted"
 
 
 class Replica(RolloutReplica):
-    """One server."""
-
     async def launch_servers(self) -> None:
         made_of = dict(self.config.engine_kwargs[NAME])
         server = ray.remote(num_cpus=0)(Server).options(name=_name(self.replica_rank), max_concurrency=1000)

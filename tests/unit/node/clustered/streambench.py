@@ -138,8 +138,6 @@ class StreamBench(StoringBench):
 
 
 class Client(Putting):
-    """A client of a node."""
-
     def __init__(self, node: StreamBench) -> None:
         super().__init__(node)
         self.node = node
@@ -192,7 +190,6 @@ class Client(Putting):
         return (await self.ask(rm.AskStream(1, self.stream.token, asked), timeout_s)).result
 
     async def take(self, rows: int, timeout_s: float = WAIT_S, **how: Any) -> r.Delivered:
-        """A delivery."""
         asked: dict[str, Any] = {"task": TASK, "rows": rows, **how, "columns": tuple(how.get("columns", ("x",)))}
         delivery: r.Delivered = await self.forward(r.Consume(**asked), timeout_s)
         return delivery
@@ -205,7 +202,6 @@ class Client(Putting):
         )
 
     async def look(self, most: int = 1000, seen: int = -1, timeout_s: float = 0.0, **how: Any) -> r.CandidateRows:
-        """Candidates."""
         asked = r.Look(task=TASK, columns=("x",), most=most, tags=("id",), seen=seen, **how)
         shown: r.CandidateRows = await self.forward(asked, timeout_s)
         return shown

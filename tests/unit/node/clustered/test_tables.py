@@ -105,7 +105,6 @@ class User(Putting):
         return found
 
     async def look(self, *columns: str, **more: Any) -> Any:
-        """All rows."""
         return await self.ask(t.LookRows(all=True, columns=list(columns), **more))
 
     async def read(self, keys: Sequence[str], *columns: str) -> BatchRef:

@@ -55,8 +55,6 @@ def opening(record: Record) -> bytes:
 
 
 class Machine(StreamMachine):
-    """See the module."""
-
     def __init__(self) -> None:
         super().__init__(Deaf())
 
@@ -95,8 +93,6 @@ AnyBench = TypeVar("AnyBench", bound="Bench")
 
 
 class Bench(Partitions):
-    """One node."""
-
     def __init__(
         self,
         name: str,

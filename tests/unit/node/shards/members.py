@@ -14,8 +14,6 @@ ME = b"myself.."
 
 
 class Members(Membership):
-    """See the module."""
-
     def __init__(self, *nodes: bytes, of: Mapping[bytes, Member] | None = None) -> None:
         super().__init__(ProcessCoordinator(), ME.hex(), Member(1, ""))
         self._seen.set()
