@@ -61,14 +61,6 @@ def test_a_pickled_column_of_lazy_rows_is_small() -> None:
     assert len(pickle.dumps(proto.non_tensor_batch)) < 32 * 300
 
 
-def test_openrlhf_merges_lazy_rows_like_dicts() -> None:
-    merge = pytest.importorskip("openrlhf.utils.vlm_utils").merge_mm_train_inputs
-    given = [[image(0), None], [image(1)]]
-    handles = [put_rows(part) for part in given]
-    assert same(merge(handles, "cpu"), merge(given, "cpu"))
-    assert same(merge(pickle.loads(pickle.dumps(handles)), "cpu"), merge(given, "cpu"))
-
-
 def test_transfer_queue_serialization_preserves_lazy_rows() -> None:
     serial = pytest.importorskip("transfer_queue.utils.serial_utils")
     handles = put_rows([image(0), image(1)])
