@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,7 @@ def test_a_process_stopped_past_its_lease_is_refused(tmp_path: Path) -> None:
         assert np.array_equal(plane.get(worker.ask())["x"].numpy(), pattern(5, MIB))
 
 
-# A producer that dies at any step of a put before the seal leaves nothing.
+# A producer that dies at any step of a put leaves either nothing, or a shard that is whole and the node's.
 
 SIZE = 4 * MIB
 
@@ -91,9 +92,9 @@ SIZE = 4 * MIB
 def producer(pipe: Any, address: str, step: str) -> None:
     """Goes through a put, and at `step` says so and waits to be killed."""
 
-    def reached(now: str) -> None:
+    def reached(now: str, what: Any = None) -> None:
         if now == step:
-            pipe.send(None)
+            pipe.send(what)
             pipe.recv()
 
     plane = dp.connect(address)
@@ -103,6 +104,8 @@ def producer(pipe: Any, address: str, step: str) -> None:
     reached("mid-write")
     draft["x"][:] = pattern(1, SIZE)
     reached("before seal")
+    ref = draft.seal()
+    reached("after seal", pickle.dumps(ref))
 
 
 @each_case("step", ["after reserve", "mid-write", "before seal"])
@@ -118,6 +121,19 @@ def test_a_producer_killed_before_the_seal_leaves_nothing(tmp_path: Path, step: 
         # All of the memory can be used, and nothing of what was half written shows.
         ref = plane.put({"x": pattern(2, 15 * MIB)}, timeout=60)
         assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(2, 15 * MIB))
+
+
+@pytest.mark.long
+def test_a_producer_killed_after_the_seal_leaves_the_shard(tmp_path: Path) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        with Worker(producer, node.address, "after seal") as worker:
+            ref = pickle.loads(worker.hear())
+            worker.kill()
+        eventually(lambda: plane.stats().clients == 1, "the node noticed")
+        assert plane.stats().pinned_bytes == 0
+        assert np.array_equal(plane.get(ref)["x"].numpy(), pattern(1, SIZE))
+        plane.free(ref)
+        eventually(lambda: plane.stats().memory_used == 0, "it was freed")
 
 
 # Clients that are answered more than they take, or ask for more than is kept: slowed down, in bounded memory.
