@@ -16,10 +16,12 @@ from tests.processes import eventually
 
 #: What programs of a job of their own begin with (`program`).
 HEAD = """
+import time
 import ray
 import dataplane.integrations.verl.plugin
 import transfer_queue as tq
 from omegaconf import OmegaConf
+from dataplane.integrations import process
 from dataplane.integrations import transfer_queue as ours
 
 def start(address="local"):
@@ -40,6 +42,15 @@ def error_of(call):
     except Exception as error:
         return [type(error).__name__, str(error)]
     return ["nothing", ""]
+
+def used():
+    return process.plane().stats().memory_used
+
+def eventually(holds, what):
+    deadline = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
 """
 
 
@@ -119,6 +130,7 @@ def worker(place: str = "") -> Any:
 
 
 def stats() -> dp.Stats:
+    """Its figures."""
     return process.plane().stats()
 
 
