@@ -43,9 +43,9 @@ class Keys:
         if not self._rows.keys().isdisjoint(keys):
             there = next(key for key in keys if key in self._rows)
             raise Misuse(
-                f"there is a row with the key {there!r} already, and this append does not repeat the one that made it:"
-                " take another key, drop that row first, extend() it, or resume() it if it is in progress; if you"
-                " repeat what an appender sent, these rows are in the stream"
+                f"there is a row with the key {there!r} already, and this append does not repeat one whose rows are all"
+                " there: take another key, drop that row first, extend() it, or resume() it if it is in progress; if"
+                " you repeat an append of which some rows are done, or what an appender sent, it was done before"
             )
         if not all(keys):
             raise Misuse("a key is a text of one character or more")

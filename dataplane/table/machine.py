@@ -74,7 +74,7 @@ class TableMachine(StateMachine):
             answer = self._answer(asked)
             return Decision((), NOTHING if answer is None else r.encode_result(answer))
         if isinstance(asked, ListHeldColumns):
-            return Decision((), r.encode_result(self._held(asked)))
+            return Decision((), r.encode_result(_held(self, asked)))
         if isinstance(asked, s.EndClient) and not asked.ended:  # a client has no leases of rows here
             return Decision((), r.encode_result(Succeeded()))
         if asked.sequence:
@@ -92,13 +92,6 @@ class TableMachine(StateMachine):
     def _answer(self, asked: r.Question) -> r.AnyResult | None:
         self._check_open()
         return answers.answer(self.name, self.table if self.there else None, asked)
-
-    def _held(self, asked: ListHeldColumns) -> HeldRows:
-        """References to the columns that are stored on the node and that rows of the table still need. The reference
-        of a write is among them as a whole if any of its cells is needed."""
-        writes = self.table.cells.writes.items()
-        needed = (each for each in writes if each[0] >= asked.after and asked.node in each[1].nodes)
-        return held_rows(needed, asked.after, asked.pieces, self.outboxes.last(asked.node))
 
     def _again(self, asked: r.Command, known: bytes) -> r.AnyResult:
         """The answer to a command that was executed before. For a write with `look`, it has the current state of the
@@ -286,3 +279,11 @@ _APPLY: dict[type, Callable[[TableMachine, Any], r.AnyResult | None]] = {
     ),
     r.Retire: TableMachine._retire,
 }
+
+
+def _held(machine: TableMachine, asked: ListHeldColumns) -> HeldRows:
+    """References to the columns that are stored on the node and that rows of the table still need. The reference
+    of a write is among them as a whole if any of its cells is needed."""
+    writes = machine.table.cells.writes.items()
+    needed = (each for each in writes if each[0] >= asked.after and asked.node in each[1].nodes)
+    return held_rows(needed, asked.after, asked.pieces, machine.outboxes.last(asked.node))

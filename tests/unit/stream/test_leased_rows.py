@@ -82,6 +82,13 @@ class TestKeys:
             stream.withdraw(stream.consume(columns=[f"mistyped {i}"]))
         assert stream.append(1, columns=[f"c{i}" for i in range(MAX_COLUMNS)]) == (0, True)
 
+    def test_a_repeated_append_with_some_rows_done_is_refused_as_done_before(self) -> None:
+        stream = Stream()
+        stream.append(2, keys=["a", "b"])
+        stream.ack(stream.consume(rows=1).grant)
+        with pytest.raises(Misuse, match="of which some rows are done"):
+            stream.append(2, keys=["a", "b"])
+
 
 class TestDelivery:
     @each_case("how", ["nack", "time", "leave"])
