@@ -489,8 +489,8 @@ class DeliveryCalls(Blocking):
 
     def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
-        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader did not
-        answer twice: repeat the ack. Does nothing if they were acked before."""
+        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader answered
+        neither this nor a repetition: ack again. Does nothing if they were acked before."""
 
     def nack(self, reason: str = "") -> None:
         """Give the rows back, to be delivered again. If this makes them dead letters, `dead_letters` and the node's log

@@ -84,8 +84,8 @@ class Delivery:
 
     async def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
-        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader did not
-        answer twice: repeat the ack. Does nothing if they were acked before."""
+        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader answered
+        neither this nor a repetition: ack again. Does nothing if they were acked before."""
         await self._settle(done=True)
 
     async def nack(self, reason: str = "") -> None:

@@ -161,8 +161,8 @@ class AsyncTable:
         """The answers about those of these rows that did not fit into the answer to their write."""
         if not isinstance(reply, r.Looked) or not reply.more:
             return []
-        told, names = len(reply.rows), reply.columns
-        more = await self._look(keys[told:], numbers[told:], columns=names)
+        first, names = len(reply.rows), reply.columns
+        more = await self._look(keys[first:], numbers[first:], columns=names)
         return [cast("R", replace(each, columns=names)) for each in more]
 
     async def _put_row(

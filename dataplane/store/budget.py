@@ -85,8 +85,8 @@ class Budget:
         passing_s: float = 1.0,
         clock: Clock = monotonic,
     ) -> None:
-        """`explain(full)`: told whether the bytes were refused to keep room for reading back. Without `stored`, there
-        is no disk."""
+        """`explain(full)`: `full` says whether the bytes were refused to keep room for reading back. Without `stored`,
+        there is no disk."""
         self.capacity = capacity
         self._stored = StoredBytes(capacity, 0, Rooms()) if stored is None else stored
         self.used = 0

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Coroutine, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -114,6 +115,7 @@ class TransferQueueClient:
         given = data_fields, batch_size, partition_id, mode, task_name, sampling_config
         return self._get_meta(sampling.Withdrawal(), *given, timeout=timeout)
 
+    @wraps(get_meta, assigned=())  # its signature
     async def async_get_meta(self, *args: Any, **kwargs: Any) -> BatchMeta:
         """As `get_meta`. A call that is cancelled gives no row to the task."""
         over = threading.Event()

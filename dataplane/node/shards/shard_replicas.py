@@ -112,7 +112,7 @@ class ShardReplicas:
         if len(request.shards) > pm.MAX_SHARDS or not 0 <= request.timeout_s <= 3600:
             raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
         member, shards = member_of(self._membership, request.node), sorted(set(map(shard_of, request.shards)))
-        for shard in shards:  # it is told of freed parts: if it does not answer, it may have stored replicas
+        for shard in shards:  # frees are sent to it: if it does not answer, it may have stored replicas
             holders = self._elsewhere.setdefault(shard, [])
             if request.node not in holders:
                 holders.append(request.node)
@@ -121,8 +121,8 @@ class ShardReplicas:
         links = [(number, selection_of(self._store.owners.selected(number))) for number in request.shards]
         links = [(number, selection) for number, selection in links if link_of(number) and selection]
         for first in range(0, len(links), MAX_RETAINED):
-            told = links[first : first + MAX_RETAINED]
-            asked = pm.RetainReplicas(self._peers.next_id(), self._node, told)
+            some = links[first : first + MAX_RETAINED]
+            asked = pm.RetainReplicas(self._peers.next_id(), self._node, some)
             await self._peers.request(member, asked, Done, _CONTROL_S)
         return Done(request.id)
 
