@@ -22,9 +22,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dataplane.batch.arrow_out import DTYPE, SHAPE, VARIABLE, element, from_native, permutation, uniform_shape
-from dataplane.batch.dtypes import is_time, storage
+from dataplane.batch.dtypes import NULL, is_time, storage
 from dataplane.batch.field import MAX_BYTES
-from dataplane.batch.infer import infer
+from dataplane.batch.infer import empty_lists, infer
 from dataplane.batch.layout import Index
 from dataplane.batch.values import (
     Values,
@@ -159,7 +159,7 @@ def _typed(column: str, values: npt.NDArray[Any], declared: str, tail: tuple[int
     """The name of the dtype, and the values as its storage type. It is the declared dtype if the array has the Arrow
     type in which that dtype is stored, else the array's own."""
     name = dtype_name(column, values.dtype)
-    if declared and declared != name:
+    if declared not in ("", NULL, name):
         try:
             kind = element(declared)
         except ValueError:
@@ -191,6 +191,8 @@ def _list(column: str, array: Any, declared: str, shape: bytes | None) -> Values
     offsets, values = _items(array)
     if values is None:
         return None
+    if declared == NULL and not len(values):
+        return empty_lists(len(array))
     if shape is not None and declared and not len(values):
         sizes = tuple(json.loads(shape))
         if all(type(size) is int and size >= 0 for size in sizes) and not math.prod(sizes):

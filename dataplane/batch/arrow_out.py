@@ -30,6 +30,7 @@ def table(columns: Iterable[tuple[str, Field, SelectedRows]]) -> Any:
     """A `pyarrow.Table`, whose metadata hold the parts of fields that Arrow's types lack."""
     arrays, fields = [], []
     for name, field, rows in columns:
+        field = gather.stored_field(rows, field)
         arrays.append(array(name, field, rows))
         fields.append(pa.field(name, arrays[-1].type, metadata=metadata(field)))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
@@ -123,6 +124,7 @@ def _struct(name: str, field: Field, rows: SelectedRows) -> Any:
     children, fields = [], []
     for key, child in field.children:
         present, inner = gather.presence(rows, key, child)
+        child = gather.stored_field(inner, child)
         values = array(f"{name}.{key}", child, inner, nullable=False)
         if not present.all():
             values = spread(values, present)

@@ -20,7 +20,7 @@ import numpy as np
 
 from dataplane.batch import cuts, gather, tensordicts, views
 from dataplane.batch.dtypes import is_integer, storage
-from dataplane.batch.field import MEASURED, Field, Kind
+from dataplane.batch.field import EMPTY_LISTS, MEASURED, Field, Kind, typed
 from dataplane.batch.frame import place_of
 from dataplane.batch.layout import Index
 from dataplane.batch.rows import RowIndices, positions_in
@@ -53,7 +53,7 @@ class Column:
         if order is not None and len(order) and not 0 <= int(order.min()) <= int(order.max()) < count:
             raise Corrupt(f"column {name!r}: an order beyond the {count} rows")
         self.name = name
-        self.field = field
+        self.field = typed(field)
         self._selections = tuple(selections)
         self._order = order
         self._cut = cut
@@ -273,9 +273,10 @@ def _narrowest(field: Field, parts: Sequence[Field]) -> Field:
         keys = [dict(part.children) for part in parts]
         found = [(k, _narrowest(child, [own[k] for own in keys if k in own])) for k, child in field.children]
         return Field("struct", children=tuple(found))
-    if not is_integer(field.dtype) or not parts:
+    dtypes = [storage(part.dtype) for part in parts if part != EMPTY_LISTS]
+    if not is_integer(field.dtype) or not dtypes:
         return field
-    dtype = np.result_type(*[storage(part.dtype) for part in parts])
+    dtype = np.result_type(*dtypes)
     if dtype.kind not in "iu" or dtype.itemsize >= storage(field.dtype).itemsize:
         return field
     return Field(field.kind, dtype.name, field.shape)

@@ -14,7 +14,7 @@ import numpy as np
 
 from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
-from dataplane.batch.field import Field
+from dataplane.batch.field import EMPTY_LISTS, Field
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, ShardLayout
 from dataplane.batch.rows import RowIndices
 
@@ -82,7 +82,11 @@ def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
     """Whether rows of the field have the dimensions that an encoded cut is made along."""
     if field.kind == "struct" and cut:
         return all(is_sliceable(child, cut) for _, child in field.children)
-    return not cut or (field.kind in ("dense", "ragged") and all(step[1] in range(len(field.shape)) for step in cut))
+    return (
+        not cut
+        or field == EMPTY_LISTS
+        or (field.kind in ("dense", "ragged") and all(step[1] in range(len(field.shape)) for step in cut))
+    )
 
 
 def values(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dataplane.batch import ref_codec
-from dataplane.batch.field import Field, merge_fields
+from dataplane.batch.field import EMPTY_LISTS, Field, merge_fields
 from dataplane.batch.frame import ColumnPlace, Frame, join
 from dataplane.batch.ref import BatchRef
 from dataplane.batch.ref_codec import together
@@ -115,7 +115,7 @@ def require_alike(name: str, fields: Sequence[Field]) -> Field:
     """The field of a column of these pieces. Raises SchemaMismatch if they differ in kind or dtype or, if they are
     joined, in item shape."""
     merged = merge_fields(name, fields)
-    if any(map(joins, fields)) and not joins(merged):
+    if any(joins(field) for field in fields if field != EMPTY_LISTS) and not joins(merged):
         raise SchemaMismatch(
             f"column {name!r}: pieces of one row differ in more than their first dimension",
             column=name,

@@ -4,7 +4,8 @@ A dtype is named as torch names it: "float32", "bfloat16", "float8_e4m3fn", "boo
 NumPy does: "datetime64[ns]"; a big-endian one with ">" in front: ">float32". Types that NumPy lacks travel as
 their bits, in the unsigned integer of the same size: `storage("bfloat16")` is uint16, so a NaN keeps its payload
 and nothing is rounded. Integers that are stored narrower than they were given have both dtypes in their name:
-"int64:uint8" is int64 to its readers (`declared`), and a byte each in the shard.
+"int64:uint8" is int64 to its readers (`declared`), and a byte each in the shard. "null" is the dtype of lists that are
+all empty (`field.EMPTY_LISTS`), as Arrow's null type; its storage is int64, of which there are none.
 
 An array inside of a row may have any dtype whose bytes mean the same on each host (`exact_name`): those, text and
 bytes of a fixed length ("<U8", "|S10"), plain void ("|V5"), records, and those of `ml_dtypes`. A record's name is JSON:
@@ -41,6 +42,7 @@ _NATIVE = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "float32", "float64", "complex64", "complex128"),
 )
+NULL = "null"
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 _TIME = re.compile(r"(datetime64|timedelta64)(\[(\d{1,9})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
 
@@ -50,6 +52,8 @@ def storage(name: str) -> DType:
     """The NumPy dtype whose bytes are those of the dtype called `name`. Raises ValueError for an unknown name."""
     if (bits := BITS.get(name)) is not None:
         return bits
+    if name == NULL:
+        return np.dtype(np.int64)
     wide, narrow = split(name)
     if narrow:
         return _narrow(wide, narrow)

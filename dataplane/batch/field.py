@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from dataplane.batch.dtypes import split, storage
+from dataplane.batch.dtypes import NULL, split, storage
 from dataplane.errors import Corrupt, SchemaMismatch
 
 Kind = Literal["dense", "ragged", "text", "bytes", "struct", "object"]
@@ -30,9 +30,9 @@ MAX_EMPTY = 1 << 24  # the largest product of rows and shape if rows take no byt
 class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The type of a column's rows. `shape` is that of one row; a dimension in which rows differ is None.
 
-    `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object. A dense row has a
-    shape of integers, () for a scalar. In a ragged row one or more leading dimensions are None, and the others
-    integers. `children` are the keys of a struct.
+    `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object, "null" for lists that are
+    all empty (`EMPTY_LISTS`). A dense row has a shape of integers, () for a scalar. In a ragged row one or more leading
+    dimensions are None, and the others integers. `children` are the keys of a struct.
     """
 
     kind: Kind
@@ -77,6 +77,25 @@ def _is_narrow(field: Field) -> bool:
 def _declared(field: Field) -> Field:
     children = tuple((key, child.declared) for key, child in field.children)
     return Field(field.kind, split(field.dtype)[0], field.shape, children)
+
+
+EMPTY_LISTS = Field("ragged", NULL, (None,))
+"""The field of lists that are all empty. It merges with each ragged field, and with objects."""
+
+
+def typed(field: Field) -> Field:
+    """The field as a column has it: int64 where no value shows the dtype."""
+    return _typed(field) if _has_null(field) else field
+
+
+def _has_null(field: Field) -> bool:
+    return field.dtype == NULL or any(_has_null(child) for _, child in field.children)
+
+
+@lru_cache(maxsize=1024)
+def _typed(field: Field) -> Field:
+    children = tuple((key, typed(child)) for key, child in field.children)
+    return Field(field.kind, "int64" if field.dtype == NULL else field.dtype, field.shape, children)
 
 
 def is_text(name: Any) -> bool:
@@ -142,6 +161,8 @@ def _check_one(name: str, field: Field) -> None:
         raise refuse(name, f"{shape} is not the shape of a {field.kind} row")
     if unit_bound(field) > MAX_BYTES:
         raise refuse(name, f"a row of {shape} is too large")
+    if field.dtype == NULL and field != EMPTY_LISTS:
+        raise refuse(name, f"{shape} is not the shape of empty lists")
 
 
 def merge_fields(name: str, fields: Iterable[Field]) -> Field:
@@ -157,9 +178,6 @@ def merge_fields(name: str, fields: Iterable[Field]) -> Field:
     return merged
 
 
-_EMPTIES = Field("ragged", "int64", (None,))  # the type of lists of empty lists
-
-
 def _merge(name: str, ours: Field, theirs: Field) -> Field:
     if ours == theirs:
         return ours
@@ -168,12 +186,13 @@ def _merge(name: str, ours: Field, theirs: Field) -> Field:
         for key, field in theirs.children:
             keys[key] = _merge(f"{name}.{key}", keys[key], field) if key in keys else field
         return Field("struct", children=tuple(keys.items()))
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if one == EMPTY_LISTS and other.kind in ("ragged", "object"):
+            return other
     alike = ours.kind == theirs.kind and ours.dtype == theirs.dtype and len(ours.shape) == len(theirs.shape)
     if not alike or ours.kind != "ragged":
-        hint = ". Give empty lists as np.empty(0, dtype) or, among objects, as ()" if _EMPTIES in (ours, theirs) else ""
         raise SchemaMismatch(
-            f"column {name!r} is {theirs!r} here, and {ours!r} in the rows before: all rows of a column have one type"
-            f"{hint}",
+            f"column {name!r} is {theirs!r} here, and {ours!r} in the rows before: all rows of a column have one type",
             column=name,
             expected=repr(ours),
             found=repr(theirs),

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dataplane.batch import cuts, gather_slices, object_rows
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.dtypes import storage
-from dataplane.batch.field import Field, refuse
+from dataplane.batch.field import EMPTY_LISTS, Field, refuse, typed
 from dataplane.batch.layout import Bytes, ColumnTables, Index
 from dataplane.batch.rows import RowIndices
 from dataplane.batch.stored_column import Copied, SelectedRows, Selection, StoredColumn
@@ -26,6 +26,9 @@ from dataplane.batch.values import offsets_of
 from dataplane.errors import LimitExceeded
 
 _BYTE = np.dtype(np.uint8)
+
+_INTS = typed(EMPTY_LISTS)
+_EMPTY_LIST = 0x90  # in MessagePack
 
 _LARGE_ROW = 256 << 10
 """The size of a row in bytes from which mapping it takes less time than copying it."""
@@ -38,17 +41,38 @@ def reading_of(
     field: Field, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING
 ) -> SelectedRows:
     """The rows of a column of this field. Rows that are stored in another dtype are widened to the field's; with a
-    `cut` of the rows, only its result is widened."""
-    if field.kind in ("dense", "ragged") and not cut:
-        selections = tuple([_fitted(field, selection) for selection in selections])
+    `cut` of the rows, only its result is widened. Empty lists become rows of the field."""
+    if field.kind in ("dense", "ragged", "object"):
+        selections = tuple([_fitted(field, selection, cut) for selection in selections])
     return SelectedRows(selections, order, cut)
 
 
-def _fitted(field: Field, selection: Selection) -> Selection:
-    own = selection.stored.layout.field.dtype
-    if own == field.dtype or storage(own) == storage(field.dtype):
+def _fitted(field: Field, selection: Selection, cut: Cut) -> Selection:
+    own, name, rows = selection.stored.layout.field, selection.stored.name, len(selection.rows)
+    converted: Copied
+    if own == EMPTY_LISTS and field != _INTS:
+        converted = _Emptied(name, field, rows)
+    elif field.dtype and not cut and own.dtype != field.dtype and storage(own.dtype) != storage(field.dtype):
+        converted = _Widened(selection, field.dtype)
+    else:
         return selection
-    return Selection(_Widened(selection, field.dtype), RowIndices.range(0, len(selection.rows)))
+    return Selection(converted, RowIndices.range(0, rows))
+
+
+class _Emptied(Copied):
+    """Rows of a ragged or object column that are empty lists."""
+
+    @cached_property
+    def tables(self) -> ColumnTables:
+        field, rows = self.layout.field, self.layout.rows
+        if field.kind == "object":  # a byte of MessagePack each
+            return ColumnTables(np.arange(rows + 1), None, (), None)
+        shape = [dim or 0 for dim in field.shape]
+        shapes = np.tile(np.array(shape, np.int64), (rows, 1)) if field.varying > 1 else None
+        return ColumnTables(np.zeros(rows + 1, np.int64), shapes, (), None)
+
+    def _values(self, private: bool) -> Bytes:
+        return np.full(self.layout.rows if self.layout.field.kind == "object" else 0, _EMPTY_LIST, np.uint8)
 
 
 class _Widened(Copied):
@@ -115,6 +139,12 @@ def dense(reading: SelectedRows, field: Field, *, private: bool = False) -> npt.
         else:  # "clip" because "raise" copies through a buffer; the rows are in range
             np.take(source, rows.array(), axis=0, out=target, mode="clip")
     return out.reshape(-1).view(dtype).reshape(-1, *shape)
+
+
+def stored_field(reading: SelectedRows, field: Field) -> Field:
+    """The field, or that of lists that are all empty, if these rows are stored so."""
+    stored = [selection.stored.layout.field for selection in reading.selections]
+    return EMPTY_LISTS if stored and all(own == EMPTY_LISTS for own in stored) else field
 
 
 def in_place(selection: Selection, field: Field) -> npt.NDArray[Any] | None:

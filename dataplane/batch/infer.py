@@ -5,8 +5,8 @@ Lists of numbers, text, bytes and dicts become dense, text, bytes and struct col
 holds exactly become objects (`object_codec`): arrays of text or records, arrays and tensors of several dtypes, and all
 other values. Rows of any type of text or bytes become text and bytes columns: `numpy.str_` is returned as str,
 bytearray as bytes. Numbers are converted only if nothing is lost: ints among floats must be equal as floats. Rows that
-are tuples stay tuples, as objects. If no list has an element, the rows are taken for token lists, int64, so that they
-can be concatenated with the rows of other batches.
+are tuples stay tuples, as objects. If no list has an element, the dtype is that of the column's other rows
+(`field.EMPTY_LISTS`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
-from dataplane.batch.field import MAX_DEPTH, Field
+from dataplane.batch.field import EMPTY_LISTS, MAX_DEPTH, Field
 from dataplane.batch.values import (
     Values,
     byte_rows,
@@ -175,10 +175,17 @@ def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
         kinds.update(map(type, row))
     if kinds == {list}:
         return _nested_lists(column, rows)
-    numbers = _numbers(list(chain.from_iterable(rows)), kinds) if kinds else _NO_NUMBERS
+    if not kinds:
+        return empty_lists(len(rows))
+    numbers = _numbers(list(chain.from_iterable(rows)), kinds)
     if numbers is None:
         return object_codec.values_of(column, rows)
     return ragged_items(column, dtype_name(column, numbers.dtype), [(len(row),) for row in rows], (None,), numbers)
+
+
+def empty_lists(rows: int) -> Values:
+    """So many empty lists."""
+    return ragged_run(EMPTY_LISTS, _NO_NUMBERS, np.zeros(rows + 1, np.int64))
 
 
 def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:

@@ -313,6 +313,7 @@ def _from_array(column: str, array: np.ndarray[Any, Any]) -> Values:
 
 def _from_reading(column: str, field: Field, rows: SelectedRows) -> Values:
     """Rows that are stored already, in place; those that repeat are still the same memory afterwards."""
+    field = gather.stored_field(rows, field)
     if field.kind == "dense":
         if len(rows.parts) == 1 and rows.run is None and not rows.cut:
             stored = rows.parts[0].stored

@@ -221,8 +221,6 @@ class _NumbersMemory:
             self._memory = _grown(self._memory, end)
             return self.take(given)
         items = sum(lengths)
-        if self._floats and not items:  # lists without any element count as ints
-            return 0
         self._lengths += lengths
         self.nbytes += 8 * items
         self.rows += (rows := len(lengths))

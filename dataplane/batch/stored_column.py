@@ -23,7 +23,7 @@ from numpy.lib.stride_tricks import as_strided
 from dataplane.batch import cuts
 from dataplane.batch.cuts import NOTHING, Cut
 from dataplane.batch.dtypes import split
-from dataplane.batch.field import Field, most_items, refuse
+from dataplane.batch.field import EMPTY_LISTS, Field, most_items, refuse
 from dataplane.batch.layout import (
     Bytes,
     ColumnHeader,
@@ -176,6 +176,8 @@ def check_fits(name: str, part: Field, whole: Field, cut: Cut = NOTHING) -> None
 
 def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
     """Whether rows of `part` are rows of `whole`, which may vary in more dimensions and have more keys."""
+    if part == EMPTY_LISTS:
+        return whole.kind in ("ragged", "object")
     if part.kind == whole.kind == "struct":
         keys = dict(whole.children)
         return all(name in keys and _fits(child, keys[name], by_axis) for name, child in part.children)

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.batch import Batch, Column
-from dataplane.batch.field import Field
+from dataplane.batch.field import Field, typed
 from dataplane.batch.layout import Bytes, ColumnLayout, Index, aligned
 from dataplane.batch.layout_check import check_layout
 from dataplane.batch.put_plan import layout_of, plan
@@ -101,7 +101,7 @@ def numbers(header: PackedHeader) -> list[tuple[int, int]]:
 
 def fields(header: PackedHeader) -> list[tuple[str, Field]]:
     """The columns by their names."""
-    return [(name, layout.field) for name, layout in _columns(header)]
+    return [(name, typed(layout.field)) for name, layout in _columns(header)]
 
 
 def unpacked(header: PackedHeader, memory: ReceivedBlock) -> Batch:

@@ -80,6 +80,7 @@ class Encoder:
     ) -> tuple[Any, Any]:
         """The array, and the metadata of its field. `at`: the row of the table of each of its rows. `nullable`: an
         invalid time may be null."""
+        field = gather.stored_field(rows, field)
         if field.kind == "struct":
             return self._struct(path, field, rows, at)
         if field.kind == "object":

@@ -14,6 +14,7 @@ import pytest
 import dataplane as dp
 from dataplane import testing
 from dataplane.testing import LocalNode
+from tests.cases import each_case
 
 
 @pytest.fixture
@@ -161,6 +162,28 @@ def test_typed_columns_are_stored_and_mixed_ones_refused_without_objects(plane: 
     assert mixed.schema["answer"].kind == "object"
     with pytest.raises(dp.SchemaMismatch, match="column 'answer': it would be stored as objects"):
         stream.append(mixed, objects="refuse")
+
+
+@each_case("turns", [[["a"], ["b", "c"]], [[1.5], [2.5]], [[bytes(9000)], [None]], [np.ones((2, 3)), np.ones((1, 3))]])
+def test_rows_with_empty_lists_are_in_one_column_with_rows_of_any_items(plane: dp.Plane, turns: list[Any]) -> None:
+    rows, name = [[], turns[0], [], [], turns[1]], type(turns[0][0]).__name__
+    stream, table = plane.stream(name, tasks=["actor"]), plane.table(name)
+    for number, row in enumerate(rows):
+        stream.append({"turns": [row], "in": [{"turns": row}]})
+        table.upsert([str(number)], {"turns": [row]})
+    with stream.appender() as appender:
+        for row in rows:
+            appender.append({"turns": [row], "in": [{"turns": row}]})
+    plain = [row if isinstance(row, list) else row.tolist() for row in rows]
+    found = plane.get(stream.consume("actor", rows=10, min_rows=10, columns=["turns", "in"]).ref).to_dict()
+    assert found == {"turns": 2 * plain, "in": [{"turns": row} for row in 2 * plain]}
+    ref = table.read(["4", "2", "0", "1", "3"])
+    assert plane.get(ref)["turns"].to_list() == [plain[at] for at in (4, 2, 0, 1, 3)]
+    assert plane.get(plane.put(plane.get(ref)))["turns"].to_list() == plane.get(ref)["turns"].to_list()
+    assert plane.get(table.read(["2", "0"]))["turns"].to_list() == [[], []]
+    if plane.get(ref)["turns"].kind == "ragged":
+        cut = plane.get(ref.slice_rows("turns", len(ref.schema["turns"].shape) - 1, 0, 1))["turns"].to_list()
+        assert cut == [np.array(plain[at])[..., :1].tolist() for at in (4, 2, 0, 1, 3)]
 
 
 def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:

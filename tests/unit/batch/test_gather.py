@@ -38,9 +38,11 @@ _PIECES: dict[str, list[Any]] = {
     "ascii": [["a", "", "b", "xyz"], ["c"], ["q", "r", "s"]],
     "bytes": [[b"a", b"", b"\xff", b"xyz"], [b""], [b"q", b"r", b"s"]],
     "object": [[None, 1, (2, [3]), {"a": {4: 5}}], [["x"]], ["q", 2.5, b"r"]],
+    "empty lists": [[[], [], [], []], [[1, 2]], [[], [], []]],
+    "empty lists and objects": [[["a"], [], ("b",), []], [[]], [[], [], []]],
     "struct": [
         [{"a": 1, "t": "x"}, {}, {"a": 2}, {"t": "y", "r": np.ones((2, 3))}],
-        [{"u": {"v": [1, 2]}}],
+        [{"u": {"v": [1.5, 2.5]}}],
         [{"a": 3, "r": np.zeros((1, 4))}, {"u": {}}, {"u": {"v": [], "w": None}}],
     ],
 }
@@ -94,9 +96,10 @@ def _check(column: Column, expected: list[Any]) -> None:
     if column.dtype == "bfloat16":
         assert same(list(column.torch().unbind()), expected)
     elif column.kind in ("dense", "ragged"):
-        assert same(rows_as(column, "numpy"), expected)
-        assert same(rows_as(column, "torch"), [torch.from_numpy(np.array(row)) for row in expected])
-        assert column.nbytes == sum(row.nbytes for row in expected)
+        arrays = [np.array(row, np.int64) if type(row) is list else row for row in expected]
+        assert same(rows_as(column, "numpy"), arrays)
+        assert same(rows_as(column, "torch"), [torch.from_numpy(np.array(row)) for row in arrays])
+        assert column.nbytes == sum(row.nbytes for row in arrays)
     elif column.kind != "struct":
         assert same(list(column.numpy()), expected)
     else:

@@ -63,7 +63,7 @@ def test_plain_values_round_trip_equal_and_mixed_values_exactly(rows: list[Any])
         ([torch.zeros(3, 2), torch.zeros(3, 2)], "ragged", "float32", (None, 2)),
         ([torch.zeros(2), np.zeros(3, np.float32)], "ragged", "float32", (None,)),
         ([np.zeros(2, np.float32), torch.zeros(3)], "ragged", "float32", (None,)),
-        ([[1, 2], []], "ragged", "int64", (None,)), ([[], []], "ragged", "int64", (None,)),
+        ([[1, 2], []], "ragged", "int64", (None,)), ([[], []], "ragged", "null", (None,)),
         ([[[], []], []], "ragged", "int64", (None, 0)), ([[1, 2.5], [3]], "ragged", "float64", (None,)),
         ([[True], []], "ragged", "bool", (None,)), ([[np.int32(1)], [np.int32(2)]], "ragged", "int32", (None,)),
         ([[[1, 2], [3, 4]], []], "ragged", "int64", (None, 2)), ([[[1, 2], [3]], []], "object", "", ()),

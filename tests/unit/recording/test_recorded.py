@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dataplane.batch.batch import Batch
+from dataplane.batch.gather import stored_field
 from dataplane.batch.put_plan import plan
 from dataplane.errors import Corrupt
 from dataplane.recording import Manifest, Reader, Recorded, RowNames, Writer
@@ -55,6 +56,7 @@ def check(path: Path, batch: Batch) -> None:
             assert found[name].field.kind == column.field.kind
             assert found[name].dtype == column.dtype
             assert found[name].shape == column.shape
+            assert stored_field(found[name].reading, found[name].field) == stored_field(column.reading, column.field)
             if column.kind in ("dense", "ragged", "struct"):  # to the last bit, of NaN too
                 assert same(found[name].numpy(), column.numpy()), name
             else:
@@ -80,6 +82,8 @@ KINDS: dict[str, Any] = {
     "repeated bfloat16": [torch.ones(4096).bfloat16()] * ROWS,
     "objects": [None, 1, (2,), {3: {4}}],
     "large objects": [{"a": np.arange(5000), "b": (b"x" * 5000, 1)}, None, b"y" * 5000, {"a": np.arange(5000)}],
+    "empty lists": [[]] * ROWS,
+    "empty lists in structs": [{"a": []}, {"a": [], "b": 1}, {}, {"a": []}],
     "structs": [{"a": 1}, {"b": "x"}, {}, {"a": 2, "b": "y"}],
     "nested": [{"s": {"t": ["x"]}, "r": np.arange(3)}, {"s": {"u": b"b"}}, {}, {"r": np.arange(1)}],
     "times in structs": [{"t": np.datetime64("NaT", "s"), "d": np.timedelta64("NaT", "ms")}, {}, {}, {}],
