@@ -126,17 +126,31 @@ class RankLink:
             number = self._number
             while self._store.check([_word(number)]):
                 number += 1
+            self._store.set(f"{number}/came/{self.rank}", "")
             ranks = dist.PrefixStore(f"{number}/ranks", self._store)
             timeout = timedelta(seconds=max(self._deadline.remaining_s, 0.001))
-            return number, dist.ProcessGroupGloo(ranks, self.rank, self.size, timeout=timeout)
+            try:
+                return number, dist.ProcessGroupGloo(ranks, self.rank, self.size, timeout=timeout)
+            except RuntimeError as error:
+                raise self._incomplete(number, _short(error)) from None
 
         try:
             self._number, self._peers = self._bounded(made, self._deadline.remaining_s + _STORE_S)
             self._watch()
         except (RuntimeError, TimeoutError) as error:
-            waited = f"{self._deadline.waited_s:.1f} s"
-            why = f"not all {self.size} ranks of the group came in {waited}: {_short(error) or 'its store is silent'}"
-            raise PeerUnavailable(why, address="the group") from None
+            raise self._incomplete(None, _short(error) or "its store is silent") from None
+
+    def _incomplete(self, number: int | None, why: str) -> PeerUnavailable:
+        """The error for ranks that did not come to the link of this number: it names them, if each rank that came there
+        is known."""
+        ranks = range(self.size) if number is not None else ()
+        absent = [str(rank) for rank in ranks if not self._store.check([f"{number}/came/{rank}"])]
+        waited = f"{self._deadline.waited_s:.1f} s"
+        if not absent:
+            message = f"not all {self.size} ranks of the group came in {waited}: {why}"
+            return PeerUnavailable(message, address="the group")
+        which = f"rank{'s' if absent[1:] else ''} {', '.join(absent)}"
+        return PeerUnavailable(f"{which} of {self.size} did not come in {waited}", address=which)
 
     @property
     def remaining_s(self) -> float:

@@ -154,7 +154,7 @@ class Ranks:
 
     def hear(self, ranks: Sequence[int] | None = None) -> list[Outcome]:
         """What the call gave in these ranks."""
-        return [self.workers[rank].hear(30) for rank in (range(len(self.workers)) if ranks is None else ranks)]
+        return [self.workers[rank].hear() for rank in (range(len(self.workers)) if ranks is None else ranks)]
 
     def call(self, call: str | Callable[[int], str], arguments: Sequence[Any], **options: Any) -> list[Outcome]:
         """Have all ranks make a call; what it gave in each."""
