@@ -361,8 +361,13 @@ class KeptColumns:
                 await self._writer.run([partial(own.copy, memory)])
                 asked = sm.Landed(self._connection.next_id(), shard, number)
                 await self._connection.request(asked, m.Done, _LAND_S)
-        except BaseException:
+        except BaseException as error:  # the node may have asked for it meanwhile, and can ask again
             self._landed.discard(shard)
+            known = (
+                error if isinstance(error, DataplaneError) else PeerUnavailable("the copy of the shard was given up")
+            )
+            with suppress(DataplaneError):
+                self._connection.tell(sm.Stays(shard, *describe(known)))
             raise
 
     def _told(self, told: sm.Keeping) -> None:
@@ -375,11 +380,8 @@ class KeptColumns:
             task.add_done_callback(lambda _: self._landing.pop(told.shard, None))
 
     async def _land(self, shard: int) -> None:
-        try:
+        with suppress(DataplaneError):  # the node has been told
             await self.land(shard)
-        except DataplaneError as error:
-            with suppress(DataplaneError):
-                self._connection.tell(sm.Stays(shard, *describe(error)))
 
     def _forget(self, shard: int, *, mapped: bool = False) -> None:
         own = self._kept.pop(shard, None)

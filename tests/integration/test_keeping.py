@@ -20,7 +20,7 @@ import dataplane as dp
 from dataplane.wire import shard_messages as sm
 from tests.integration.keepers import ITEMS, LENGTHS, ROWS, consume, same
 from tests.integration.test_hosts import connected
-from tests.processes import MIB, StandingNode, Worker, eventually
+from tests.processes import MIB, WAIT_S, StandingNode, Worker, eventually, until
 from tests.torches import torches
 
 pytestmark = pytest.mark.usefixtures("with_torch")
@@ -86,6 +86,34 @@ async def test_a_close_waits_for_kept_columns_that_are_moving_to_the_arena(node:
                 await asyncio.sleep(0)
             await kept.aclose()
         assert same(await plane.get(ref), 1)
+
+
+async def test_a_kept_shard_is_asked_for_again_after_its_move_was_given_up(node: StandingNode) -> None:
+    async with (
+        dp.aio.connect(node.address, gpu_budget="10MiB") as keeping,
+        dp.aio.connect(node.address) as plane,
+    ):
+        ref = await keeping.put({"x": columns()["x"]}, device="keep")
+        kept, told = keeping._kept_columns, list[sm.Keeping]()
+        (shard,) = kept._kept
+        keeping.connection.keeping = lambda each: (told.append(each), kept._told(each))
+        held = []
+        with pytest.raises(dp.Backpressure):
+            while True:
+                filler = await plane.put({"z": np.ones(MIB, np.uint8)}, timeout=0)
+                held.append((filler, (await plane.get(filler))["z"].numpy()))
+        moving = asyncio.create_task(kept.land(shard))
+        await until(lambda: kept._landed)
+        reading = asyncio.create_task(plane._getter.hold(ref, WAIT_S))  # as for a reader that cannot map it
+        await until(lambda: told)
+        moving.cancel()
+        with pytest.raises(dp.PeerUnavailable, match="given up"):
+            await reading
+        await plane.free(*[filler for filler, _ in held])
+        held.clear()
+        await plane._getter.hold(ref, WAIT_S)
+        found = await plane.get(ref)
+        assert np.array_equal(found["x"].numpy(), columns()["x"].numpy())
 
 
 def gone(plane: dp.Plane, ref: dp.BatchRef) -> bool:
