@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, S
 
 from dataplane.batch.locations import shard_of
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, Misuse
+from dataplane.errors import Backpressure, DataplaneError, Misuse
 from dataplane.store.arena import Arena
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.shards import DurableShard, DurableShards, IndexEntry, heard
@@ -80,8 +80,8 @@ class Persistence:
                 try:
                     tasks[number].result()
                     del left[number]
-                except Backpressure:
-                    if number in fresh:  # else it was refused at another caller's deadline
+                except DataplaneError:
+                    if number in fresh:  # else another caller's deadline was over, or another of its shards was freed
                         raise
         if not with_next:
             await self._commit(asked, deadline)

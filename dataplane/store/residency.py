@@ -221,6 +221,7 @@ class Residency:
                     await self._disk.read(shard.file, view, lambda start, size: self._arena.forget(extent, start, size))
                 else:
                     await shard.file.read(view)
+            self._disk.answered("reading back")
             self._came_back(shard, extent)
         except DataplaneError as error:
             shard.damage = error

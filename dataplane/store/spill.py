@@ -261,6 +261,10 @@ class Disk:
     def refused(self, what: str, error: OSError) -> None:
         self._errors[what] = f"{what} failed: {error.strerror or error} ({self.directory})"
 
+    def answered(self, what: str) -> None:
+        """Note that an operation that was refused has succeeded."""
+        self._errors.pop(what, None)
+
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         """Read a file into an extent of the same size.
 
@@ -276,7 +280,6 @@ class Disk:
             self._fail(file, error)
             raise
         self._unread.pop(file.shard, None)
-        self._errors.pop("reading back", None)
         self._read += len(memory)
         self.timed("restore", began, len(memory))
 
@@ -323,7 +326,8 @@ class Disk:
     def remove(self, file: SpillFile) -> None:
         """Delete the file soon. Its bytes count until it is gone."""
         self._files -= 1
-        self._unread.pop(file.shard, None)
+        if self._unread.pop(file.shard, None) is not None and not self._unread:
+            self.answered("reading back")
         self._doom(file)
 
     def _doom(self, file: SpillFile) -> None:

@@ -109,7 +109,8 @@ async def test_a_kept_shard_is_asked_for_again_after_its_move_was_given_up(node:
         moving.cancel()
         with pytest.raises(dp.PeerUnavailable, match="given up"):
             await reading
-        await plane.free(*[filler for filler, _ in held])
+        for filler, _ in held:
+            await plane.free(filler)
         held.clear()
         await plane._getter.hold(ref, WAIT_S)
         found = await plane.get(ref)

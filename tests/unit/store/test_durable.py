@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager
@@ -13,7 +14,7 @@ import pytest
 
 from dataplane.clock import Deadline
 from dataplane.config import PAGE
-from dataplane.errors import Backpressure, Corrupt
+from dataplane.errors import Backpressure, Corrupt, Freed
 from dataplane.store.durable import database, files
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.small_extents import MOST
@@ -152,6 +153,38 @@ async def test_a_deferred_commit_is_performed_for_the_next_waiting_call(
             assert not durable.journal._waiting
         await store.persistence.persist([number], soon())
         assert durable.journal.commits == commits + 1, "nothing was left to commit"
+
+
+async def test_a_write_that_two_calls_share_fails_neither_for_a_shard_of_the_other(tmp_path: Path) -> None:
+    async with running(tmp_path) as store:
+        kept, freed = await put(store, b"kept"), await put(store, b"freed")
+        both = asyncio.create_task(store.persistence.persist([kept, freed], soon()))
+        one = asyncio.create_task(store.persistence.persist([kept], soon()))
+        store.free([freed])
+        with pytest.raises(Freed):
+            await both
+        await one
+
+
+async def test_a_read_that_succeeds_again_clears_the_error_of_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path, memory=4 * MIB) as store:
+        numbers = []
+        for seed in range(4):
+            numbers.append(await put(store, content(seed, 2 * MIB)))
+            await store.persistence.persist(numbers[-1:], soon())
+        (seed, away) = next((at, number) for at, number in enumerate(numbers) if store.shards[number].extent is None)
+        with monkeypatch.context() as refusing:
+            refusing.setattr(files, "read", _refused)
+            with pytest.raises(Backpressure, match="Too many open files"):
+                await store.pin("r", [away], Deadline.after(0.3))
+        assert await read(store, away) == content(seed, 2 * MIB)
+        assert not store.disk.error
+
+
+def _refused(*args: Any) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
 
 async def test_freed_shards_give_their_pages_back(tmp_path: Path) -> None:
