@@ -25,8 +25,8 @@ from dataplane.errors import OutcomeUnknown as OutcomeUnknown
 from dataplane.errors import Retryable
 
 DELETED = b""
-"""The value of a deleted key, kept for a while. A key without any value may be one of a coordinator that was wiped,
-which the living nodes restore."""
+"""The value of a deleted key, kept for a while, for keys of which one without any value may be one of a coordinator
+that was wiped, which the living nodes restore."""
 
 
 class Unavailable(Retryable):

@@ -73,7 +73,7 @@ class SingleNode:
         """Whether this is the record of a durable stream or table, or the configuration of a durable partition."""
         if key.startswith(self.partitions.replicas.key("")):
             return is_durable(key)
-        return value not in (None, DELETED) and decode(value or b"").durable
+        return value is not None and decode(value).durable
 
     async def recover(self) -> None:
         """Recover the data directory. Called once, before any client is served. Raises Corrupt."""

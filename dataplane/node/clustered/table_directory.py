@@ -171,7 +171,7 @@ class TableDirectory(Directory):
             version, since = known.get(name, (record.version, now))
             self._over[name] = (record.version, since if version == record.version else now)
             if now - self._over[name][1] >= REMEMBER_S:
-                await self._take_away(record)
+                await self.records.delete(record)
 
 
 def _is_idle(hosted: HostedReplica, now: float) -> bool:

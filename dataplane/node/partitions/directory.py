@@ -196,17 +196,8 @@ class Directory:
         """Drop a stream; with `generation`, only that one. Raises Unavailable, OutcomeUnknown."""
         while (record := await self.records.read(name)) is not None and generation in ("", record.generation):
             generation = record.generation
-            if await self._take_away(record):
-                self.records.gone(name, record)
+            if await self.records.delete(record):
                 await self._delete(record)
-
-    async def _take_away(self, record: Record) -> bool:
-        """Delete a record if it has not changed."""
-        key = self.records.key(record.name)
-        if await self._coordinator.swap(key, records.encode(record), DELETED) != DELETED:
-            return False
-        self._background.spawn(forget(self._coordinator, key))
-        return True
 
     async def _delete(self, record: Record) -> None:
         if record.key is not None:

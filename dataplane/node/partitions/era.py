@@ -24,6 +24,15 @@ KEY = "era"
 _AGAIN_S = 0.5
 
 
+async def current(coordinator: Coordinator) -> bytes:
+    """The era of the coordinator; a new one if it has none. Raises Unavailable, OutcomeUnknown."""
+    found = await coordinator.read(KEY)
+    if found is None:
+        made = secrets.token_bytes(8)
+        found = await coordinator.swap(KEY, None, made) or made
+    return found
+
+
 class Era:
     """The era in one data directory. `run` works until cancelled."""
 
@@ -44,7 +53,7 @@ class Era:
         while True:
             try:
                 async for value in self._coordinator.watch(KEY):
-                    await self._note(value or await self._made())
+                    await self._note(value or await current(self._coordinator))
             except (Unavailable, OutcomeUnknown) as error:
                 log.debug("reading the era from the coordinator failed: %s", error)
             await asyncio.sleep(_AGAIN_S)
@@ -52,7 +61,8 @@ class Era:
     async def _first(self) -> bytes:
         while True:
             try:
-                value = await self._coordinator.read(KEY) or (b"" if self._noted else await self._made())
+                found = await self._coordinator.read(KEY)
+                value = found or (b"" if self._noted else await current(self._coordinator))
             except (Unavailable, OutcomeUnknown) as error:
                 log.debug("reading the era from the coordinator failed: %s", error)
                 await asyncio.sleep(_AGAIN_S)
@@ -65,10 +75,6 @@ class Era:
                 path=self._path,
                 reason="another cluster's",
             )
-
-    async def _made(self) -> bytes:
-        made = secrets.token_bytes(8)
-        return await self._coordinator.swap(KEY, None, made) or made
 
     async def _note(self, era: bytes) -> None:
         if era != self._noted:

@@ -2,7 +2,8 @@
 
 Invariants: a record is changed only by compare-and-set, and a node whose compare-and-set fails repeats its change on
 the newer record; of two versions of a record the newer one is kept; a dropped stream is not found again. A record is
-watched while it exists.
+watched while it exists. A record that is missing at the coordinator was dropped, if the coordinator's era is still that
+in which it was seen there; in another era the coordinator has lost its values, and the nodes write them again.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import random
 from collections.abc import Callable, Iterator
 
 from dataplane.background_tasks import BackgroundTasks
-from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
+from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.errors import Corrupt, OutcomeUnknown
+from dataplane.node.partitions import era
 from dataplane.node.partitions.record import Record, decode, encode
 
 log = logging.getLogger(__name__)
@@ -39,6 +41,7 @@ class Records:
         """The prefix of the keys of records at the coordinator."""
         self._records: dict[str, Record] = {}
         self._watched: set[str] = set()
+        self._eras: dict[str, bytes] = {}  # by stream: the coordinator's era in which its watch has seen the record
         self._dropped: dict[str, None] = {}  # generations
         self.changed: Callable[[str], None] = lambda partition: None
         """Called with each partition that a newer record no longer names."""
@@ -60,18 +63,26 @@ class Records:
         """Read the record at the coordinator, and watch it from then on. Raises Unavailable, Corrupt."""
         known = self._records.get(name)
         value = await self._coordinator.read(self.key(name))
-        if value is None and name in self._records:
-            return await self._restore(name)
-        if not value:
-            self.gone(name, known)
-            return None
+        if value is None:
+            return None if known is None else await self._missing(known)
         self.watch(name)
         return self._saw(decode(value))
 
-    async def _restore(self, name: str) -> Record | None:
-        """Write a record again that the coordinator has lost."""
-        log.warning("the coordinator has lost the record of %r; this node writes its copy", name)
-        return await self.swap(None, self._records[name])
+    async def _missing(self, known: Record) -> Record | None:
+        """Write a record again if the coordinator has lost it; else forget it. Raises Unavailable, OutcomeUnknown."""
+        now = await era.current(self._coordinator)
+        if self._eras.get(known.name, now) == now:
+            self.forget(known.name, known.generation)
+            return None
+        log.warning("the coordinator has lost the record of %r; this node writes its copy", known.name)
+        return await self.swap(None, known)
+
+    async def delete(self, record: Record) -> bool:
+        """Delete a record, and forget it. Returns False if it has changed. Raises Unavailable, OutcomeUnknown."""
+        if await self._coordinator.swap(self.key(record.name), encode(record), None) is not None:
+            return False
+        self.forget(record.name, record.generation)
+        return True
 
     def forget(self, name: str, generation: str) -> None:
         """Forget the record of this generation, since its stream was dropped."""
@@ -81,25 +92,17 @@ class Records:
         record = self._records.get(name)
         if record is not None and record.generation == generation:
             del self._records[name]
+            self._eras.pop(name, None)
             if record.key is not None:
                 self._forget_key(record.key)
             self.dropped(record)
-
-    def gone(self, name: str, record: Record | None) -> None:
-        """Forget a record that was deleted at the coordinator. `record`: the copy here when the coordinator was
-        asked."""
-        if record is not None:
-            self.forget(record.name, record.generation)
 
     async def swap(self, expected: Record | None, wanted: Record) -> Record | None:
         """Compare-and-set a record. Returns the record that the coordinator has afterwards. Raises Unavailable,
         OutcomeUnknown, Corrupt."""
         before = None if expected is None else encode(expected)
-        key = self.key(wanted.name)
-        value = await self._coordinator.swap(key, before, encode(wanted))
-        if value == DELETED and expected is None:
-            value = await self._coordinator.swap(key, DELETED, encode(wanted))
-        if not value:
+        value = await self._coordinator.swap(self.key(wanted.name), before, encode(wanted))
+        if value is None:
             return None
         self.watch(wanted.name)
         return self._saw(decode(value))
@@ -139,27 +142,19 @@ class Records:
         pause_s = _AGAIN_S
         while True:
             try:
+                now = await era.current(self._coordinator)  # no watch outlives a coordinator that loses its values
                 async for value in self._coordinator.watch(self.key(name)):
                     pause_s = _AGAIN_S
-                    if value is not None and not await self._see(name, value):
+                    if value is not None:
+                        self._eras[name] = now
+                        self._saw(decode(value))
+                    elif await self.read(name) is None:  # and has not been made again since
                         self._watched.discard(name)  # the next read of it watches it again
                         return
-                    if value is None and name in self._records:
-                        await self._restore(name)
             except (Unavailable, OutcomeUnknown) as error:
                 log.debug("the coordinator does not answer for %s: %s", name, error)
             except Corrupt as error:
                 log.error("%s: %s", self.key(name), error)
+                self._eras[name] = b""  # when this value is deleted, the nodes write their copies
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _AGAIN_MOST_S)
-
-    async def _see(self, name: str, value: bytes) -> bool:
-        """Note a watched value, which may be outdated. Returns whether there is a record."""
-        known = self._records.get(name)
-        if value == DELETED:
-            value = await self._coordinator.read(self.key(name)) or DELETED
-        if value == DELETED:
-            self.gone(name, known)
-            return False
-        self._saw(decode(value))
-        return True

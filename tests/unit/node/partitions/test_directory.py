@@ -11,11 +11,13 @@ from typing import NoReturn
 import msgspec
 import pytest
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.coordinator.base import Coordinator
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Backpressure, Corrupt, Lost, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions import directory
 from dataplane.node.partitions.record import EPOCHS, LostPartition, Record, encode
+from dataplane.node.partitions.records import Records
 from tests.cases import each_case
 from tests.simulation.machine import TASKS
 from tests.unit.node.partitions.bench import Bench, absent, back, benches, until
@@ -96,6 +98,23 @@ async def test_nodes_write_their_records_back_to_a_wiped_coordinator() -> None:
         assert await nodes[1].append(key, "another") == (1,)
         await until(lambda: coordinator._registry._values.keys() == before)  # a follower may have joined since
         assert await nodes[1].directory.open(S, b"s") == record
+
+
+@each_case("wiped", [False, True])
+async def test_a_record_missing_after_a_cut_is_restored_only_to_a_wiped_coordinator(wiped: bool) -> None:
+    coordinator, background = ProcessCoordinator(), BackgroundTasks()
+    one, cut = [Records(coordinator, background, lambda key: None, "streams/") for _ in range(2)]
+    record = await one.swap(None, Record(1, S, "generation", b"s", 0))
+    assert record is not None
+    assert await cut.read(S) == record
+    await until(lambda: S in cut._eras)
+    await background.aclose()
+    if wiped:
+        await forget(coordinator)
+    else:
+        assert await one.delete(record)
+    assert await cut.read(S) == cut.find(S) == (record if wiped else None)
+    assert await coordinator.read("streams/" + S) == (encode(record) if wiped else None)
 
 
 def lost(node: Bench) -> Sequence[LostPartition]:
