@@ -119,12 +119,14 @@ class Leases:
         return iter(list(self._grants.values()))
 
     def waiting(self, task: int, who: Who) -> RowLease | None:
-        """The member's first grant that this replica has not received, or had not acked when it was restarted."""
+        """The member's first grant that this replica has not received, has given back unseen, or had not acked when it
+        was restarted."""
         if who.replica is None:
             return None
         for grant in self._logs.get((task, who.member), ()):
             handed = grant.held_by.get(who.replica) == who.client
-            if who.replica not in grant.acked and (grant.number > who.after if who.after is not None else not handed):
+            received = handed and (who.after is None or grant.number <= who.after)
+            if who.replica not in grant.acked and not received:
                 return grant
         return None
 

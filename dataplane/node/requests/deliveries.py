@@ -77,7 +77,7 @@ class Deliveries:
             async with asyncio.timeout(deadline.remaining_s) as waiting, received.lock:
                 waiting.reschedule(None)
                 given = await self._take(asked, stream, deadline, received.last)
-                received.last = given.grant
+                received.last = max(received.last, given.grant)  # one that was given back may come after later ones
                 return rm.StreamAnswer(request.id, stream.token, given)
         except TimeoutError:
             raise not_ready(stream.name, asked.task, deadline) from None

@@ -71,6 +71,16 @@ def test_a_restarted_replica_gets_its_unacked_grants_again() -> None:
         leases.ack(open_.number, "p", 0)
 
 
+def test_a_replica_gets_the_grants_again_that_it_gave_back_unseen() -> None:
+    leases, who = Leases(), Who("p", "m", 0, 2)
+    first, second = (given(leases, who) for _ in range(2))
+    leases.let_go(first, 0)
+    asks = Who("p", "m", 0, 2, after=second.number)
+    assert leases.waiting(0, asks) is first
+    leases.hand(first, asks, 0.0)
+    assert leases.waiting(0, asks) is None
+
+
 def test_an_expired_lease_is_done_if_all_announced_replicas_have_acked() -> None:
     leases = Leases()
     announced, unsaid = given(leases, Who("p", "m", 0, 2)), given(leases, Who("p", "n", 0))
