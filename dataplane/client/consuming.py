@@ -200,15 +200,18 @@ async def deliveries(
                 stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
                 return delivery
 
-    async def first() -> Delivery:
+    async def first() -> Delivery | None:
+        """The next delivery; None if its lease has ended. It stays in `ahead` until it is known to be leased."""
         began = recorder.awaits()
         done, _ = await asyncio.wait(ahead, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         recorder.awaited(context.run(recorder.place), began)
         if not done:
             raise await not_ready(stream, task, wait_s, how)
         soonest = min(done, key=_granted)  # a later request may be granted before an earlier one
+        delivery = soonest.result()
+        leased = not is_old(delivery._since_s, how) or await still_leased(delivery, how)
         ahead.remove(soonest)
-        return soonest.result()
+        return delivery if leased else None
 
     try:
         while True:
@@ -221,7 +224,7 @@ async def deliveries(
                     raise
                 ended(closed, at_end)
                 return
-            if is_old(delivery, how) and not await still_leased(delivery, how):
+            if delivery is None:
                 continue
             try:
                 yield delivery
@@ -233,12 +236,17 @@ async def deliveries(
             if not delivery.settled:
                 await delivery.ack()
     finally:
-        for task_ahead in ahead:
-            task_ahead.cancel()
-        for outcome in await asyncio.gather(*ahead, return_exceptions=True):
-            if isinstance(outcome, Delivery):
-                with suppress(DataplaneError):
-                    await outcome.unseen()
+        await _give_back(ahead)
+
+
+async def _give_back(ahead: Sequence[asyncio.Task[Delivery]]) -> None:
+    """End these requests, and give back the deliveries that they got."""
+    for request in ahead:
+        request.cancel()
+    for outcome in await asyncio.gather(*ahead, return_exceptions=True):
+        if isinstance(outcome, Delivery):
+            with suppress(DataplaneError):
+                await outcome.unseen()
 
 
 def _granted(request: asyncio.Task[Delivery]) -> float:
@@ -246,9 +254,9 @@ def _granted(request: asyncio.Task[Delivery]) -> float:
     return math.inf if request.cancelled() or request.exception() is not None else request.result()._given.grant
 
 
-def is_old(delivery: Delivery, how: Mapping[str, Any]) -> bool:
-    """Whether a tenth of the lease is over, so that it is renewed before the delivery is used."""
-    return monotonic() - delivery._since_s >= float(how.get("lease", CONSUME_LEASE_S)) / 10
+def is_old(since_s: float, how: Mapping[str, Any]) -> bool:
+    """Whether a tenth of a lease that began then is over, so that it is renewed before the delivery is used."""
+    return monotonic() - since_s >= float(how.get("lease", CONSUME_LEASE_S)) / 10
 
 
 async def still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:

@@ -246,8 +246,12 @@ class Loader:
             if fetched is None:
                 return None
             inner = fetched[0]._inner
-            if not is_old(inner, self._how) or self._stream._wait(still_leased(inner, self._how)):
-                return fetched
+            try:
+                if not is_old(inner._since_s, self._how) or self._stream._wait(still_leased(inner, self._how)):
+                    return fetched
+            except BaseException:
+                ahead.fetched.put(fetched)  # which gives it back at the end
+                raise
             ahead.ask(1)
 
     def _finished(self) -> Collate:
@@ -340,7 +344,7 @@ class _Ahead:
         self._how = how
         self._loop = next(loops)
         self._asked: queue.SimpleQueue[bool] = queue.SimpleQueue()  # True: fetch one; False: stop
-        self._fetched: queue.SimpleQueue[tuple[Delivery, Any] | BaseException | None] = queue.SimpleQueue()
+        self.fetched: queue.SimpleQueue[tuple[Delivery, Any] | BaseException | None] = queue.SimpleQueue()
         self._stopped = False
         self._fetching: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._left: list[Delivery] = []
@@ -364,7 +368,7 @@ class _Ahead:
         until = monotonic() + timeout_s
         while True:
             try:
-                fetched = self._fetched.get(timeout=min(self._renew_s, max(0.0, until - monotonic())))
+                fetched = self.fetched.get(timeout=min(self._renew_s, max(0.0, until - monotonic())))
                 break
             except queue.Empty:
                 if self._held:  # delivered rows are being read and collated, which does not count as waiting
@@ -402,7 +406,7 @@ class _Ahead:
         self._held.clear()
         with suppress(queue.Empty):
             while True:
-                fetched = self._fetched.get_nowait()
+                fetched = self.fetched.get_nowait()
                 if isinstance(fetched, tuple):
                     self._give_back(fetched[0], seen=False)
         for delivery in self._left:
@@ -433,9 +437,9 @@ class _Ahead:
         except asyncio.CancelledError:
             return False
         except BaseException as error:  # raised in the iterating thread
-            self._fetched.put(error)
+            self.fetched.put(error)
             return False
-        self._fetched.put(made)
+        self.fetched.put(made)
         return made is not None
 
     def _make(self, delivery: Delivery, batch: Batch) -> Any:

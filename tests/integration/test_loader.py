@@ -14,6 +14,8 @@ import pytest
 import torch
 
 import dataplane as dp
+from dataplane.client import consuming
+from dataplane.client import loader as loading
 from dataplane.client.sync import Stream
 from tests.processes import StandingNode, Worker, eventually
 
@@ -183,6 +185,22 @@ def test_prefetched_deliveries_stay_leased_during_long_steps(stream: Stream) -> 
         seen += ids(batch)
     assert seen == [0, 1, 2, 3, 4, 5]
     assert figures(stream)["redelivered"] == 0
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_a_delivery_whose_renewal_before_use_fails_is_given_back(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch, loader: bool
+) -> None:
+    async def fails(*_: Any) -> bool:
+        raise dp.OutcomeUnknown("the node has not answered")
+
+    for module in (consuming, loading):
+        monkeypatch.setattr(module, "is_old", lambda *_: True)
+        monkeypatch.setattr(module, "still_leased", fails)
+    fill(stream, 2)
+    with pytest.raises(dp.OutcomeUnknown):
+        next(iter(load(stream) if loader else stream.deliveries("actor", rows=2, columns=["id"])))
+    assert [figures(stream)[of] for of in ("pending", "leased", "redelivered")] == [2, 0, 0]
 
 
 def _train(pipe: Connection, address: str) -> None:
