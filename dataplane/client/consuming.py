@@ -190,6 +190,7 @@ async def deliveries(
     check_at_end(at_end)
     wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
     ahead: list[asyncio.Task[Delivery]] = []
+    body_s = math.inf
     loop = next(loops)
     context = recorder.context()
 
@@ -209,7 +210,8 @@ async def deliveries(
             raise await not_ready(stream, task, wait_s, how)
         soonest = min(done, key=_granted)  # a later request may be granted before an earlier one
         delivery = soonest.result()
-        leased = not is_old(delivery._since_s, how) or await still_leased(delivery, how)
+        since_s = min(delivery._since_s, body_s)  # in a body that blocks it is granted, and not read until afterwards
+        leased = not is_old(since_s, how) or await still_leased(delivery, how)
         ahead.remove(soonest)
         return delivery if leased else None
 
@@ -226,6 +228,7 @@ async def deliveries(
                 return
             if delivery is None:
                 continue
+            body_s = monotonic()
             try:
                 yield delivery
             except BaseException:  # the loop was left

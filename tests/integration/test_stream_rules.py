@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import dataplane as dp
+from dataplane.client import consuming, delivery
 from tests.cases import each_case
 from tests.processes import StandingNode, eventually, until
 from tests.streams import take
@@ -243,6 +244,30 @@ async def test_deliveries_arrive_in_the_order_of_their_grants(node: StandingNode
         found = [(await (await following).get("x"))["x"].to_list()]
         found.append((await (await anext(several)).get("x"))["x"].to_list())
         assert found == [[0], [1]]
+        await several.aclose()
+
+
+async def test_a_delivery_granted_during_a_long_step_is_renewed_before_use(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, renewed, renew = [0.0], [], delivery.Delivery.renew
+    for module in (consuming, delivery):
+        monkeypatch.setattr(module, "monotonic", lambda: now[0])
+
+    async def renewing(self: delivery.Delivery) -> None:
+        renewed.append(len(self))
+        await renew(self)
+
+    monkeypatch.setattr(delivery.Delivery, "renew", renewing)
+    async with dp.aio.connect(node.address) as plane:
+        stream = await plane.stream("s", ["a"])
+        await stream.append({"x": [0]})
+        several = stream.deliveries("a", rows=1, columns=["x"], lease=60.0)
+        await anext(several)
+        now[0] = 7.0  # a step that blocks the loop
+        await stream.append({"x": [1]})
+        await anext(several)
+        assert renewed
         await several.aclose()
 
 
