@@ -302,27 +302,27 @@ class Sampling:
                     raise
                 seen = -1
                 continue
-            if not len(shown.rows):  # another replica's grant is ready for this one
-                return await self._take(_NONE, _NONE, 1)
-            candidates = _candidates(shown)
-            choice = checked(self._choose(candidates), candidates, asked.rows)
-            if not choice.full and len(choice.rows) < asked.rows and not shown.whole and most < rm.MAX_ROWS:
-                most *= 4
-                continue
-            seen = shown.changes
-            least = asked.min_rows
-            if choice.full or (shown.closed and len(shown.rows) == shown.left):  # no more rows can be chosen
-                least = len(choice.rows)
-            elif shown.closed:
-                least = min(least, shown.left)
-            if (len(choice.rows) < least or not len(choice.rows)) and not len(choice.expired):
-                continue
+            chosen, expired, least = _NONE, _NONE, 1  # without rows, another replica's grant is ready for this one
+            if len(shown.rows):
+                candidates = _candidates(shown)
+                choice = checked(self._choose(candidates), candidates, asked.rows)
+                if not choice.full and len(choice.rows) < asked.rows and not shown.whole and most < rm.MAX_ROWS:
+                    most *= 4
+                    continue
+                seen, chosen, expired = shown.changes, shown.rows[choice.rows], shown.rows[choice.expired]
+                least = asked.min_rows
+                if choice.full or (shown.closed and len(shown.rows) == shown.left):  # no more rows can be chosen
+                    least = len(chosen)
+                elif shown.closed:
+                    least = min(least, shown.left)
+                if (len(chosen) < least or not len(chosen)) and not len(expired):
+                    continue
             try:
-                return await self._take(shown.rows[choice.rows], shown.rows[choice.expired], max(1, least))
+                return await self._take(chosen, expired, max(1, least))
             except NotReady:
                 if loop.time() >= until:
                     raise
-                seen = -1  # other consumers took these rows; choose among the rest
+                seen = -1  # other consumers took these rows, or that grant has ended; choose among the rest
 
     def _choose(self, candidates: Candidates) -> Any:
         try:

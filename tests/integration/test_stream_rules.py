@@ -187,6 +187,28 @@ def test_a_closed_stream_delivers_what_a_sampler_chooses_though_it_is_less_than_
     assert [take(stream, **how) for _ in range(3)] == [[2], [1], [0]]
 
 
+async def test_a_replica_whose_grant_ends_as_it_asks_for_it_chooses_again(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class First:
+        def choose(self, candidates: dp.Candidates, want: int) -> list[int]:
+            return [0]
+
+    async with dp.aio.connect(node.address) as plane:
+        stream, take = await plane.stream("s", ["a"]), consuming.Sampling._take
+        await stream.append({"x": [0, 1]})
+        how: dict[str, Any] = {"rows": 1, "columns": ["x"], "member": "m", "replicas": 2, "sampler": First()}
+        given = await stream.consume("a", replica=0, **how)
+
+        async def late(self: consuming.Sampling, *chosen: Any) -> Any:
+            await given.nack()
+            return await take(self, *chosen)
+
+        monkeypatch.setattr(consuming.Sampling, "_take", late)
+        async with stream.consume("a", replica=1, timeout=60, **how) as other:
+            assert len(other) == 1
+
+
 def test_a_tag_that_no_row_has_is_named(plane: dp.Plane) -> None:
     class Medium:
         tags_read = ("pass_rate", "level")
