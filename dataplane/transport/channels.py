@@ -47,7 +47,7 @@ from dataplane.threads import Pool, stopped
 from dataplane.transport.base import Memory, TransportError
 from dataplane.transport.listener import Listener
 from dataplane.transport.offers import DONE, OfferedMemory
-from dataplane.transport.sockets import ByteRange, connect, exactly, mapping
+from dataplane.transport.sockets import IDLE_S, ByteRange, connect, exactly, mapping
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,6 @@ _TOLD = 1 << 20  # bytes that one end of a channel tells the other
 _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds for a request
 _KEPT_S = 20.0
-_CONNECT_S = 20.0
 _PIECE = 4 << 20  # bytes, at least, of a connection's share
 
 
@@ -244,12 +243,12 @@ class Transport(ABC):
         turn = self._turns.setdefault(address, asyncio.Semaphore(self.at_once))
         try:
             async with asyncio.timeout(timeout_s), turn:
-                await self._carried(address, ticket, into, timeout_s, shares)
+                await self._carried(address, ticket, into, shares)
         except TimeoutError as error:
             raise TransportError(f"{self.name} from {address}: too slow") from error
 
     async def _carried(
-        self, address: str, ticket: bytes, into: memoryview, timeout_s: float, shares: Sequence[Sequence[ByteRange]]
+        self, address: str, ticket: bytes, into: memoryview, shares: Sequence[Sequence[ByteRange]]
     ) -> None:
         attempts = [_Attempt() for _ in shares]
         running: list[Future[None]] = []
@@ -261,7 +260,7 @@ class Transport(ABC):
         self._attempts.update(attempts)
         try:
             for attempt, share in zip(attempts, shares, strict=True):
-                running.append(self._reading.submit(self._read, attempt, address, ticket, into, share, timeout_s))
+                running.append(self._reading.submit(self._read, attempt, address, ticket, into, share))
             await asyncio.gather(*map(asyncio.wrap_future, running))
         except BaseException as error:
             give_up(socket.SHUT_WR)
@@ -275,35 +274,29 @@ class Transport(ABC):
             self._attempts.difference_update(attempts)
 
     def _read(
-        self,
-        attempt: _Attempt,
-        address: str,
-        ticket: bytes,
-        into: memoryview,
-        asked: Iterable[ByteRange],
-        timeout_s: float,
+        self, attempt: _Attempt, address: str, ticket: bytes, into: memoryview, asked: Iterable[ByteRange]
     ) -> None:
         """In a thread: the share of a read that one connection has."""
-        connection = self._connect(attempt, address, timeout_s)
+        connection = self._connect(attempt, address)
         try:
             ranges = iter(asked)
             while part := list(islice(ranges, _MOST)):
-                connection.stream.settimeout(timeout_s)
+                connection.stream.settimeout(IDLE_S)
                 connection.stream.sendall(_REQUEST.pack(ticket, len(part)) + np.array(part, "<u8").tobytes())
-                exactly(connection.stream, len(_GRANTED), timeout_s)
+                exactly(connection.stream, len(_GRANTED), IDLE_S)
                 attempt.reading = True
                 connection.channel = connection.channel or self._channel(connection.stream)
                 connection.channel.take(into, part)
                 attempt.reading = False
                 connection.stream.sendall(DONE)
-                exactly(connection.stream, len(DONE), timeout_s)
+                exactly(connection.stream, len(DONE), IDLE_S)
             attempt.use(None)
         except BaseException:
             connection.close()
             raise
         self._keep(connection)
 
-    def _connect(self, attempt: _Attempt, address: str, timeout_s: float) -> _Connection:
+    def _connect(self, attempt: _Attempt, address: str) -> _Connection:
         """A connection to that address, an existing one if there is one."""
         stale = self._swept()
         with self._keeping:
@@ -316,9 +309,8 @@ class Transport(ABC):
             host, _, port = address.rpartition(":")
             if not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
                 raise ValueError("that is no address")
-            stream = connect(host.strip("[]"), int(port), min(timeout_s, _CONNECT_S), lambda: attempt.over)
+            stream = connect(host.strip("[]"), int(port), IDLE_S, lambda: attempt.over)
             connection = _Connection(address, stream)
-            stream.settimeout(timeout_s)
             stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:

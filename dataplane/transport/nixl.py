@@ -36,6 +36,7 @@ import numpy as np
 
 from dataplane.transport.channels import DataChannel, Transport, agree, heard, mapped, tell, told
 from dataplane.transport.offers import OfferedMemory
+from dataplane.transport.sockets import IDLE_S
 
 _PIECE = 32 << 20  # bytes of a transfer, between checks that the offer has not ended
 _MOST = 4096  # ranges of a transfer
@@ -134,7 +135,8 @@ class _NixlChannel(DataChannel):
                 return bool(state[0] != "PROC")
 
             try:
-                self._look(lambda: done() or heard(self._stream))
+                until = time.monotonic() + IDLE_S
+                self._look(lambda: done() or heard(self._stream) or time.monotonic() > until)
             finally:
                 until = time.monotonic() + _STOP_S
                 self._look(lambda: done() or time.monotonic() > until)

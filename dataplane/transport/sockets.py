@@ -30,11 +30,13 @@ from dataplane.transport.base import Memory
 SMALL = 128 << 10
 """Bytes of a range below which it is gathered."""
 
+IDLE_S = 20.0
+"""Seconds without progress after which a step or a transfer between authenticated ends is given up."""
+
 _BATCH = 1 << 20  # bytes that are gathered at a time
 _CHUNK = 8 << 20  # bytes sent or received by one call, between checks whether to continue
 _WAKE = 1 << 20  # received bytes that wake a thread which waits for more than twice as many
 _TIMEVAL = struct.Struct("ll")
-_STEP_S = 20.0  # for each step between authenticated ends
 _LOOK_S = 0.1  # seconds between checks whether a connection is still wanted
 
 ByteRange = tuple[int, int]
@@ -182,7 +184,7 @@ def _blocking(stream: socket.socket, way: int) -> Iterator[None]:
         stream.settimeout(timeout_s)
 
 
-def exactly(stream: socket.socket, count: int, timeout_s: float = _STEP_S) -> bytes:
+def exactly(stream: socket.socket, count: int, timeout_s: float = IDLE_S) -> bytes:
     """Receive exactly `count` bytes within `timeout_s` in all. Raises OSError, EOFError."""
     data = bytearray(count)
     ends, done = time.monotonic() + timeout_s, 0

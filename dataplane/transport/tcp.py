@@ -17,12 +17,10 @@ from collections.abc import Sequence
 from dataplane.transport.base import Memory
 from dataplane.transport.channels import DataChannel, Transport
 from dataplane.transport.offers import OfferedMemory
-from dataplane.transport.sockets import receive, send
+from dataplane.transport.sockets import IDLE_S, receive, send
 
 STREAMS = 4
 """Connections that one read uses, if it has as many pieces."""
-
-_IDLE_S = 20.0  # seconds without a byte after which a connection is given up
 
 
 class Tcp(Transport):
@@ -49,12 +47,12 @@ class _TcpChannel(DataChannel):
         self._stream = stream
 
     def give(self, offered: OfferedMemory, ranges: Sequence[tuple[int, int]]) -> None:
-        self._stream.settimeout(_IDLE_S)
+        self._stream.settimeout(IDLE_S)
         mapped = offered.map() if len(ranges) > 1 and not offered.on_disk else None
         send(self._stream, offered.memory, mapped, ranges, lambda: offered.over)
 
     def take(self, into: memoryview, ranges: Sequence[tuple[int, int]]) -> None:
-        self._stream.settimeout(_IDLE_S)
+        self._stream.settimeout(IDLE_S)
         receive(self._stream, into, ranges)
 
     def close(self) -> None:

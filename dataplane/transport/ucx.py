@@ -33,7 +33,7 @@ import numpy as np
 
 from dataplane.transport.channels import Bytes, DataChannel, Transport, agree, heard, mapped, tell, told
 from dataplane.transport.offers import OfferedMemory
-from dataplane.transport.sockets import exactly
+from dataplane.transport.sockets import IDLE_S, exactly
 
 _UNDER_WAY = 4  # messages
 _PIECE = 8 << 20  # bytes of a message
@@ -198,13 +198,16 @@ class _UcxChannel(DataChannel):
         under_way.popleft().request.check_error()
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        """Let UCX progress until `done()`. Raises EOFError if the other end goes meanwhile."""
+        """Let UCX progress until `done()`. Raises EOFError if the other end goes meanwhile, TimeoutError."""
+        until = time.monotonic() + IDLE_S
         poller = select.poll()
         poller.register(self._stream, select.POLLIN)
         poller.register(self._worker.epoll_file_descriptor, select.POLLIN)
         while not done():
             if self._worker.progress_once() or done() or not self._worker.arm():
                 continue
+            if time.monotonic() > until:
+                raise TimeoutError("the other end takes or sends nothing")
             told = [fd for fd, _ in poller.poll(_LOOK_MS)]
             if self._stream.fileno() in told and heard(self._stream):
                 poller.unregister(self._stream)  # the reader has everything: the rest is UCX's own

@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from dataplane.transport import listener
+from dataplane.transport import channels, listener
 from dataplane.transport.base import TransportError
 from dataplane.transport.channels import Transport
 from dataplane.transport.tcp import STREAMS, Tcp
@@ -259,6 +259,13 @@ async def test_bytes_in_flight_when_an_offer_ends_are_not_accepted(
     (result,) = await asyncio.gather(reading, return_exceptions=True)
     assert isinstance(result, TransportError) or np.array_equal(target.bytes, one.content)
     assert target.guarded()
+
+
+async def test_a_read_ends_when_nothing_comes(reader: Tcp, silent: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "IDLE_S", 0.1)
+    with pytest.raises(TransportError):
+        async with asyncio.timeout(60):
+            await reader.read(silent.address, bytes(16), Target(KIB).memory, 600.0)
 
 
 async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Slow) -> None:

@@ -22,6 +22,7 @@ from dataplane.batch.byte_ranges import ByteRanges, rounded, total, without
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
+from dataplane.node.shards.offers import MAX_OFFERS
 from dataplane.threads import Pool, stopped
 from dataplane.transport.base import TransportError
 from dataplane.transport.channels import Transport
@@ -32,7 +33,7 @@ from dataplane.wire.peer import Peers
 
 log = logging.getLogger(__name__)
 
-_LEAST_RATE = 10e6  # bytes/s: a read has time for this rate at least
+_LEAST_RATE = 10e6  # bytes/s: a read has time for this rate at least, shared by all reads of one node
 _LEAST_S = 20.0
 _SILENT_S = 3.0  # seconds after which a node that does not answer counts as gone during a read
 _AT_ONCE, _FROM_ONE = 256, 16  # the most reads at a time, and the most of these from one node
@@ -78,7 +79,7 @@ class WantedRanges:
 
     @property
     def timeout_s(self) -> float:
-        return _LEAST_S + total(self.ranges) / _LEAST_RATE
+        return _LEAST_S + MAX_OFFERS * total(self.ranges) / _LEAST_RATE
 
 
 class RemoteOperations:

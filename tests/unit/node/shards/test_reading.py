@@ -14,6 +14,7 @@ import xxhash
 from dataplane.batch.byte_ranges import ByteRanges
 from dataplane.cluster.membership import Member
 from dataplane.errors import PeerUnavailable
+from dataplane.node.shards.offers import MAX_OFFERS
 from dataplane.node.shards.reading import ShardReads, WantedRanges
 from dataplane.transport.base import Memory
 from dataplane.transport.choice import TransportChoice
@@ -92,6 +93,12 @@ async def read(reading: ShardReads, chosen: ByteRanges, there: ByteRanges | None
     async with asyncio.timeout(60):
         came = await reading.read(WantedRanges(OWNER, 1, memoryview(target), chosen, there or [], False, fresh))
     return target, came
+
+
+def test_a_large_read_has_time_on_a_link_that_it_shares() -> None:
+    wanted = WantedRanges(OWNER, 1, memoryview(b""), [(0, 10**9)], [], True, True)
+    gigabit = 125e6
+    assert wanted.timeout_s > MAX_OFFERS * 10**9 / gigabit
 
 
 async def test_a_shard_on_disk_is_read_in_whole_chunks(owner: Owner, reading: ShardReads) -> None:
