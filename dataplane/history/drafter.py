@@ -134,11 +134,16 @@ class Drafter:
         """Add tokens of the response, including the model's own: a sequence or array of integers. Returns how many
         of the first of them the last proposal had. Raises Misuse for anything else."""
         try:
-            came = np.ascontiguousarray(tokens, np.int32)
-        except (OverflowError, TypeError, ValueError) as error:
+            given = np.atleast_1d(tokens)
+        except (TypeError, ValueError) as error:
             raise Misuse(f"tokens are a flat sequence of integers within 32 bits: {error}") from None
-        if came.ndim != 1:
-            raise Misuse(f"tokens are a flat sequence of integers, not of shape {came.shape}")
+        if given.ndim != 1:
+            raise Misuse(f"tokens are a flat sequence of integers, not of shape {given.shape}")
+        if given.size and given.dtype.kind not in "iu":
+            raise Misuse(f"tokens are a flat sequence of integers, not {given.dtype}")
+        came = np.ascontiguousarray(given, np.int32)
+        if given.size and (came != given).any():
+            raise Misuse(f"tokens are integers within 32 bits, not {given[came != given][0]}")
         accepted = self._matcher.accept(came)
         if self._asked:
             self._adapt(accepted, len(came))

@@ -57,6 +57,14 @@ def test_drafts_grow_while_accepted_and_shrink_when_refused() -> None:
     assert drafter.length == LEAST
 
 
+@each_case("tokens", [[1.5], [True], ["7"], np.array([1 << 40]), np.array([1 << 31], np.uint32), [1 << 70], [[1]]])
+def test_accepted_tokens_that_are_not_integers_of_32_bits_are_refused(tokens: object) -> None:
+    drafter = Drafter()
+    with pytest.raises(dp.Misuse, match="integers"):
+        drafter.accept(tokens)
+    assert drafter.statistics().tokens == 0
+
+
 # Matching: proposals follow the longest match that there is; orders are sorted.
 
 texts = st.lists(st.integers(0, 3), max_size=90).map(lambda values: np.array(values, np.int32))
