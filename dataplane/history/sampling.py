@@ -42,14 +42,19 @@ class HistoPipe:
         return ()
 
     def choose(self, candidates: Candidates, want: int) -> Choice:
-        """At most `want` rows."""
+        """At most `want` rows. Raises Misuse if the first group alone has more."""
         predicted = candidates.tags.get(self.tag)
         if predicted is None:
             raise Misuse(f"the rows have no tag {self.tag!r}: append prompts with the tokens that history.lengths says")
         if not len(candidates):
             return Choice(np.empty(0, np.int64))
         order = self._order(candidates, np.asarray(predicted, np.float64))
-        return Choice(order[:want])
+        group = candidates.group[order]
+        ends = np.flatnonzero(np.append(group[1:] != group[:-1], True)) + 1
+        fit = int(ends[ends <= want].max(initial=0))
+        if not fit and want:
+            raise Misuse(f"a group of {ends[0]} rows is delivered whole: ask for {ends[0]} rows or more, not {want}")
+        return Choice(order[:fit], full=fit < len(order))
 
     def _order(self, candidates: Candidates, predicted: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
         version = candidates.version

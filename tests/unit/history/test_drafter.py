@@ -224,5 +224,9 @@ def test_the_sampler_takes_the_longest_first_and_of_the_next_step_the_shortest()
     assert len(HistoPipe().choose(nothing, 4).rows) == 0
     groups = candidates([5, 9, 5, 9], [0] * 4, [7, 3, 7, 3])
     assert HistoPipe().choose(groups, 4).rows.tolist() == [1, 3, 0, 2]
+    cut = HistoPipe().choose(groups, 3)
+    assert (cut.rows.tolist(), cut.full) == ([1, 3], True)
+    with pytest.raises(dp.Misuse, match="ask for 2 rows or more, not 1"):
+        HistoPipe().choose(groups, 1)
     with pytest.raises(dp.Misuse, match="no tag"):
         HistoPipe(tag="other").choose(shown, 1)
