@@ -197,8 +197,9 @@ class Exporter:
             raise ValueError("metrics need prometheus_client: pip install 'rollout-dataplane[metrics]'") from None
         registry = CollectorRegistry(auto_describe=False)
         registry.register(_Collector(snapshot))
-        self._server, self._thread = start_http_server(port, host or "0.0.0.0", registry)
-        self.address = f"{host or '0.0.0.0'}:{self._server.server_port}"
+        host = host or "0.0.0.0"
+        self._server, self._thread = start_http_server(port, host, registry)
+        self.address = f"{f'[{host}]' if ':' in host else host}:{self._server.server_port}"
         """The HOST:PORT on which it listens."""
 
     def close(self) -> None:

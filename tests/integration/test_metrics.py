@@ -20,7 +20,7 @@ import pytest
 import dataplane as dp
 from tests.integration.test_hosts import connected
 from tests.optional import needs
-from tests.processes import MIB, StandingNode, eventually, pattern
+from tests.processes import MIB, StandingNode, eventually, has_ipv6, pattern
 from tests.tools import tool
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
@@ -106,6 +106,14 @@ def test_the_metrics_server_refuses_other_requests_and_garbage(plane: Any) -> No
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(request, timeout=10)
     assert scraped(plane)["dataplane_clients",] == 1
+
+
+@needs("prometheus_client")
+@pytest.mark.skipif(not has_ipv6(), reason="there is no IPv6 here")
+def test_an_address_of_ipv6_is_shown_in_brackets(tmp_path: Path) -> None:
+    with StandingNode(tmp_path, metrics="[::1]:0") as node, dp.connect(node.address) as plane:
+        assert plane.stats().metrics.startswith("[::1]:")
+        assert scraped(plane)
 
 
 @pytest.mark.long
