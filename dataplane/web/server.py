@@ -97,7 +97,7 @@ class PageServer:
         self._limits = Limits(runner.server)
         loop = asyncio.get_running_loop()
         try:
-            listener = await loop.create_server(self._limits.protocol, self._host, self._port, backlog=64)
+            listener = await loop.create_server(self._limits.protocol, sock=await self._bound(), backlog=64)
         except BaseException:
             await self._stack.aclose()
             raise
@@ -105,10 +105,17 @@ class PageServer:
         sweeping = loop.create_task(self._limits.run())
         self._stack.push_async_callback(_cancelled, sweeping)
         port = listener.sockets[0].getsockname()[1]
-        host = f"[{self._host}]" if listener.sockets[0].family == socket.AF_INET6 else self._host
+        host = f"[{self._host}]" if ":" in self._host else self._host
         self.url = f"http://{host}:{port}/"
         self._cookie = f"dataplane-{port}"
         return self
+
+    async def _bound(self) -> socket.socket:
+        """A socket at one address of the host, of IPv4 if there is one: two would have different ports for port 0."""
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
+        return socket.create_server(address, family=family)
 
     async def __aexit__(self, *_: object) -> None:
         self._ending.set()

@@ -205,6 +205,21 @@ async def test_a_viewer_that_does_not_read_is_disconnected(node: StandingNode, m
             await processes.until(lambda: not feed._viewers)
 
 
+def listening() -> set[int]:
+    return {each.laddr.port for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+@pytest.mark.skipif(not processes.has_ipv6(), reason="there is no IPv6 here")
+@each_case("addresses", [["::1"], ["::1", "127.0.0.1"]])
+async def test_a_name_is_served_at_one_of_its_addresses(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
+    found = [socket.getaddrinfo(each, 0, type=socket.SOCK_STREAM)[0] for each in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    before = listening()
+    async with PageServer(Feed("unix:///nowhere"), "localhost", 0, PageAccess(None)) as server:
+        (port,) = listening() - before
+        assert server.url == f"http://localhost:{port}/"
+
+
 def opened(url: str, path: str = "", **headers: str) -> bytes:
     request = urllib.request.Request(url + path, headers=headers)
     with urllib.request.urlopen(request, timeout=60) as answer:
