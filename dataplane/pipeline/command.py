@@ -59,9 +59,11 @@ def _run(chosen: argparse.Namespace) -> int:
     from dataplane.pipeline.cluster import Cluster
     from dataplane.pipeline.models import Model
 
+    for name in ("workers", "per_host", "micro_batches", "tokens", "chunks", "width"):
+        value = getattr(chosen, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('_', '-')} is 1 or more, not {value}")
     what = _resolved(chosen)
-    if chosen.workers < 1:
-        raise ValueError(f"workers are 1 or more, not {chosen.workers}")
     cluster = Cluster.uniform(chosen.workers, chosen.per_host)
     shown = _of_model(what, cluster, chosen) if isinstance(what, Model) else _of_stages(*what, cluster, chosen)
     if chosen.svg is not None:
@@ -71,7 +73,8 @@ def _run(chosen: argparse.Namespace) -> int:
         return 0
     print(drawing.text(shown, chosen.width))
     found = shown[0].plan
-    ratio = shown[1].predicted.step_s / shown[0].predicted.step_s
+    step_s = shown[0].predicted.step_s
+    ratio = shown[1].predicted.step_s / step_s if step_s else 1.0
     print(f"{ratio:.2f} x the usual plan's pace; {found.considered} plans considered in {found.planning_s:.1f} s")
     return 0
 

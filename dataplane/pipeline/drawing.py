@@ -56,11 +56,16 @@ class DrawnPlan:
 def text(shown: Sequence[DrawnPlan], width: int = 100) -> str:
     """The plans one below another, with `width` characters of time; a character is the longest activity of the
     worker in its interval."""
-    longest = max(each.predicted.outcome.makespan for each in shown)
+    longest = _longest(shown)
     lines: list[str] = []
     for each in shown:
         lines += [each.head(), *_lines(each, width, longest), ""]
     return "\n".join([*lines, _legend(shown)])
+
+
+def _longest(shown: Sequence[DrawnPlan]) -> float:
+    """The seconds of the longest plan; 1 if no stage takes any time."""
+    return max(each.predicted.outcome.makespan for each in shown) or 1.0
 
 
 def _lines(shown: DrawnPlan, width: int, longest: float) -> list[str]:
@@ -88,7 +93,7 @@ def _legend(shown: Sequence[DrawnPlan]) -> str:
 
 def svg(shown: Sequence[DrawnPlan], width: int = 1200) -> str:
     """The plans one below another, as an SVG document. Each instruction has a tooltip."""
-    longest = max(each.predicted.outcome.makespan for each in shown)
+    longest = _longest(shown)
     left, line, gap = 44, 16 if shown[0].plan.cluster.workers <= 32 else 8, 34
     scale = (width - left - 10) / longest
     body: list[str] = []

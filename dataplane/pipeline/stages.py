@@ -127,11 +127,15 @@ class Pipeline:
 class Rows:
     """The rows of a step, for costs: their lengths, int64 `[rows]` under each name, and their groups.
 
-    group: rows of one group stay in one micro-batch; None: each by itself.
+    group: rows of one group stay in one micro-batch; None: each by itself. Raises ValueError without rows.
     """
 
     lengths: Mapping[str, Lengths]
     group: Lengths | None = None
+
+    def __post_init__(self) -> None:
+        if not len(self):
+            raise ValueError("a step has a row or more")
 
     @classmethod
     def of(cls, tokens: Sequence[int] | Lengths, group: Sequence[int] | Lengths | None = None, **more: Any) -> Rows:

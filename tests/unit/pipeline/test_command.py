@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from dataplane import cli
-from dataplane.pipeline import crews
+from dataplane.pipeline import Pipeline, Rows, Stage, crews
 from dataplane.pipeline.functions import Functions
 from tests.cases import each_case
 
@@ -32,12 +32,30 @@ def test_the_plan_command_shows_its_plan_beside_the_usual_one(
     assert len(drawn.findall(".//{*}title")) > 30, "each instruction tells what it is"
 
 
+def no_rows() -> tuple[Pipeline, Rows]:
+    return free()[0], Rows.of([])
+
+
+def free() -> tuple[Pipeline, Rows]:
+    return Pipeline([Stage("a", inputs=("x",), outputs=("y",))]), Rows.of([1] * 4)
+
+
+def test_a_plan_of_stages_without_cost_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    picture = tmp_path / "plan.svg"
+    assert cli.main(["plan", "tests.unit.pipeline.test_command:free", *SHORT, "--svg", str(picture)]) == 0
+    assert "1.00 x the usual plan's pace" in capsys.readouterr().out
+    ET.fromstring(picture.read_text())
+
+
 @each_case(
     ("arguments", "said"),
     [
         (["nobody"], "none of llama3_8b"),
         (["llama3_8b", "--workers", "99"], "32 layers, and there are 99 workers"),
         (["llama3_8b", "--workers", "0"], "1 or more"),
+        (["llama3_8b", "--micro-batches", "0"], "--micro-batches is 1 or more, not 0"),
+        (["llama3_8b", "--tokens", "0"], "--tokens is 1 or more, not 0"),
+        (["tests.unit.pipeline.test_command:no_rows"], "a row or more"),
         (["nowhere:thing"], "nowhere"),
         (["tests.unit.pipeline.test_command:SHORT"], "no Model"),
     ],
