@@ -360,8 +360,11 @@ class Executor:
         if ref is not None:
             ref = self._plane.retain(ref)
         self._free(step)
-        self._free_refs(self._states[stage] for stage in step.states if stage in self._states)
-        self._states |= step.states
+        if step.plan.bounds == self._plan.bounds:
+            self._free_refs(self._states[stage] for stage in step.states if stage in self._states)
+            self._states |= step.states
+        else:  # of chunks that another plan has replaced
+            self._free_refs(step.states.values())
         spans = tuple(sorted(step.spans, key=lambda span: span.began))
         return Result(step.number, ref, step.ended - step.began, step.ended, spans, step.replaced)
 
@@ -399,7 +402,8 @@ class Executor:
         self.crew.start(w, self._address(w))
         states = dict(self._states)
         for step in self._steps.values():
-            states |= step.states
+            if step.plan.bounds == self._plan.bounds:
+                states |= step.states
         for stage, ref in states.items():
             if w in self._plan.workers_of.get(stage, ()):
                 self.crew.send(w, m.encode(m.Load(stage, ref)))

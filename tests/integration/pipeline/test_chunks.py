@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,6 +28,7 @@ from dataplane.pipeline import (
     interleaved,
     plan_model,
 )
+from dataplane.pipeline import messages as m
 from tests.integration.pipeline import stages
 from tests.processes import StandingNode
 
@@ -92,6 +93,32 @@ def test_chunks_that_another_plan_gives_to_other_workers_move_with_their_state(n
         executor.use(turned)
         executor.step(ref)
         assert gradients(plane, executor) == [2 * each for each in expected(plan)]
+
+
+def test_a_new_chunk_is_not_given_the_state_of_other_layers(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also not by a step that began before the plan changed, and in which a worker died after that."""
+    plan = interleaved(MODEL, CLUSTER, 4, 1, (0, 2, 8))
+    with (
+        dp.connect(node.address) as plane,
+        Executor(plane, MODEL, PLANS["1F1B"], build=stages.chunk, method="forkserver") as executor,
+    ):
+        hear, crew = executor._hear, cast(Any, executor.crew)
+
+        def heard(w: int, message: m.FromWorker) -> None:
+            if isinstance(message, m.Ended) and (w, message.step) == (0, 1):
+                executor.use(plan)
+                os.kill(crew.pid(0), signal.SIGKILL)
+            else:
+                hear(w, message)
+
+        monkeypatch.setattr(executor, "_hear", heard)
+        ref = plane.put({"x": X})
+        assert [executor.step(ref).replaced for _ in range(2)] == [0, 1]
+        assert not executor._states
+        executor.step(ref)
+        assert gradients(plane, executor) == expected(plan)
 
 
 # Work that drifts: another plan is looked for, and used from the next step on.
