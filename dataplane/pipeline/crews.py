@@ -114,9 +114,9 @@ class Processes(Crew):
     def _end(self, worker: int, *, kill: bool) -> None:
         process, pipe = self._processes.pop(worker)
         self._selector.unregister(pipe)
-        pipe.close()
         if kill:
             process.kill()
+        pipe.close()
         process.join(STOP_S)
         if process.is_alive():
             process.kill()

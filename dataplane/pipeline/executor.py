@@ -432,6 +432,10 @@ class Executor:
 
     def _restart_all(self) -> None:
         """Replace all workers after aborted steps."""
+        states = [BatchRef.decode(ref) for ref in self._states.values()]
+        kept = dict(zip(self._states, [self._plane.retain(ref).encode() for ref in states], strict=True))
+        self._forget_states()  # workers free those that they stored
+        self._states = kept
         self._end_workers()
         self.crew = _crew(self._on, self._functions, self._method)
         self._start()

@@ -3,8 +3,8 @@
 It stores the output of an instruction over its plane, and sends the executor a reference. It knows its own outputs
 without being told. It has no plan, only its own instructions.
 
-Invariants: it ends when the executor has gone; no message is unpickled; a function that raises ends the worker's
-step and not the worker.
+Invariants: it ends when the executor has gone, and frees what the executor's last steps stored on its node; no message
+is unpickled; a function that raises ends the worker's step and not the worker.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import suppress
 
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane, connect
+from dataplane.errors import DataplaneError
 from dataplane.pipeline import messages as m
 from dataplane.pipeline.functions import Functions, WorkerObjects
 
@@ -58,6 +60,9 @@ class Worker:
         self._begun: deque[m.Use | m.BeginStep] = deque()
         self._made: dict[int, dict[int, BatchRef | None]] = {}  # by step, by instruction
         self._ended = -1  # the last step that is over here
+        lag = functions.pipeline.lag if functions.pipeline else 0
+        self._scopes: deque[str] = deque(maxlen=lag + 2)  # of steps in progress, and of the step before, for its states
+        self._loaded: dict[int, BatchRef] = {}
 
     def run(self) -> None:
         """Work until the executor has gone."""
@@ -71,7 +76,15 @@ class Worker:
                 else:
                     self._step(begun)
         except ExecutorGone:
-            return
+            with suppress(DataplaneError):  # the node has gone
+                self._free()
+
+    def _free(self) -> None:
+        for scope in self._scopes:
+            self._plane.free(scope=scope)
+            self._plane.free(scope=m.states_of(scope))
+        for state in self._loaded.values():
+            self._plane.free(state)
 
     def _hear(self, *, wait: bool) -> bool:
         encoded = self._link.receive(wait=wait)
@@ -83,7 +96,8 @@ class Worker:
                 ref = BatchRef.decode(message.ref) if message.ref else None
                 self._made.setdefault(message.step, {})[message.instruction] = ref
         elif isinstance(message, m.Load):
-            self._objects.load(message.stage, BatchRef.decode(message.ref))
+            self._loaded[message.stage] = BatchRef.decode(message.ref)
+            self._objects.load(message.stage, self._loaded[message.stage])
         else:
             self._begun.append(message)
         return True
@@ -93,6 +107,7 @@ class Worker:
         self._objects.use(plan.micro_batches, plan.bounds)
 
     def _step(self, begin: m.BeginStep) -> None:
+        self._scopes.append(begin.scope)
         made = self._made.setdefault(begin.step, {})
         parts = {micro: BatchRef.decode(ref) for micro, ref in begin.parts.items()}
         stage, asked = -1, -1

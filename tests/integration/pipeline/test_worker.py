@@ -10,10 +10,10 @@ import dataplane as dp
 from dataplane.pipeline import Plan
 from dataplane.pipeline import messages as m
 from dataplane.pipeline.functions import Functions
-from dataplane.pipeline.stages import Pipeline
+from dataplane.pipeline.stages import Pipeline, Stage
 from dataplane.pipeline.worker import ExecutorGone, ExecutorLink, Worker
 from tests.integration.pipeline import stages
-from tests.integration.pipeline.test_executor import planned
+from tests.integration.pipeline.test_executor import nothing_is_left, planned
 from tests.processes import StandingNode
 
 X = np.arange(8)
@@ -54,8 +54,6 @@ def done(node: StandingNode, pipeline: Pipeline, *plans: Plan) -> list[m.FromWor
         told = [each for at, plan in enumerate(plans) for each in (use(plan), begin(at, plan, ref))]
         link = Script(*told)
         Worker(link, plane, Functions(pipeline)).run()
-        for at in range(len(plans)):
-            plane.free(scope=f"script-{at}")
         plane.free(ref)
     return link.said
 
@@ -77,3 +75,15 @@ def test_a_function_that_raises_eoferror_ends_the_step_and_not_the_worker(node: 
     failed = [each for each in said if isinstance(each, m.Failed)]
     assert [each.step for each in failed] == [0, 1]
     assert "EOFError: no more records" in failed[0].trace
+
+
+def test_a_worker_whose_executor_has_gone_frees_what_its_steps_stored(node: StandingNode) -> None:
+    pipeline = Pipeline([Stage("n", stages.Counting("n"), ("x",), ("n",), factory=True, stateful=True)])
+    plan = planned(pipeline, workers=1)
+    with dp.connect(node.address) as plane:
+        ref, state = plane.put({"x": X}), plane.put({"count": np.array([3])})
+        link = Script(m.Load(0, state.encode()), use(plan), begin(0, plan, ref))
+        Worker(link, plane, Functions(pipeline)).run()
+        assert [each.stage for each in link.said if isinstance(each, m.StepState)] == [0]
+        plane.free(ref)
+        nothing_is_left(plane)
