@@ -24,7 +24,7 @@ import numpy as np
 
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
-from dataplane.client.sync import Plane
+from dataplane.client.sync import Plane, connect
 from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable
 from dataplane.pipeline import messages as m
 from dataplane.pipeline.crews import Crew, Processes
@@ -244,9 +244,10 @@ class Executor:
 
     def _end_workers(self) -> None:
         self.crew.close()
-        for step in self._aborted:  # outputs and states that workers stored after that
-            self._plane.free(scope=step.scope)
-            self._plane.free(scope=m.states_of(step.scope))
+        _free_scopes(self._plane, self._aborted)
+        for address in {host.address for step in self._aborted for host in step.plan.cluster.hosts if host.address}:
+            with suppress(DataplaneError), connect(address) as plane:  # its node has gone
+                _free_scopes(plane, self._aborted)
 
     def _forget_states(self) -> None:
         self._free_refs(self._states.values())
@@ -442,6 +443,13 @@ class Executor:
         for stage, ref in self._states.items():
             for w in self._plan.workers_of.get(stage, ()):
                 self.crew.send(w, m.encode(m.Load(stage, ref)))
+
+
+def _free_scopes(plane: Plane, steps: Sequence[_Step]) -> None:
+    """Free all outputs and states that workers on a node have stored in these steps."""
+    for step in steps:
+        plane.free(scope=step.scope)
+        plane.free(scope=m.states_of(step.scope))
 
 
 def _crew(on: str, functions: Functions, method: str) -> Crew:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -130,6 +133,26 @@ def test_outputs_of_a_step_that_was_given_up_are_freed_on_other_hosts(tmp_path: 
             stats = other.stats()
             assert stats.put_bytes > 0
             assert stats.freed_bytes == stats.put_bytes
+
+
+@each_case("killed", [False, True])
+def test_outputs_stored_after_their_step_failed_are_freed_on_other_hosts(tmp_path: Path, killed: bool) -> None:
+    mark = tmp_path / "mark"
+    late = Stage("late", stages.Late(str(mark)), ("x",), ("late",))
+    pipeline = Pipeline([late, Stage("refuse", stages.refuse, ("x",), ("y",))])
+    with connected(tmp_path) as ((_, there), (plane, other)):
+        cluster = Cluster((PlanHost(address=there.address), PlanHost()))
+        plan = fifo(pipeline, ROWS, cluster, {"late": [0], "refuse": [1]}, in_turn(ROWS, 1))
+        with Executor(plane, pipeline, plan, method=METHOD) as executor:
+            with pytest.raises(StageFailed):
+                executor.step(plane.put({"x": X}))
+            mark.touch()
+            eventually(lambda: other.stats().put_bytes > 0, "the late output is stored")
+            if killed:
+                crew: Any = executor.crew
+                os.kill(crew.pid(0), signal.SIGKILL)
+        stats = other.stats()
+        assert stats.freed_bytes == stats.put_bytes
 
 
 def test_a_dead_worker_is_replaced_and_its_step_continues(plane: dp.Plane, mark: Path) -> None:
