@@ -83,6 +83,7 @@ class _Step:
     left: list[int] = field(default_factory=list)  # consumers of each instruction that are not done
     running: set[int] = field(default_factory=set)  # workers that are not at their end
     freed: set[int] = field(default_factory=set)
+    repeated: list[bytes] = field(default_factory=list)  # outputs of instructions that were done before
     states: dict[int, bytes] = field(default_factory=dict)  # of stages that are at their end
     ended: float = 0.0
     replaced: int = 0
@@ -334,7 +335,8 @@ class Executor:
     def _did(self, step: _Step, w: int, did: m.Did) -> None:
         i = did.instruction
         if i in step.made:
-            return  # it was done before its worker died
+            step.repeated.append(did.ref)  # it was done before its worker died
+            return
         step.made[i] = did.ref
         for other in step.plan.consumers.get(i, ()):
             if other != w:
@@ -372,10 +374,11 @@ class Executor:
     def _free(self, step: _Step) -> None:
         """Free the outputs of a step: on this host by its scope, on others by their references."""
         self._plane.free(scope=step.scope)
-        self._free_refs(encoded for i, encoded in step.made.items() if encoded and i not in step.freed)
+        self._free_refs(encoded for i, encoded in step.made.items() if i not in step.freed)
+        self._free_refs(step.repeated)
 
     def _free_refs(self, refs: Iterable[bytes]) -> None:
-        for ref in refs:
+        for ref in filter(None, refs):
             with suppress(PeerUnavailable, OwnerDied):  # its host has gone
                 self._plane.free(BatchRef.decode(ref))
 

@@ -155,6 +155,21 @@ def test_outputs_stored_after_their_step_failed_are_freed_on_other_hosts(tmp_pat
         assert stats.freed_bytes == stats.put_bytes
 
 
+def test_outputs_of_repeated_instructions_are_freed_on_other_hosts(tmp_path: Path, mark: Path) -> None:
+    pipeline = Pipeline([Stage("sum", stages.Summing(str(mark)), ("y",), ("total",), factory=True, stateful=True)])
+    with connected(tmp_path) as ((_, there), (plane, other)):
+        cluster = Cluster((PlanHost(address=there.address),))
+        plan = fifo(pipeline, ROWS, cluster, {"sum": [0]}, in_turn(ROWS, 4))
+        with Executor(plane, pipeline, plan, method=METHOD) as executor:
+            ref = other.put({"y": 2 * X})
+            for replaced in (0, 1):
+                result = executor.step(ref)
+                assert result.replaced == replaced
+                plane.free(result.ref)
+            plane.free(ref)
+            assert other.stats().shards == 1, "the state alone is left"
+
+
 def test_a_dead_worker_is_replaced_and_its_step_continues(plane: dp.Plane, mark: Path) -> None:
     pipeline = stages.pipeline(stages.DieOnce(str(mark)))
     with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
