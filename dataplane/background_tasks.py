@@ -37,7 +37,7 @@ class BackgroundTasks:
             task.cancel()
 
     async def aclose(self) -> None:
-        """Cancel all tasks but the one that calls this, and wait for their ends. Idempotent."""
+        """Cancel all tasks except the calling one, and wait until they have ended. Idempotent."""
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
             task.cancel()

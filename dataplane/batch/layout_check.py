@@ -221,7 +221,7 @@ _check_small = lru_cache(maxsize=1024)(_check)
 
 
 def _check_alike(outline: Outline, numbers: Sequence[Numbers], sizes: Sequence[int]) -> None:
-    """Raises Corrupt if one of these layouts, of the same outline, is invalid."""
+    """Raises Corrupt if any of these layouts, which share an outline, is invalid."""
     rules = _rules(outline)
     suspects = list(range(len(numbers)))
     if len(numbers) >= _MANY:

@@ -71,7 +71,8 @@ class Exchange(NamedTuple, Generic[R, T]):
 
 
 class Heartbeat:
-    """Messages that say that this process lives, sent every `interval_s` while a reservation is open."""
+    """Messages that show that this process is alive, sent every `interval_s` while it holds reserved memory, or
+    waits for or holds a permit to append."""
 
     def __init__(self, channel: LocalChannel) -> None:
         self._channel = channel

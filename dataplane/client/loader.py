@@ -283,7 +283,8 @@ def _sampler_state(sampler: Sampler | None) -> Any:
 
 
 def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
-    """The sampler of a saved state. Raises Misuse if that is of another kind than this one."""
+    """The sampler with the saved state; one of a user's own is changed in place. Raises Misuse if the state is that of
+    another kind of sampler."""
     if state is None and not isinstance(sampler, BuiltIn):
         return sampler
     if sampler is None or isinstance(sampler, BuiltIn):

@@ -251,9 +251,9 @@ class Recording(Background):
                 return
 
     async def _write(self, ref: BatchRef, names: RowNames) -> bool:
-        """Write rows, in parts of about `_PIECE` bytes, and of fewer if there is no room to read so many. Returns
-        whether all were recorded or skipped; false if one is lost, or the recorder has to stop. Raises Retryable and
-        OutcomeUnknown."""
+        """Write rows in parts of about `_PIECE` bytes, or in smaller ones if memory is short. Returns True if every row
+        was recorded or skipped; False if one is lost or too large to read, or if the recorder was told to stop. Raises
+        Retryable and OutcomeUnknown."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
                 batch = await self._plane.get(ref, timeout=_READ_S)

@@ -120,7 +120,8 @@ class AsyncWeights:
     async def _older(
         self, seen: KnownVersions, version: int, rank: int, ranks: int, deadline: Deadline
     ) -> Older | None:
-        """This rank's part of that version, if it is in this host's memory."""
+        """This rank's part of that version, pinned. None if the version has another number of ranks, if this host's
+        node does not store all of it, or if memory cannot hold it twice."""
         if len(seen.complete[version]) != ranks:
             return None
         with suppress(Lost, Misuse, _VersionGone, Retryable):

@@ -45,8 +45,9 @@ class Chain:
         device: Any,
         devices: DeviceLink | None = None,
     ) -> None:
-        """`packed`: the payload, at the rank that has it; `header`: at a rank that receives it, which allocates
-        memory for it. `devices`: by which large pieces of numbers go. Raises LimitExceeded, ProtocolMismatch."""
+        """`packed`: the payload, at the rank that sends it first. `header`: the payload's header, at a rank that
+        receives it; memory is then allocated. `devices`: the link for large pieces of numeric columns; None: all go
+        by gloo. Raises LimitExceeded, ProtocolMismatch."""
         at = list(ranks).index(rank)
         self.tag = _TAGS + number
         self.before = ranks[at - 1] if at else None

@@ -329,8 +329,9 @@ class Index:
         return dict(found)
 
     def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[ProcessNode, CallSiteRecord]]:
-        """The processes that make rows of a stream ready for a consumer of these columns, except the role `but`:
-        those that add the columns by an extend, which is the last step; else those that append."""
+        """The processes that make rows of a stream ready for a consumer of these columns, except the role `but`. If any
+        process extends rows by one of these columns: those that do, since the extend is the last step. Else those that
+        append."""
         made = [(process, place) for process, place in self.producers.get(stream, ()) if process.role != but]
         asked = set(columns)
         late = [each for each in made if each[1].kind == "extend" and asked & set(each[1].said.get("columns", ()))]

@@ -48,8 +48,8 @@ def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequ
 def choose(scores: npt.ArrayLike, seed: int, first: int, *, temperature: float = 1.0) -> npt.NDArray[np.int64]:
     """A token for each position: scores are [positions, vocabulary], beginning at position `first` of the response.
 
-    With a temperature of 0 the argmax. Else a sample of the softmax of scores / temperature, by Gumbel noise that
-    depends only on the seed and the position: the tokens are the same with any draft, and without.
+    A temperature of 0 takes the argmax. Otherwise each token is sampled from the softmax of scores / temperature, by
+    Gumbel noise that depends only on the seed and the position: so the tokens do not depend on the draft.
     """
     values = np.asarray(scores, np.float64)
     if values.ndim != 2:

@@ -5,9 +5,9 @@ Invariants: a process has one plane, which is connected at its first use. A fork
 A process connects again, to the current node, if its node has ended or its Ray job has changed. Integrations do not
 close the plane: it is closed when the process ends.
 
-A child uses its parent's node, no matter how the child was started. If that is a node of the Ray job, the parent sets
-its address in the environment: a forked child must not call Ray, since it lacks Ray's threads, and a spawned child has
-no connection to Ray.
+A child uses its parent's node, whether it was forked or spawned, if the parent had connected before. If that is a node
+of the Ray job, the parent sets its address in the environment: a forked child must not call Ray, since it lacks Ray's
+threads, and a spawned child has no connection to Ray.
 """
 
 from __future__ import annotations

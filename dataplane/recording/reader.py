@@ -1,8 +1,8 @@
 """Reads a recording, also while it is being written and after its writer was killed.
 
-Invariants: rows are returned in the order in which they were recorded, each once. In memory are the rows of one batch
-of a Parquet file, or of one part that is in no file yet, and media that were read before, up to a bound. A torn part is
-left out.
+Invariants: rows are returned in the order in which they were recorded, each once. Memory holds at most one batch of a
+Parquet file, or one part (rows that are in no Parquet file yet), and a bounded cache of media. A torn part is left
+out.
 """
 
 from __future__ import annotations

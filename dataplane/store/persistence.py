@@ -162,8 +162,9 @@ class Persistence:
             await asyncio.sleep(RETRY_S)
 
     async def recover(self) -> list[int]:
-        """Adopt the shards in the data directory that earlier processes of this node stored and did not free. The
-        caller frees those that it does not need. To be called once, before the first put. Raises Corrupt."""
+        """Adopt the shards in the data directory that earlier processes of this node stored and did not free. Returns
+        their numbers: the caller frees those that it does not need. To be called once, before the first put. Raises
+        Corrupt."""
         found = await self.durable.recover()
         for what, durable in found:
             shard = Shard(

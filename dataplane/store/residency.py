@@ -98,8 +98,8 @@ class Residency:
     def used_all(self, shards: Iterable[Shard]) -> None:
         """As `used` for each of these shards, in this order.
 
-        Many entries are appended to a heap, which is then heapified: they have the latest next uses, so each single
-        push would move its entry to the top of the heap.
+        Many entries are appended to a heap, which is then heapified: their next uses are the latest of all,
+        so each single push would move its entry through the whole heap to the top.
         """
         heaps: tuple[list[tuple[int, int]], ...] = ([], [])
         for shard in shards:
@@ -203,8 +203,8 @@ class Residency:
     async def _read(self, shard: Shard) -> None:
         """Read the shard into memory that the budget has granted.
 
-        Marks it damaged if its file is damaged. If the system refuses, the shard is unchanged, and the disk has the
-        error.
+        A DataplaneError of the read is kept in `shard.damage`. After an OSError (no memory, or the read failed) the
+        shard is unchanged, and `Disk.error` has the reason.
         """
         try:
             extent = self._arena.allocate(OWN, shard.room)

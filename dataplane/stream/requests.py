@@ -329,8 +329,8 @@ class BegunRow(StreamRequest, frozen=True, kw_only=True):
 
 
 class ExtendRow(BegunRow, frozen=True, tag=43, kw_only=True):
-    """Add a piece to a row in progress. Answered by `AppendResult`. `new` is False if the piece was added before, or
-    the holder of its token has finished the row or given it up."""
+    """Add a piece to a row in progress. Answered by `AppendResult`. The answer's `new` is False if the piece was added
+    before, or if the producer with the token `piece.token` has finished the row already, or given it up."""
 
     piece: RowPiece
     ref: BatchRef

@@ -87,7 +87,7 @@ class StreamRows:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[ColumnBatch]]:
-        """Add columns to these existing rows, each named once. Returns the numbers of the replaced column batches
+        """Add columns to these existing rows; no row is named twice. Returns the numbers of the replaced column batches
         that stay until they are released (none without `keep`), and the column batches that no row needs any more.
 
         Raises SchemaMismatch, LimitExceeded and, unless `replace`, Misuse for an existing column.

@@ -188,7 +188,7 @@ class UnfinishedRowsTable:
         return min((row for row in self.begun if self.free(row, now)), default=None)
 
     def reserve(self, row: int, client: Hashable, lease_s: float, now: float) -> None:
-        """Reserve the row for a client that becomes its producer once that decision is applied."""
+        """Reserve the row for this client until the command that makes it the producer is applied."""
         self._clients[row], self._until[row] = client, now + lease_s
         self._left.pop(row, None)
 

@@ -386,7 +386,7 @@ class LocalChannel:
             self._watch(self._loop.add_reader, self._readable)
 
     def _deliver(self) -> None:
-        """Deliver the received messages, but stop while the other side does not receive the replies. Those are sent
+        """Deliver the received messages; stop while too many bytes of replies are unsent. The replies are sent
         together."""
         if self._paused:
             return

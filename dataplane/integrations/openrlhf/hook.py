@@ -35,12 +35,13 @@ _config: NodeConfig | None = None
 
 
 def install(config: NodeConfig | None = None) -> None:
-    """Let the groups of this process, and of processes that get one from it, send references. Idempotent.
+    """Let the `RayActorGroup`s of this process, and of processes that get one from it, send references instead of
+    data. Idempotent.
 
-    The first group that the driver creates starts a node on each Ray node, unless there is one or $DATAPLANE_ADDRESS
-    names one. config: the settings of these nodes. None: chosen for each host.
+    The first group that the driver creates starts a dataplane node on each host of Ray, unless there is one or
+    $DATAPLANE_ADDRESS names one. config: the settings of these nodes. None: chosen for each host.
 
-    Raises Misuse if OpenRLHF is not installed, or this version has no such method.
+    Raises Misuse if OpenRLHF is not installed, or its `RayActorGroup` has no `async_run_method_batch`.
     """
     global _config
     kind = _group()

@@ -57,11 +57,12 @@ _for_job = False
 
 
 def install(*, dense: bool = False) -> None:
-    """Replace the calls of `transfer_queue` in this process, and in processes started from it that ask (`if_asked`).
-    Idempotent.
+    """Replace the calls of `transfer_queue` in this process, and in child processes that call `if_asked`. Idempotent.
 
     dense: tensors that were put dense are returned dense. By default they are returned nested, as by TransferQueue,
-    which verl's trainer relies on. Raises Misuse if TransferQueue itself has been initialised in this process.
+    which verl's trainer relies on.
+
+    Raises Misuse if TransferQueue itself has been initialised in this process.
     """
     theirs = importlib.import_module(_NAME)
     importlib.import_module(f"{_HERE}.streaming")  # which stands in, if this process is asked to

@@ -220,14 +220,15 @@ LAZY_S = 0.2
 
 
 class Journal:
-    """The commits of a data directory, in a thread of its own: writes that arrive during one go into the next. Used
-    from one event loop, that of the first write.
+    """The commits of a data directory, in a thread of its own: writes that arrive during a commit go into the next one.
+    Used from one event loop, that of the first write.
 
     A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, for all
     of its partitions and its index of shards. Writes are committed in the order in which they were given.
 
     Invariants: an answered write is on disk, with all writes before it. While the disk is full, no write is answered,
-    the commit is repeated, and `refusal` has the reason. After any other failure all writes fail.
+    the commit is repeated, and `refusal` has the reason. After DirectoryUnusable or Corrupt, this write and all later
+    ones fail.
     """
 
     def __init__(self, database: Database) -> None:

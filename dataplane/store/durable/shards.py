@@ -233,7 +233,7 @@ class DurableShards:
         return [(described, DurableShard(self, described.number, place)) for described, place in found]
 
     def tend(self, last: int) -> None:
-        """Reserve numbers for more shards than `last`. To be called regularly."""
+        """Reserve shard numbers beyond `last`, the newest one used, if few are left. To be called regularly."""
         if last > self.directory.identity.numbers - NUMBERS // 2:
             self._background.spawn(self._extend(last + NUMBERS))
 
