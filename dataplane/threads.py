@@ -72,6 +72,7 @@ class Pool(Executor):
 
     def _start(self, first: Callable[[], None]) -> None:
         ended: Future[None] = Future()
+        ended.set_running_or_notify_cancel()  # so that a cancelled wait for it does not cancel it
         name = f"{self._name}_{len(self._threads)}"
         thread = threading.Thread(target=self._live, args=([first], ended), name=name, daemon=True)
         try:

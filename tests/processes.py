@@ -13,13 +13,14 @@ import logging
 import multiprocessing
 import multiprocessing.forkserver
 import os
+import resource
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -128,6 +129,19 @@ def has_ipv6() -> bool:
     except OSError:
         return False
     return True
+
+
+@contextmanager
+def without_descriptors() -> Iterator[None]:
+    """Nothing can be opened in the block."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open("/dev/null", os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Worker:

@@ -241,8 +241,8 @@ class AsyncAppender:
         self._spare: list[tuple[RowSchema, RowMemory]] = []  # memory of blocks that were appended
         self._unseen: dict[Call, None] = {}  # failed calls whose error no caller has got
         self._room = asyncio.Event()
-        self._running = False
-        self._closed = False
+        self._running = self._closed = False
+        stream._connection.appenders.add(self)
 
     def __repr__(self) -> str:
         return f"<appender of {self.pending} rows to stream {self._stream.name!r}>"

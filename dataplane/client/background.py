@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PAUSE_S = 1.0  # seconds between two attempts at what failed for a while
+_FLUSH_S = 5.0
 
 _begun: weakref.WeakKeyDictionary[Connection, list[Background]] = weakref.WeakKeyDictionary()
 
@@ -149,7 +150,14 @@ def _forget(error: BaseException | None) -> None:
 
 
 async def end_all(connection: Connection) -> None:
-    """End the background work that the plane of this connection began; the plane is being closed."""
+    """End the background work that the plane of this connection began, and append the rows that its appenders have
+    accepted, as far as there is room; the plane is being closed."""
+    flushing = [asyncio.create_task(appender.flush()) for appender in connection.appenders]
+    if flushing:
+        _, late = await asyncio.wait(flushing, timeout=_FLUSH_S)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*flushing, return_exceptions=True)
     begun = [each for each in _begun.pop(connection, []) if each._thread.ident is not None]  # it was started
     for each in begun:
         if each.running:

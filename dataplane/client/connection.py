@@ -126,6 +126,7 @@ class Connection:
         self._detached = False
         self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[NodeSegment, int]] = weakref.WeakKeyDictionary()
         """The mappings of drafts, each with its segment and offset there; made private when the connection closes."""
+        self.appenders: weakref.WeakSet[Any] = weakref.WeakSet()
         self.handing: set[int] = set()
         """The ids of `AdmitRows` for references that were put earlier and are about to be appended."""
         self.keeping: Callable[[sm.Keeping], None] = lambda told: None

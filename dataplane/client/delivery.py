@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dataplane.batch.batch import Batch
 from dataplane.batch.ref import BatchRef
-from dataplane.client import events
+from dataplane.client import arguments, events
 from dataplane.clock import monotonic
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse, OutcomeUnknown, SchemaMismatch
 from dataplane.stream import requests as r
@@ -38,7 +38,7 @@ def reason_of(error: BaseException | None) -> str:
     """The reason of a nack because of this error, for the log."""
     if error is None:
         return ""
-    said = f"{type(error).__name__}: {error}"
+    said = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
     return said if len(said) <= _REASON else f"{said[: _REASON - 3]}..."
 
 
@@ -80,7 +80,8 @@ class Delivery:
                 f"these rows were consumed without column {missing[0]!r}: name it in `columns` there, beside {there}",
                 column=str(missing[0]),
             )
-        return await self._getter.get(self.ref.select(*columns) if columns else self.ref, timeout)
+        ref = self.ref.select(*columns) if columns else self.ref
+        return await self._getter.get(ref, arguments.seconds(timeout))
 
     async def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
@@ -91,7 +92,9 @@ class Delivery:
     async def nack(self, reason: str = "") -> None:
         """Give the rows back, to be delivered again. If this makes them dead letters, `dead_letters` and the node's log
         have the reason. Does nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
-        await self._settle(done=False, reason=reason)
+        if not isinstance(reason, str):
+            raise Misuse(f"the reason of a nack is text, not {reason!r:.100}")
+        await self._settle(done=False, reason=reason.encode("utf-8", "replace").decode())
 
     async def unseen(self) -> None:
         """As `nack`, but the delivery does not count towards `max_deliveries`, because the rows were not read."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataplane.client.plane import AsyncPlane
 from dataplane.errors import DataplaneError, Lost, Misuse, Retryable
 from dataplane.observe.metrics import families
 from dataplane.observe.ring import EVENT, Thread
@@ -16,12 +16,34 @@ from dataplane.observe.snapshot import Snapshot
 from dataplane.observe.trace import Trace, TracedProcess
 from dataplane.wire import messages as m
 
+if TYPE_CHECKING:
+    from dataplane.client.plane import AsyncPlane
+
 
 async def snapshot(plane: AsyncPlane) -> Snapshot:
     """The figures of the plane's node for monitoring. Raises PeerUnavailable, Closed, Forked."""
     plane.check()
     request = m.ReadStats(plane.connection.next_id(), about="metrics")
     return Snapshot.of((await plane.connection.request(request, m.Figures, 0.0)).values)
+
+
+async def graphs(plane: AsyncPlane) -> dict[str, Any]:
+    """The performance figures of the processes of all nodes, a message for each node: together they may be too large
+    for one. A node that does not answer has an `error`."""
+    members, own = (await plane.members()).get("members", {}), plane.connection.welcome.node.hex()
+
+    async def of_node(node: str) -> list[Any]:
+        request = m.ReadStats(plane.connection.next_id(), bytes.fromhex(node), "graphs")
+        try:
+            return list((await plane.connection.request(request, m.Figures, 0.0)).values["nodes"])
+        except DataplaneError as error:
+            if node == own:
+                raise
+            address = members[node]["address"]
+            return [{"node": "", "host": address, "clients": [], "left_out": 0, "error": str(error)}]
+
+    found = await asyncio.gather(*map(of_node, {own: None} | members))
+    return {"nodes": [each for nodes in found for each in nodes]}
 
 
 async def collect(plane: AsyncPlane, seconds: float = 10.0) -> Trace:

@@ -418,7 +418,9 @@ class AsyncPlane:
     async def graphs(self) -> dict[str, Any]:
         """The performance figures that the processes of the node and its cluster have reported. They are sums:
         `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
-        return await _told(self.connection, about="graphs")
+        from dataplane.client import observing  # seldom needed
+
+        return await observing.graphs(self)
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
         """Observe the processes of the job for `seconds`, and return why a step of the job takes as long as it does.

@@ -445,8 +445,9 @@ class AsyncStream:
         one that was begun first among those without a holder; None if there is none. If several call at once, one gets
         it. Raises LeaseExpired, for a key, if another process holds it, or it is no longer in progress."""
         token, lease_s = row_token(), row_lease(lease)
+        named = "" if key is None else arguments.text("a key", key)
         try:
-            reply = await self.ask(r.ResumeRow(key=key or "", token=token, lease_s=lease_s), r.UnfinishedRows)
+            reply = await self.ask(r.ResumeRow(key=named, token=token, lease_s=lease_s), r.UnfinishedRows)
         except (OutcomeUnknown, asyncio.CancelledError):
             self.tell(r.RenewRow(token=token, free=True))
             raise

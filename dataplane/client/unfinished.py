@@ -198,7 +198,7 @@ class AsyncRow:
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
         """Read the row as it is now, or these columns of it. Raises as `AsyncPlane.get`, LeaseExpired."""
-        ref = await self.ref()
+        timeout, ref = arguments.seconds(timeout), await self.ref()
         return await self._stream._getter.get(ref.select(*columns) if columns else ref, timeout)
 
     async def _listed(self) -> Listed:

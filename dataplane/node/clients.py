@@ -229,7 +229,12 @@ class Client:
             case m.ReadStats(about="metrics"):
                 return self._send_metrics(request)
             case m.ReadStats(about="graphs"):
-                return self._send_graphs(request)
+                own = (
+                    graphs_of(self._services.node, self._services.clients)
+                    if self._hosts is None
+                    else self._hosts.graphs()
+                )
+                self._channel.send(m.Figures(request.id, {"nodes": [own]}))
             case m.ReadStats():
                 self._channel.send(m.Figures(request.id, self._services.figures()))
             case m.ReadClock() | m.ListRings() | m.ReadRing():
@@ -303,13 +308,6 @@ class Client:
             holds=self._store.budget.capacity + self._store.disk.quota if self._hosts is None else 0,
         )
         self._channel.send(welcome, descriptors if ring is None else [*descriptors, ring])
-
-    async def _send_graphs(self, request: m.ReadStats) -> None:
-        if self._hosts is None:
-            nodes = [graphs_of(self._services.node, self._services.clients)]
-        else:
-            nodes = [self._hosts.graphs(), *await self._hosts.others_graphs()]
-        self._channel.send(m.Figures(request.id, {"nodes": nodes}))
 
     # Waiting requests
 

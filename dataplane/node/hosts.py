@@ -20,7 +20,7 @@ from dataplane.closing import close_each
 from dataplane.cluster.cluster import ClusterConnection
 from dataplane.cluster.membership import Member, Membership
 from dataplane.config import ClusterConfig, environment
-from dataplane.errors import DataplaneError, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import PeerUnavailable, ProtocolMismatch
 from dataplane.node.clustered.durable import DurableColumns, PartitionStorage
 from dataplane.node.clustered.open_streams import opening
 from dataplane.node.clustered.retained_shards import RetainedShards
@@ -61,7 +61,6 @@ log = logging.getLogger(__name__)
 
 _TRIPS = 9  # round trips to compare clocks
 _OBSERVED_S = 5.0  # timeout for the rings of another node
-_GRAPHS_S = 3.0  # timeout for the reports of another node's clients
 _FIGURES_S = 2.0  # timeout for the statistics of another node
 _STREAMS = 50  # the most streams with statistics in one message
 
@@ -188,21 +187,6 @@ class Hosts:
         for task in running:
             if not task.cancelled():
                 task.result()
-
-    async def others_graphs(self) -> list[dict[str, Any]]:
-        """The performance reports of the other nodes' clients, as `clients.graphs_of`, except of nodes that do
-        not answer."""
-        others = [member for node, member in self.membership.members.items() if node != self._node]
-
-        async def ask(member: Member) -> list[dict[str, Any]]:
-            try:
-                asked = ReadStats(self._peers.next_id(), about="graphs")
-                return list((await self._peers.request(member, asked, Figures, _GRAPHS_S)).values["nodes"])
-            except DataplaneError as error:
-                return [{"node": "", "host": member.address, "clients": [], "left_out": 0, "error": str(error)}]
-
-        found = await asyncio.gather(*(ask(member) for member in others))
-        return [node for nodes in found for node in nodes]
 
     async def figures_of(self, request: ReadStats | ListStreams) -> Figures:
         """The statistics of another member. Raises PeerUnavailable if it is not a member or does not answer."""

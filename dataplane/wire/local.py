@@ -360,10 +360,15 @@ class LocalChannel:
     def _readable(self) -> None:
         try:
             if self._takes_descriptors:
-                data, beside, _, _ = self._socket.recvmsg(_READ, _BESIDE)
+                data, beside, flags, _ = self._socket.recvmsg(_READ, _BESIDE)
                 for level, kind, passed in beside:
                     if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                         self._descriptors.extend(array("i", passed[: len(passed) // 4 * 4]))
+                if flags & socket.MSG_CTRUNC:
+                    self.close(
+                        PeerUnavailable("this process has no file descriptors left for shared memory: ulimit -n")
+                    )
+                    return
             else:
                 data = self._socket.recv(_READ)  # the kernel closes descriptors that were not asked for
         except BlockingIOError:

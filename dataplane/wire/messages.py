@@ -61,7 +61,7 @@ class Hello(Request, frozen=True, tag="hello"):
 class ReadStats(Request, frozen=True, tag="stats"):
     """Ask for statistics. `about`: "node", the statistics of the member `node`, or of this node if that is empty;
     "members", the members of the cluster; "metrics", the metrics of this node; "graphs", the performance graphs of the
-    clients of all nodes, with the causes of their waits. Answered by `Figures`."""
+    clients of the member `node`, with the causes of their waits. Answered by `Figures`."""
 
     node: bytes = b""
     about: Literal["node", "members", "metrics", "graphs"] = "node"

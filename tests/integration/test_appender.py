@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -62,6 +63,14 @@ def test_a_sent_row_is_appended_after_the_maximum_delay(plane: dp.Plane) -> None
     appender.close()
     with pytest.raises(dp.Closed):
         appender.send(row(1))
+
+
+def test_rows_that_an_appender_accepted_are_appended_when_the_plane_closes(node: StandingNode, plane: dp.Plane) -> None:
+    with dp.connect(node.address) as closing:
+        appender = closing.stream("s", tasks=["t"]).appender(max_delay=math.inf)
+        sent = [appender.send(row(x)) for x in range(3)]
+    assert [x for x, _, _ in drained(plane.stream("s"), 3)] == [0, 1, 2]
+    assert all(each.done for each in sent)
 
 
 def test_refused_rows_have_separate_errors_and_the_others_are_appended(plane: dp.Plane) -> None:

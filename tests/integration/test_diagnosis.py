@@ -22,6 +22,7 @@ from dataplane.diagnosis.command import as_text
 from dataplane.diagnosis.diagnosis import diagnosed
 from dataplane.diagnosis.graph import GraphRun, between
 from dataplane.diagnosis.recorder import recorder
+from dataplane.wire.messages import MAX_REPORT, Report
 from tests.optional import needs
 from tests.processes import StandingNode, Worker, eventually
 
@@ -187,3 +188,15 @@ def test_a_straggler_rank_in_a_collective_is_diagnosed(tmp_path: Path) -> None:
     assert (first.kind, lines[first.line - 1].partition("# ")[2]) == ("straggler", "slow")
     assert [(link.kind, lines[link.line - 1].partition("# ")[2]) for link in first.chain] == [("collective", "met")]
     assert first.share > 0.2
+
+
+def test_the_reports_of_all_nodes_may_be_more_than_a_message_holds(planes: list[Any]) -> None:
+    def reported() -> int:
+        return sum(each["graph"] == large for node in planes[0].graphs()["nodes"] for each in node["clients"])
+
+    large = bytes(MAX_REPORT)
+    with ExitStack() as stack:
+        for plane in planes:
+            for _ in range(12):
+                stack.enter_context(dp.connect(plane.address))._inner.connection.tell(Report(large))
+        eventually(lambda: reported() == 36, "each client of each node is there")

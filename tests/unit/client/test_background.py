@@ -27,7 +27,7 @@ from tests.processes import StandingNode, eventually
 class Place:
     """The part of a connection that background work reads."""
 
-    address = "unix:/nowhere"
+    address, appenders = "unix:/nowhere", ()
 
 
 class Work(Background):

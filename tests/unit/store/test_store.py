@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import resource
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError, Freed, Lease
 from dataplane.store.arena import Extent
 from dataplane.store.store import Store
 from tests.cases import each_case
-from tests.processes import WAIT_S
+from tests.processes import WAIT_S, without_descriptors
 from tests.unit.store.stores import FakeClock, content, moving, soon
 
 MIB = 1 << 20
@@ -478,19 +477,6 @@ async def test_a_slow_restore_is_reported_as_slow_and_not_as_lack_of_room(
         go_on.set()
         (pinned,) = await store.pin("r", [first], soon())
         assert read(store, pinned.extent, size) == data[0]
-
-
-@contextmanager
-def without_descriptors() -> Iterator[None]:
-    """Nothing can be opened in the block."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.open("/dev/null", os.O_RDONLY)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_restore_without_free_descriptors_is_backpressure_and_loses_no_shard(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.local import LocalChannel, connect, listen
 from tests.cases import each_case
-from tests.processes import until
+from tests.processes import until, without_descriptors
 
 messages: msgspec.msgpack.Decoder[Any] = decoder(AnyRequest | AnyReply)
 
@@ -161,6 +161,17 @@ async def test_descriptors_of_messages_that_are_never_sent_are_closed(ends: Ends
     for descriptor in (*reads, *writes):
         os.close(descriptor)
     assert len(os.listdir("/proc/self/fd")) == before - 1
+
+
+async def test_a_descriptor_that_finds_no_room_in_the_process_ends_the_connection(ends: Ends) -> None:
+    one, two = ends
+    reads, writes = pipes(1)
+    with without_descriptors():
+        one.channel.send(sm.Reserved(1, [], grants(1)), writes)
+        with pytest.raises(PeerUnavailable, match="ulimit -n"):
+            raise await two.end() or AssertionError
+    for descriptor in (*reads, *writes):
+        os.close(descriptor)
 
 
 async def test_received_descriptors_that_are_not_taken_are_closed(ends: Ends) -> None:
