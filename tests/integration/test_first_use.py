@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,15 @@ def test_each_dead_letter_is_logged_with_its_cause(plane: dp.Plane, caplog: pyte
         "the loop over deliveries was left with them in hand",
         "SchemaMismatch",
     ]
+
+
+def test_a_node_with_a_data_directory_logs_no_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with testing.node(data_dir=tmp_path / "data") as node, dp.connect(node.address) as plane:
+        for durable in (True, False):
+            stream = plane.stream(f"durable {durable}", tasks=["actor"], durable=durable)
+            stream.append({"x": [1]})
+            stream.drop()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_older_iteration_of_a_loader_raises_after_a_new_one_begins(plane: dp.Plane) -> None:

@@ -52,6 +52,16 @@ def test_a_delivery_not_acked_by_one_replica_is_redelivered(planes: list[Any]) -
     second._inner.settled = True
 
 
+def test_streams_are_listed_by_the_host_that_leads_them_though_it_never_opened_them(planes: list[Any]) -> None:
+    names = [f"s{number}" for number in range(6)]
+    for name in names:
+        planes[0].stream(name, tasks=["actor"]).append({"x": [1]})
+    eventually(lambda: sorted(name for plane in planes for name in plane.streams()) == names, "each is listed once")
+    for name in names:
+        planes[0].stream(name).drop()
+    eventually(lambda: not any(plane.streams() for plane in planes), "no dropped stream is listed")
+
+
 def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any], tmp_path: Path) -> None:
     streams = [plane.stream("rollouts", tasks=["reward", "actor"], max_rows=1000) for plane in planes]
     for number, stream in enumerate(streams):

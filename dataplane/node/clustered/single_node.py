@@ -22,6 +22,7 @@ from dataplane.node.clustered.open_streams import opening
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.streams import ClusteredStreams
 from dataplane.node.clustered.tables import ClusteredTables, machine
+from dataplane.node.partitions import era
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import TABLES, decode, is_durable, kind_of, name_of
 from dataplane.node.shards.needed_shards import NeededShards
@@ -48,7 +49,7 @@ class SingleNode:
         self._coordinator = ProcessCoordinator(values=values, keep=self._keep)
         retained = RetainedShards(needed)
         self._columns = DurableColumns(keeping, needed, retained)
-        peers = Peers("", "", Key(b"", b""), _unasked)  # never started: there are no other nodes
+        self._peers = peers = Peers("", "", Key(b"", b""), _unasked)  # never started: there are no other nodes
         self.partitions = Partitions(
             Membership(self._coordinator, self._me, Member(secrets.randbits(48), "", self._me, keeps=True)),
             self._coordinator,
@@ -73,7 +74,7 @@ class SingleNode:
         """Whether this is the record of a durable stream or table, or the configuration of a durable partition."""
         if key.startswith(self.partitions.replicas.key("")):
             return is_durable(key)
-        return value is not None and decode(value).durable
+        return value is not None and key != era.KEY and decode(value).durable
 
     async def recover(self) -> None:
         """Recover the data directory. Called once, before any client is served. Raises Corrupt."""
@@ -101,7 +102,7 @@ class SingleNode:
         return record is not None and record.key == partition
 
     async def aclose(self) -> None:
-        parts = (self._columns, self.tables, self.streams, self.partitions, self._coordinator)
+        parts = (self._columns, self.tables, self.streams, self.partitions, self._peers, self._coordinator)
         await close_each(*[part.aclose for part in parts])
 
 

@@ -229,8 +229,7 @@ class ClusteredStreams:
             for hosted in self.partitions.replicas
             if isinstance(hosted.machine, StreamMachine)
             and hosted.replica.serves(now)
-            and (record := self.partitions.directory.records.find(hosted.machine.name)) is not None
-            and record.key == hosted.partition
+            and self.partitions.directory.records.may_be(hosted.partition)
         }
 
     # other nodes

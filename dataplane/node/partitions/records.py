@@ -17,7 +17,7 @@ from dataplane.background_tasks import BackgroundTasks
 from dataplane.coordinator.base import Coordinator, Unavailable
 from dataplane.errors import Corrupt, OutcomeUnknown
 from dataplane.node.partitions import era
-from dataplane.node.partitions.record import Record, decode, encode
+from dataplane.node.partitions.record import Record, decode, encode, generation_of, name_of
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +58,11 @@ class Records:
     def find(self, name: str) -> Record | None:
         """The record as last seen here."""
         return self._records.get(name)
+
+    def may_be(self, partition: str) -> bool:
+        """Whether a record may have this partition. False if the record here has another, or its stream was dropped."""
+        record = self._records.get(name_of(partition))
+        return generation_of(partition) not in self._dropped if record is None else record.key == partition
 
     async def read(self, name: str) -> Record | None:
         """Read the record at the coordinator, and watch it from then on. Raises Unavailable, Corrupt."""
