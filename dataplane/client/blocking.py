@@ -56,8 +56,9 @@ class Blocking:
         return found if kind is None else kind(found, self._wait, self._turns)
 
     def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        """The items of an asynchronous generator, which is closed at the end. If the plane was closed before, the node
-        has gone, or this is a forked child, nothing is left to close."""
+        """The items of an asynchronous generator, which is closed at the end: by another thread if this is collected
+        within a call of the plane. If the plane was closed before, the node has gone, or this is a forked child,
+        nothing is left to close."""
 
         async def following() -> Any:
             return await anext(items, _END)
@@ -70,7 +71,10 @@ class Blocking:
                 yield self._wrap(found)
         finally:
             with suppress(Closed, Forked, PeerUnavailable):
-                self._wait(close())
+                if self._turns.within:
+                    self._turns.begin(close())
+                else:
+                    self._wait(close())
 
 
 class Context(Blocking):

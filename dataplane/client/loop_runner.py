@@ -34,6 +34,7 @@ from dataplane.wire.polling import PollingSelector, polling_loop
 T = TypeVar("T")
 _clock = time.monotonic_ns
 
+WITHIN = "a plane was used within a call of it, by a finalizer or a signal's handler; it would wait forever"
 _ALONE_S = 0.02
 """Seconds that a call waits for its answer outside of the loop. The loop's timers may be late by as much."""
 
@@ -105,7 +106,7 @@ class LoopRunner:
         """Whether work must continue without a waiting thread. Called when a call ends."""
         self._selector = PollingSelector()
         self._loop = polling_loop(self._selector)
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()  # knows its owner at every moment, also in the midst of `acquire`
         self._run_for: Coroutine[Any, Any, Any] | None = None  # the coroutine of the thread with the turn
         self._waiting: set[object] = set()  # changed by single operations, so that any thread may
         self._ended = asyncio.Event()
@@ -116,8 +117,8 @@ class LoopRunner:
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine; return its result, or raise its error. Any thread may call this, also one that runs a
-        loop of its own (as notebooks do), which then stands still meanwhile. Raises Misuse in a finalizer that runs
-        within another call.
+        loop of its own (as notebooks do), which then stands still meanwhile. Raises Misuse in a finalizer or a
+        signal's handler that runs within another call.
         """
         entered = recorder.enter()
         try:
@@ -126,14 +127,11 @@ class LoopRunner:
             recorder.leave(entered)
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        running = asyncio._get_running_loop()
-        if running is self._loop:
+        if self.within:
             coroutine.close()
-            raise Misuse(
-                "a plane was used within a call of it, by an object's finalizer most likely; it would wait forever"
-            )
+            raise Misuse(WITHIN)
         with _Interrupts(self._interrupt_later) as interrupts:
-            if running is not None or not self._turn.acquire(blocking=False):
+            if asyncio._get_running_loop() is not None or not self._turn.acquire(blocking=False):
                 return self._hand_over(coroutine, interrupts)
             try:
                 self._check(coroutine)
@@ -142,12 +140,17 @@ class LoopRunner:
                 self._release()
 
     @property
+    def within(self) -> bool:
+        """Whether this thread has the turn: code that it runs now, such as a finalizer, must not wait for another."""
+        return self._turn._is_owned()  # type: ignore[attr-defined, no-any-return]  # `threading.Condition` uses it too
+
+    @property
     def free(self) -> bool:
-        """Whether no thread runs the loop at this moment."""
-        return not self._turn.locked()
+        """Whether no thread runs the loop at this moment, and this thread may call `ask`."""
+        return not self._loop.is_running() and not self.within
 
     def ask(self, exchange: Exchange[Any, T]) -> T:
-        """As `wait` for `connection.exchange`. If the loop has no other work, this thread sends the request and reads
+        """As `wait` for `connection.exchange`, and not `within` a call. If the loop has no other work, this thread sends the request and reads
         its answer itself: a task in a loop takes longer than the request. If other events come meanwhile, or no answer
         within `_ALONE_S`, the loop does the rest."""
         began = _clock()
@@ -279,10 +282,10 @@ class LoopRunner:
             _interrupt()
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Do a short piece of work that belongs to the loop: now if no thread runs the loop, else in it. From any
+        """Do a short piece of work that belongs to the loop: now if no thread has the turn, else in the loop. From any
         thread, a finalizer too; never blocks."""
         with _Interrupts(self._interrupt_later):
-            if self._turn.acquire(blocking=False):
+            if not self.within and self._turn.acquire(blocking=False):
                 try:
                     work()
                 finally:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -109,6 +110,39 @@ async def test_the_synchronous_plane_works_inside_a_running_event_loop(tmp_path:
         plane.free(plane.put({"x": [1]}))
         async with dp.aio.connect(plane.address) as other:
             assert np.array_equal((await other.get(ref))["x"].numpy(), pattern(1, MIB))
+
+
+def within_a_call(plane: dp.Plane, monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+    """Do this within a small call, as a finalizer or a signal's handler may."""
+    only = plane._turns._selector.only
+
+    def wait(*how: Any) -> bool:
+        patched.undo()
+        work()
+        return only(*how)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(plane._turns._selector, "only", wait)
+        plane.free(plane.put({"x": pattern(0, 8)}))
+        assert plane._turns._selector.only == only, "the work was done"
+
+
+def test_a_call_within_a_call_is_misuse_and_leaves_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
+        ref = plane.put({"x": pattern(0, 8)})
+        stream = plane.stream("s", ["t"])
+        stream.append(ref)
+        deliveries = stream.deliveries("t", rows=1, columns=["x"], lease=3600, prefetch=0)
+        next(deliveries)
+
+        def nested() -> None:
+            for call in (plane.stats, lambda: plane.free(ref), lambda: plane.get(ref), lambda: stream.append(ref)):
+                with pytest.raises(dp.Misuse, match="within"):
+                    call()
+            deliveries.close()
+
+        within_a_call(plane, monkeypatch, nested)
+        stream.consume("t", rows=1, columns=["x"], timeout=60).ack()
 
 
 INTERRUPTED = """

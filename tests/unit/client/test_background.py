@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def test_a_blocking_iterator_closes_without_error_after_the_node_is_lost() -> No
         yield 1
         yield 2
 
-    calls, turns = Caller(), Any
+    calls, turns = Caller(), SimpleNamespace(within=False)
     made: Any = Blocking(None, calls, turns)._each(items())  # type: ignore[arg-type]
     assert next(made) == 1
     calls.gone = True

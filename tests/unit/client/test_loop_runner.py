@@ -79,6 +79,24 @@ def test_a_nested_blocking_wait_is_misuse(turns: LoopRunner) -> None:
     assert turns.wait(value(2)) == 2
 
 
+def test_a_wait_within_a_little_work_is_misuse_and_more_work_is_done_later(turns: LoopRunner) -> None:
+    later = threading.Event()
+
+    def work() -> None:
+        turns.soon(later.set)
+        assert not turns.free
+        assert not later.is_set()
+        turns.wait(value(1))
+
+    def make() -> Any:
+        with pytest.raises(Misuse, match="within"):
+            turns.soon(work)
+        assert later.wait(60)
+        return value(2)
+
+    assert Call(turns, make).join().result == 2
+
+
 class Interrupting:
     """Sends SIGINT before the `step`-th instruction that this thread executes in turns, or in what waits there."""
 
@@ -143,7 +161,7 @@ def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over
             if not attempt(turns, step):
                 break
             if leader is None:
-                eventually(lambda: not turns._turn.locked(), f"the turn is given back after step {step}")
+                eventually(lambda: turns.free, f"the turn is given back after step {step}")
             eventually(lambda: not turns._waiting, f"nothing is waited for after step {step}")
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, f"step {step}"
             if step % 20 == 0:  # another thread's
