@@ -150,9 +150,9 @@ class LoopRunner:
         return not self._loop.is_running() and not self.within
 
     def ask(self, exchange: Exchange[Any, T]) -> T:
-        """As `wait` for `connection.exchange`, and not `within` a call. If the loop has no other work, this thread sends the request and reads
-        its answer itself: a task in a loop takes longer than the request. If other events come meanwhile, or no answer
-        within `_ALONE_S`, the loop does the rest."""
+        """As `wait` for `connection.exchange`, but not `within` a call. If the loop has no other work, this thread
+        sends the request and reads its answer itself: a task in a loop takes longer than the request. If other events
+        come meanwhile, or no answer within `_ALONE_S`, the loop does the rest."""
         began = _clock()
         try:
             return self._ask(exchange, began)

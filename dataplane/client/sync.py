@@ -35,7 +35,7 @@ from dataplane.client.blocking_calls import (
 )
 from dataplane.client.connecting import Connecting
 from dataplane.client.histories import AsyncHistory, HistoryFollower
-from dataplane.client.loop_runner import LoopRunner
+from dataplane.client.loop_runner import WITHIN, LoopRunner
 from dataplane.client.plane import TIMEOUT_S, AsyncPlane
 from dataplane.client.reader import with_columns
 from dataplane.client.streams import AsyncStream
@@ -45,7 +45,7 @@ from dataplane.client.weights import AsyncWeights
 from dataplane.config import NodeConfig
 from dataplane.device.memory import device_of
 from dataplane.device.ordering import called, streams
-from dataplane.errors import DataplaneError, Freed
+from dataplane.errors import DataplaneError, Freed, Misuse
 from dataplane.stream.settings import StreamSettings
 
 if TYPE_CHECKING:
@@ -278,8 +278,10 @@ class Plane(PlaneCalls):
 
     def close(self) -> None:
         """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once no process uses
-        it."""
+        it. Raises Misuse in a finalizer or a signal's handler that runs within a call of the plane."""
         if self._open and not self._inner.connection.in_child:
+            if self._turns.within:
+                raise Misuse(WITHIN)
             self._open = False
             try:
                 self._turns.wait(self._inner.aclose())

@@ -127,7 +127,9 @@ def within_a_call(plane: dp.Plane, monkeypatch: pytest.MonkeyPatch, work: Callab
         assert plane._turns._selector.only == only, "the work was done"
 
 
-def test_a_call_within_a_call_is_misuse_and_leaves_no_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_or_close_within_a_call_is_misuse_and_leaves_no_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with StandingNode(tmp_path) as node, dp.connect(node.address) as plane:
         ref = plane.put({"x": pattern(0, 8)})
         stream = plane.stream("s", ["t"])
@@ -136,7 +138,7 @@ def test_a_call_within_a_call_is_misuse_and_leaves_no_lease(tmp_path: Path, monk
         next(deliveries)
 
         def nested() -> None:
-            for call in (plane.stats, lambda: plane.free(ref), lambda: plane.get(ref), lambda: stream.append(ref)):
+            for call in (plane.stats, plane.close, lambda: plane.get(ref), lambda: stream.append(ref)):
                 with pytest.raises(dp.Misuse, match="within"):
                     call()
             deliveries.close()
