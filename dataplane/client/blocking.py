@@ -11,6 +11,7 @@ argument is refused in the name of the blocking class, and the frame has the par
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import linecache
 import operator
@@ -60,11 +61,15 @@ class Blocking:
         within a call of the plane. If the plane was closed before, the node has gone, or this is a forked child,
         nothing is left to close."""
 
+        used = asyncio.Lock()  # an error of a signal's handler leaves `following` running until it is cancelled
+
         async def following() -> Any:
-            return await anext(items, _END)
+            async with used:
+                return await anext(items, _END)
 
         async def close() -> None:
-            await items.aclose()  # type: ignore[attr-defined]
+            async with used:
+                await items.aclose()  # type: ignore[attr-defined]
 
         try:
             while (found := self._wait(following())) is not _END:

@@ -6,7 +6,8 @@ Schmidt et al. 2000). A thread that calls during another's turn hands its corout
 then has the turn for as long as any thread waits, or `busy` is true.
 
 Invariants: the loop is run by one thread at a time; a coroutine that was handed over is run to its end, also after the
-thread with the turn leaves; an interrupted call (Ctrl-C) is cancelled, never the loop's own work; whenever the
+thread with the turn leaves; a call that is interrupted (Ctrl-C), or left by an error of a signal's handler, is
+cancelled, never the loop's own work; whenever the
 interrupt comes, no turn is kept and none is lost.
 
 Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves the condition locked, and
@@ -201,11 +202,18 @@ class LoopRunner:
             del task  # break the cycle of error and task: it would keep the arguments of the call
 
     def _run(self, task: asyncio.Task[Any], interrupts: _Interrupts) -> None:
-        """As `run_until_complete`, but for the error: that is left in the task."""
+        """As `run_until_complete`, but for the error: that is left in the task. If a signal's handler raises, the task
+        is cancelled, and the background thread runs it to its end."""
         try:
             # Cancels between two steps of the loop, not within one.
             interrupts.cancel_by(lambda: self._loop.call_soon_threadsafe(task.cancel))
             self._loop.run_forever()
+        except BaseException:
+            self._waiting.add(task)
+            task.add_done_callback(lambda _: self._has_ended(task, task))
+            self._loop.call_soon(task.cancel)
+            self._calls.put(None)
+            raise
         finally:
             interrupts.cancel_by(None)
             self._run_for = None
@@ -219,7 +227,8 @@ class LoopRunner:
                 self._loop.stop()
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
-        """Let the thread with the turn run the coroutine, and wait for its result."""
+        """Let the thread with the turn run the coroutine, and wait for its result. If a signal's handler raises, the
+        coroutine is cancelled, and not waited for."""
         begun: list[asyncio.Task[T]] = []
         done = threading.Lock()  # not a condition, which an error from a signal's handler may leave locked
         done.acquire()
@@ -227,15 +236,18 @@ class LoopRunner:
         def cancel() -> None:
             with suppress(RuntimeError):  # it has ended, and the loop is closed
                 self._loop.call_soon_threadsafe(lambda: [task.cancel() for task in begun])
+                self._calls.put(None)
 
-        self._begin(coroutine, begun, done.release)
-        interrupts.cancel_by(cancel)
         try:
+            self._begin(coroutine, begun, done.release)
+            interrupts.cancel_by(cancel)
             done.acquire()
-            return begun[0].result()
+        except BaseException:
+            cancel()
+            raise
         finally:
             interrupts.cancel_by(None)
-            begun.clear()  # as in `_lead`
+        return begun.pop().result()  # as in `_lead`: not kept in `begun`
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Have the thread that runs the loop run the coroutine to its end; do not wait for it. From any thread. Raises
@@ -250,10 +262,7 @@ class LoopRunner:
         waiting = object()
 
         def ended(task: asyncio.Task[T]) -> None:  # also called if the task was cancelled before it began
-            self._waiting.discard(waiting)
-            self._ended.set()
-            if not task.cancelled():
-                task.exception()  # mark the error as retrieved, even if no thread waits any more
+            self._has_ended(waiting, task)
             done()
 
         def begin() -> None:
@@ -271,6 +280,12 @@ class LoopRunner:
                 self._loop.call_soon_threadsafe(self._ended.set)
             raise
         self._calls.put(None)
+
+    def _has_ended(self, waiting: object, task: asyncio.Task[Any]) -> None:
+        self._waiting.discard(waiting)
+        self._ended.set()
+        if not task.cancelled():
+            task.exception()  # mark the error as retrieved, even if no thread waits any more
 
     def _interrupt_later(self) -> None:
         """Handle an interrupt that came after the call had ended. It must not be lost, and must not discard the call's

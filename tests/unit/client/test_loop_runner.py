@@ -8,13 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from dataplane.client import loop_runner as module
+from dataplane.client.blocking import Blocking
 from dataplane.client.loop_runner import LoopRunner
 from dataplane.errors import Misuse
 from tests.cases import each_case
@@ -95,6 +96,33 @@ def test_a_wait_within_a_little_work_is_misuse_and_more_work_is_done_later(turns
         return value(2)
 
     assert Call(turns, make).join().result == 2
+
+
+@each_case("over", [False, True], ids=["own turn", "handed over"])
+def test_an_error_of_a_signals_handler_cancels_the_call_and_closes_its_iterator(turns: LoopRunner, over: bool) -> None:
+    gate, closed = Gate(), threading.Event()
+
+    async def items() -> AsyncIterator[int]:
+        main = threading.main_thread().ident
+        try:
+            asyncio.get_running_loop().call_soon(signal.pthread_kill, main, signal.SIGTERM)
+            await asyncio.Event().wait()
+            yield 1
+        finally:
+            await asyncio.sleep(0)
+            closed.set()
+
+    leader = Call(turns, gate.passed) if over else None
+    assert leader is None or gate.entered.wait(60)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))
+    try:
+        with pytest.raises(SystemExit):
+            next(Blocking(None, turns.wait, turns)._each(items()))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        assert leader is None or (turns.wait(gate.opened()), leader.join().result) == (None, "passed")
+    assert closed.is_set()
+    eventually(lambda: not turns._waiting, "nothing is waited for")
 
 
 class Interrupting:
