@@ -83,7 +83,9 @@ class _Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._before is None:
             return
-        _signal.signal(signal.SIGINT, self._before)  # this also runs the handler for signals so far
+        found = _signal.signal(signal.SIGINT, self._before)  # this also runs the handler for signals so far
+        if found is not self:  # the user's handler has set another
+            _signal.signal(signal.SIGINT, found)
         error, self._error = self._error, None
         if error is None:
             return

@@ -98,6 +98,18 @@ def test_a_wait_within_a_little_work_is_misuse_and_more_work_is_done_later(turns
     assert Call(turns, make).join().result == 2
 
 
+def test_a_handler_that_another_handler_set_during_a_call_stays(turns: LoopRunner) -> None:
+    async def interrupted() -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, lambda *_: signal.signal(signal.SIGINT, signal.SIG_IGN))
+    try:
+        turns.wait(interrupted())
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @each_case("over", [False, True], ids=["own turn", "handed over"])
 def test_an_error_of_a_signals_handler_cancels_the_call_and_closes_its_iterator(turns: LoopRunner, over: bool) -> None:
     gate, closed = Gate(), threading.Event()
