@@ -341,12 +341,13 @@ class AsyncAppender:
         self, form: RowSchema | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
     ) -> Sent | None:
         """Append rows of this layout to the last block, which has at most `most` bytes then. None if the rows have
-        another layout, or if there is no room. Raises Misuse, Closed."""
+        another layout, or if there is no room. Raises Misuse, Closed, Forked."""
+        if self._stream._connection.in_child:  # before the lock, which a thread of the parent may have held
+            self._stream._connection.check()
         if form is None or not form.simple or not (tags is None or type(tags) is dict):
             return None
-        bare = keys is None and group is None and not tags
         with self._lock:
-            block = self._blocks[-1] if bare and self._blocks else None
+            block = self._blocks[-1] if self._blocks and keys is None and group is None and not tags else None
             if block is None or block.full or block.bare is not form or self._closed:
                 kind = Kind(form, keys is not None, group is not None, tuple(tags) if tags else (), gathered=True)
                 block = self._block(kind)

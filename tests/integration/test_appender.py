@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -125,6 +126,19 @@ def test_pending_sends_fail_when_the_stream_closes_or_the_node_dies(node: Standi
         for each in sent[2:]:
             with pytest.raises(dp.PeerUnavailable):
                 each.result()
+
+
+def test_a_forked_child_cannot_send(plane: dp.Plane) -> None:
+    appender = plane.stream("s", tasks=["t"]).appender()
+    appender.append(row(1))
+    if (child := os.fork()) == 0:
+        try:
+            appender.send(row(2))
+        except dp.Forked:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 async def test_agents_of_one_loop_share_an_appender(node: StandingNode) -> None:
