@@ -99,8 +99,7 @@ class Block:
         self.gathered = gathered
         self.calls: list[Call] = []
         self.rows = self.nbytes = 0
-        self.full = False
-        """No more calls are added to it."""
+        self.full = False  # whether no more calls are added
         self.filled = asyncio.Event()
         self.done = asyncio.Event()
         self._deadline = deadline
