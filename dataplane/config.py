@@ -6,6 +6,7 @@ creation, so every field of an existing `NodeConfig` is the value in force.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -28,6 +29,9 @@ _UNITS = {"": 1, "B": 1} | {
     for power, prefix in enumerate(("K", "M", "G", "T"), 1)
 }
 _MIB = 1 << 20
+
+SPILL_REMEDY = "set spill_dir, --spill-dir or $DATAPLANE_SPILL_DIR to a directory that you can write to, or spill to 0"
+"""What to do if the directory of spill files cannot be used."""
 
 TRANSPORTS = ("tcp", "ucx", "nixl")
 """The data transports between hosts."""
@@ -95,6 +99,7 @@ class NodeConfig:
         spill_dir = _directory("spill_dir", environment().spill_dir if self.spill_dir is None else self.spill_dir)
         spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill, "spill")
         if self.spill is None and not spill:
+            _check_directory(spill_dir, SPILL_REMEDY)
             warnings.warn(f"no space is free in {spill_dir}, so nothing will be spilled", RuntimeWarning, stacklevel=3)
         prewarm = parse_size(min(512 * _MIB, memory // 2) if self.prewarm is None else self.prewarm, "prewarm")
         if prewarm > memory:
@@ -438,6 +443,19 @@ def _directory(name: str, path: object) -> Path:
     if not isinstance(path, str | os.PathLike):
         raise ValueError(f"{name} is the path of a directory, not {path!r}")
     return Path(path).expanduser().absolute()
+
+
+def _check_directory(directory: Path, remedy: str) -> None:
+    """Raises OSError, with advice, if this is no directory and none can be made. Leaves none behind."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    try:
+        if missing:
+            missing[-1].mkdir(0o700)
+            missing[-1].rmdir()
+        elif not directory.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    except OSError as error:
+        raise OSError(error.errno, f"no directory can be made in {directory}: {error.strerror}; {remedy}") from None
 
 
 def _default_spill(memory: int, spill_dir: Path) -> int:

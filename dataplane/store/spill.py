@@ -43,7 +43,7 @@ from typing import ParamSpec, TypeVar
 
 import lz4.block
 
-from dataplane.config import PAGE
+from dataplane.config import PAGE, SPILL_REMEDY
 from dataplane.errors import Corrupt
 from dataplane.store.directory_claim import DirectoryClaim
 from dataplane.store.spill_file import (
@@ -73,7 +73,6 @@ _THREADS, _PER_FILE = 3, 2  # that write and read; and of one file, so that one 
 _LATE_S = 1.0  # seconds after which a call that has not been answered is an error
 _RETRY_S = 0.5  # seconds between attempts to delete a file
 _CLOSE_S = 1.5  # seconds that closing waits for hanging calls
-_REMEDY = "set spill_dir, --spill-dir or $DATAPLANE_SPILL_DIR to a directory that you can write to, or spill to 0"
 _SAMPLE = 64 << 10
 _WORTH = 0.7  # compress only shards that shrink below this part of their size
 
@@ -101,7 +100,7 @@ class Disk:
         self.removed: Callable[[], None] = lambda: None
         """Called when files have been deleted, and there is room for others."""
         self._errors: dict[str, str] = {}  # by operation: its last error
-        self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=_REMEDY) if quota else None
+        self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=SPILL_REMEDY) if quota else None
         self._compression = compression
         self._calls: dict[int, float] = {}  # by thread that uses the disk: since when, or since its last chunk
         self._doomed: deque[SpillFile] = deque()

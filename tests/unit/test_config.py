@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -190,3 +191,19 @@ def test_invalid_join_addresses_are_refused(join: str) -> None:
     """Found before anything is started: ZeroMQ would refuse some of them in the middle of the node's work."""
     with pytest.raises(ValueError, match="HOST:PORT"):
         ClusterConfig("tcp://127.0.0.1:0", join)
+
+
+def test_a_directory_for_spill_files_that_cannot_be_made_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A default `spill` is 0 in a file system without free space, such as /proc. Only a directory that is there, or
+    can be made, is taken for a full one."""
+    with pytest.raises(OSError, match="no directory can be made in /proc/no/such: .*set spill_dir"):
+        NodeConfig(memory="2MiB", spill_dir="/proc/no/such")
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="no directory can be made in .*/file: Not a directory"):
+        NodeConfig(memory="2MiB", spill_dir=tmp_path / "file")
+    with pytest.warns(RuntimeWarning, match="no space is free"):
+        NodeConfig(memory="2MiB", spill_dir=tmp_path / "new" / "one")
+    assert not (tmp_path / "new").exists()
