@@ -136,7 +136,7 @@ class Recording(Background):
         began = time.thread_time()
         self._plane, self._stream, self._ends = plane, await plane.stream(self._stream_name), stop
         stream = self._stream
-        columns = self._how.columns or await _columns(stream, self._how.task, stop)
+        columns = self._how.columns or await _columns(stream, self._how.task, stop) or _recorded(self._how.directory)
         if not columns:
             return
         tasks = [task for task in stream.settings.tasks if task != self._how.task] or [self._how.task]
@@ -331,6 +331,12 @@ async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOOK_S):
                 await stop.wait()
+
+
+def _recorded(directory: Path) -> list[str]:
+    """The columns of the recording in the directory, which the recorder of a stream without rows continues: so it is
+    refused while another one writes there. Empty if there is no recording."""
+    return Manifest.read(directory).columns if (directory / "manifest.json").exists() else []
 
 
 def record(

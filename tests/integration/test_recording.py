@@ -99,6 +99,29 @@ def test_a_key_that_was_used_again_is_replayed_as_a_unique_name(plane: Any, tmp_
         assert delivery.get()["x"].to_list() == [0, 2, 1, 3]
 
 
+def test_a_directory_has_one_recorder_also_when_the_stream_has_ended(plane: Any, tmp_path: Path) -> None:
+    """A closed stream without rows has no columns; the recorder then takes those of the recording."""
+    stream = plane.stream("ended", ["actor", "record"])
+    fill(stream, 1)
+    with stream.record(tmp_path / "r"):
+        rewarded(stream, 8)
+        stream.close()
+    with Writer(tmp_path / "r", Reader(tmp_path / "r").manifest):
+        with pytest.raises(Misuse, match="another process"):
+            stream.record(tmp_path / "r").wait(WAIT_S)
+        stream.drop()
+        ended = plane.stream("ended", ["actor", "record"])
+        ended.close()
+        with pytest.raises(Misuse, match="another process"):
+            ended.record(tmp_path / "r").wait(WAIT_S)
+    again = ended.record(tmp_path / "r")
+    again.wait(WAIT_S)
+    assert again.statistics().rows == 8
+    nothing = ended.record(tmp_path / "new")
+    nothing.wait(WAIT_S)
+    assert nothing.statistics().rows == 0
+
+
 def test_a_damaged_recording_ends_its_consumers(plane: Any, tmp_path: Path) -> None:
     stream = plane.stream("rollouts", ["record"])
     fill(stream, 4)
