@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command of `arguments` (else of the command line). Returns its exit code."""
     parser = _parser()
-    chosen = parser.parse_args(arguments)
+    chosen, rest = parser.parse_known_args(arguments)
+    if len(rest) == 1 and not rest[0].startswith("-") and getattr(chosen, "address", "") is None:
+        chosen.address = rest.pop()  # after DIR and an option: argparse took it as left out when it met DIR
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         code: int = chosen.run(chosen)
     except ValueError as error:

@@ -6,8 +6,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +76,26 @@ def _listed(names: str | None) -> list[str] | None:
     return [name for name in names.split(",") if name] if names else None
 
 
+@contextmanager
+def _raised_only() -> Iterator[None]:
+    """A context in which the error of a recorder or replay is not logged: `wait` raises it, and the command prints
+    it."""
+    from dataplane.client import background
+
+    def other(line: logging.LogRecord) -> bool:
+        return line.msg != background.ENDED
+
+    background.log.addFilter(other)
+    try:
+        yield
+    finally:
+        background.log.removeFilter(other)
+
+
 def _record(chosen: argparse.Namespace) -> int:
     from dataplane.client.sync import connect
 
-    with connect(_address(chosen)) as plane:
+    with _raised_only(), connect(_address(chosen)) as plane:
         recording = plane.stream(chosen.stream).record(
             chosen.directory,
             _listed(chosen.columns),
@@ -108,7 +127,7 @@ def _replay(chosen: argparse.Namespace) -> int:
         return _check(chosen)
     from dataplane.client.sync import connect
 
-    with connect(_address(chosen)) as plane:
+    with _raised_only(), connect(_address(chosen)) as plane:
         stream = plane.replay(
             chosen.directory,
             chosen.stream,
@@ -135,6 +154,7 @@ def _versions(said: str | None) -> range | None:
 
 
 def _check(chosen: argparse.Namespace) -> int:
+    from dataplane.observe.status import counted
     from dataplane.recording import Reader
 
     reader = Reader(chosen.directory)
@@ -159,7 +179,7 @@ def _check(chosen: argparse.Namespace) -> int:
         print(json.dumps(told))
         return 0
     span = f", versions {versions[0]} to {versions[1]}" if versions else ""
-    print(f"{rows} rows of stream {manifest.stream}{span}, in {len(manifest.files)} files")
+    print(f"{rows} rows of stream {manifest.stream}{span}, in {counted(len(manifest.files), 'file')}")
     print(f"tasks: {', '.join(manifest.tasks)}; columns: {', '.join(manifest.columns)}")
     if manifest.skipped:
         print(f"{manifest.skipped} rows were passed over, since the disk was full", file=sys.stderr)

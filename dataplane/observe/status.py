@@ -16,7 +16,7 @@ _GROUPS = 3  # incomplete ones that are named, of each task
 def status_text(stats: Stats) -> str:
     """The statistics, one a line: memory, disk, shards, pins, waits, holders of memory, streams and tables."""
     rows = [
-        ("node", f"{stats.node}, pid {stats.pid}, up {duration(stats.uptime_s)}, {stats.clients} clients"),
+        ("node", f"{stats.node}, pid {stats.pid}, up {duration(stats.uptime_s)}, {counted(stats.clients, 'client')}"),
         ("memory", share(stats.memory_used, stats.memory_budget) + f"  peak {format_size(stats.memory_peak)}"),
         ("disk", disk_text(stats)),
         ("shards", f"{stats.shards}, of them {stats.spilled_shards} on disk only"),
@@ -60,7 +60,7 @@ def stream_text(stream: Mapping[str, Any]) -> str:
     if stream["unfinished"]:
         parts.append(f"{stream['unfinished']:,} in progress")
     if stream["groups"]:
-        parts.append(f"{stream['groups']:,} groups")
+        parts.append(counted(stream["groups"], "group"))
     return ", ".join(parts + ["closed"] * bool(stream["closed"]))
 
 
@@ -97,7 +97,7 @@ def hints(stream: Mapping[str, Any]) -> list[str]:
 
 def waiting_text(stats: Stats) -> str:
     """The requests that wait for memory, and the processes that sent them."""
-    requests = f"{stats.waiting:,} request{'' if stats.waiting == 1 else 's'} for {format_size(stats.waiting_bytes)}"
+    requests = f"{counted(stats.waiting, 'request')} for {format_size(stats.waiting_bytes)}"
     return requests + (f", of {', '.join(stats.waiters)}" if stats.waiters else "")
 
 
@@ -119,6 +119,11 @@ def share(used: int, budget: int, width: int = _BAR) -> str:
     filled = min(width, round(width * used / budget))
     bar = "#" * filled + "." * (width - filled)
     return f"[{bar}] {format_size(used)} of {format_size(budget)} ({100 * used / budget:.0f} %)"
+
+
+def counted(count: int, noun: str) -> str:
+    """A number of things: "1 file", "2,000 files"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

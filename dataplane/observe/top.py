@@ -13,6 +13,7 @@ from typing import Any
 from dataplane.config import format_size
 from dataplane.observe.stats import Stats
 from dataplane.observe.status import (
+    counted,
     disk_text,
     duration,
     hints,
@@ -42,7 +43,7 @@ def frame(stats: Stats, previous: Stats | None, seconds: float, width: int, heig
 
 def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> Iterator[str]:
     bar = max(8, min(40, width - 44))
-    yield f"dataplane {stats.node}  pid {stats.pid}  up {duration(stats.uptime_s)}  {stats.clients} clients"
+    yield f"dataplane {stats.node}  pid {stats.pid}  up {duration(stats.uptime_s)}  {counted(stats.clients, 'client')}"
     yield f"memory {share(stats.memory_used, stats.memory_budget, bar)}"
     yield f"disk   {disk_text(stats, bar)}"
     yield (
