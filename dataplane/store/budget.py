@@ -50,6 +50,10 @@ def attributed(holder: Mapping[str, Any]) -> str:
     return of + (f", oldest {holder['oldest_s']:.0f} s" if holder.get("oldest_s", 0.0) >= 1.0 else "")
 
 
+def _of_stream(holder: Mapping[str, Any]) -> bool:
+    return str(holder.get("owner", "")).startswith("stream ")
+
+
 @dataclass(slots=True, eq=False)
 class _Waiter:
     nbytes: int
@@ -172,11 +176,12 @@ class Budget:
         if why.spill_error:
             named += [holder for holder in why.holders if holder["how"] == "spilled"][:2]
         held = ", ".join(f"{h['holder']} {format_size(h['bytes'])} {h['how']}{attributed(h)}" for h in named)
+        limit = " set `max_bytes` of the streams," if any(map(_of_stream, named)) else ""
         return Backpressure(
             f"no room for {format_size(nbytes)} of {format_size(self.capacity)} within {deadline.waited_s:.1f} s;"
             f" held by: {held or 'requests before this one'}"
             + (f"; {why.spill_error}" if why.spill_error else "")
-            + ": free rows, drop views of them, or give the node more `memory` or `spill`",
+            + f": free rows, drop views of them,{limit} or give the node more `memory` or `spill`",
             needed=nbytes,
             waited_s=deadline.waited_s,
             holders=why.holders,

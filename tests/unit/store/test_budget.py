@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from dataplane.clock import Deadline
 from dataplane.config import PAGE
 from dataplane.errors import LimitExceeded
-from dataplane.store.budget import Budget, Purpose
+from dataplane.store.budget import Budget, Holders, Purpose
 from dataplane.store.shard import Shard
 from dataplane.store.spill_file import SpillFile
 from dataplane.store.stored import SPARE, Rooms, StoredBytes
+from tests.cases import each_case
 from tests.unit.store.stores import FakeClock
 
 LONG = 20.0
@@ -237,3 +238,10 @@ def test_a_shard_that_is_larger_than_the_memory_leaves_the_disk_usable() -> None
     rooms.add(100)  # a copy of another host's shard, never read back here as a whole
     stored = StoredBytes(10, 50, rooms)
     assert [stored.admits(used, 1, 1, spare=False) for used in (39, 40)] == [True, False]
+
+
+@each_case("owner, named", [("stream rollouts", True), ("scope streams", False), ("", False)])
+def test_the_error_names_max_bytes_if_a_stream_holds_the_bytes(owner: str, named: bool) -> None:
+    holder = {"holder": "rollout.py", "bytes": PAGE, "how": "stored", "owner": owner}
+    error = Budget(PAGE, explain=lambda full: Holders((holder,))).backpressure(PAGE, Deadline.after(0.0))
+    assert ("set `max_bytes` of the streams" in str(error)) == named
