@@ -73,8 +73,9 @@ def _parser() -> argparse.ArgumentParser:
     keygen.add_argument("file", type=Path, help="the file to write; it must not exist")
     keygen.set_defaults(run=_keygen)
 
+    listed = "the nodes of a cluster, the partitions that they lead and follow as far as this node knows"
     members = commands.add_parser(
-        "members", help="list the nodes of a cluster, the partitions that they lead and follow, and the coordinator"
+        "members", help=f"list {listed}, and the coordinator", description=f"List {listed}, and the coordinator."
     )
     members.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")
     members.add_argument("--json", action="store_true", help="as JSON")
