@@ -446,7 +446,7 @@ def _directory(name: str, path: object) -> Path:
 
 
 def _check_directory(directory: Path, remedy: str) -> None:
-    """Raises OSError, with advice, if this is no directory and none can be made. Leaves none behind."""
+    """Raises Rejected, with advice, if this is no directory and none can be made. Leaves none behind."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
         if missing:
@@ -455,7 +455,7 @@ def _check_directory(directory: Path, remedy: str) -> None:
         elif not directory.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
-        raise OSError(error.errno, f"no directory can be made in {directory}: {error.strerror}; {remedy}") from None
+        raise Rejected(f"no directory can be made in {directory}: {error.strerror}; {remedy}") from None
 
 
 def _default_spill(memory: int, spill_dir: Path) -> int:

@@ -15,6 +15,7 @@ from dataplane.config import (
     environment,
     parse_size,
 )
+from dataplane.errors import Rejected
 from tests.cases import each_case
 
 
@@ -198,11 +199,11 @@ def test_a_directory_for_spill_files_that_cannot_be_made_is_an_error(
 ) -> None:
     """A default `spill` is 0 in a file system without free space, such as /proc. Only a directory that is there, or
     can be made, is taken for a full one."""
-    with pytest.raises(OSError, match="no directory can be made in /proc/no/such: .*set spill_dir"):
+    with pytest.raises(Rejected, match=r"no directory can be made in /proc/no/such: .*set spill_dir"):
         NodeConfig(memory="2MiB", spill_dir="/proc/no/such")
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=0))
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="no directory can be made in .*/file: Not a directory"):
+    with pytest.raises(Rejected, match=r"no directory can be made in .*/file: Not a directory"):
         NodeConfig(memory="2MiB", spill_dir=tmp_path / "file")
     with pytest.warns(RuntimeWarning, match="no space is free"):
         NodeConfig(memory="2MiB", spill_dir=tmp_path / "new" / "one")
