@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ENDED = "%s has ended: %s"
-"""The log line of work that ends by an error."""
-
 _PAUSE_S = 1.0  # seconds between two attempts at what failed for a while
 _FLUSH_S = 5.0
 
@@ -76,7 +73,9 @@ class Background(ABC):
         except BaseException as error:
             self._error = error
             _forget(error)
-            log.warning(ENDED, self._name, str(error))  # without the exception, a kept record keeps no rows alive
+            log.warning(
+                "%s has ended: %s", self._name, str(error)
+            )  # without the exception, a kept record keeps no rows alive
         finally:
             self._begun.set()
 

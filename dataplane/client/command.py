@@ -6,11 +6,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import logging
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,26 +73,10 @@ def _listed(names: str | None) -> list[str] | None:
     return [name for name in names.split(",") if name] if names else None
 
 
-@contextmanager
-def _raised_only() -> Iterator[None]:
-    """A context in which the error of a recorder or replay is not logged: `wait` raises it, and the command prints
-    it."""
-    from dataplane.client import background
-
-    def other(line: logging.LogRecord) -> bool:
-        return line.msg != background.ENDED
-
-    background.log.addFilter(other)
-    try:
-        yield
-    finally:
-        background.log.removeFilter(other)
-
-
 def _record(chosen: argparse.Namespace) -> int:
     from dataplane.client.sync import connect
 
-    with _raised_only(), connect(_address(chosen)) as plane:
+    with connect(_address(chosen)) as plane:
         recording = plane.stream(chosen.stream).record(
             chosen.directory,
             _listed(chosen.columns),
@@ -127,7 +108,7 @@ def _replay(chosen: argparse.Namespace) -> int:
         return _check(chosen)
     from dataplane.client.sync import connect
 
-    with _raised_only(), connect(_address(chosen)) as plane:
+    with connect(_address(chosen)) as plane:
         stream = plane.replay(
             chosen.directory,
             chosen.stream,

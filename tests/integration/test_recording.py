@@ -236,9 +236,7 @@ def test_each_row_is_recorded_once_though_the_recorder_is_killed_again_and_again
     assert list((tmp_path / "r" / "_open").iterdir()) == [tmp_path / "r" / "_open" / "lock"]
 
 
-def test_the_commands_record_check_and_replay(
-    node: StandingNode, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_commands_record_check_and_replay(node: StandingNode, tmp_path: Path, capsys: Any) -> None:
     path = str(tmp_path / "r")
     with dp.connect(node.address) as plane:
         stream = plane.stream("rollouts", ["actor", "record"])
@@ -249,8 +247,7 @@ def test_the_commands_record_check_and_replay(
         assert capsys.readouterr().out == f"{path}: 24 rows\n"
         with Writer(tmp_path / "other", Reader(tmp_path / "r").manifest):
             assert cli.main(["record", str(tmp_path / "other"), node.address, "--stream", "rollouts"]) == 1
-        assert capsys.readouterr().err.count("another process") == 1
-        assert "has ended" not in caplog.text
+        assert "another process" in capsys.readouterr().err
         stream.drop()
         assert cli.main(["replay", path, "--check"]) == 0
         assert "24 rows of stream rollouts, versions 0 to 2, in 1 file\n" in capsys.readouterr().out
