@@ -1,14 +1,14 @@
 """The shared memory of a node: segments (`store.segment`), and the extents allocated in them.
 
-A segment belongs to one client, or to the node. That client is the only process besides the node that may write to it.
-It reuses its freed extents there, whose pages are warm in the file and in its page tables. A segment is created when
-its owner needs addresses, as large as all of the owner's segments together, so that there are few. It is sparse:
-fragmentation costs addresses, not memory.
+A segment belongs to one client, or to the node. Only its owner and the node may write to it. The owner reuses freed
+extents in it, because their pages are warm: in the file, and in the owner's page tables. A segment is created when its
+owner needs addresses. It is as large as all of the owner's segments together, so that there are few. It is sparse, so
+fragmentation costs addresses and not memory.
 
 Invariants: `used` (bytes of extents) <= `resident` (bytes with pages) <= `capacity`. When the arena is full, an extent
-that needs fresh pages takes them from warm free pages, by punching holes. No segment has bytes of one client that
-another could write to: when its owner goes, a segment is retired; its free pages go back to the host at once, and the
-others when the extents in them are freed. The budget admits every allocation first, and never more than the capacity.
+that needs fresh pages takes them from warm free pages, by punching holes. No client can write to bytes of another: a
+segment is retired when its owner goes. Its free pages return to the host at once, and the others when their extents are
+freed. The budget admits every allocation first, and never more than the capacity.
 
 Rejected: names in /dev/shm (they leak, and containers limit it); one segment that all clients write to (one could
 overwrite a sealed shard of another); one memfd for each extent (a descriptor and a cold mapping for each put);
@@ -31,7 +31,7 @@ from dataplane.store.segment import ArenaSegment
 log = logging.getLogger(__name__)
 
 _LEAST, _MOST = 16 << 20, 64 << 30
-"""The least and the most bytes of addresses of a segment; it has more if one extent needs them."""
+"""The least and the most bytes of addresses of a segment. A larger extent gets a larger segment."""
 
 _FREELY = 1 << 30
 """The bytes of addresses that may be mapped even if the capacity is smaller."""
@@ -63,8 +63,8 @@ class Arena:
     """The segments and their owners. Used from the node's event loop only, except `view`."""
 
     def __init__(self, capacity: int) -> None:
-        """Creates and closes a segment of twice the capacity as a test. Raises OSError if the system refuses it, so
-        that a node fails at its start and not at a later put."""
+        """`capacity`: the most bytes of extents. Raises OSError if the system refuses a test segment of twice as many:
+        a node fails at its start and not at a later put."""
         try:
             ArenaSegment(0, 2 * pages(capacity)).close()
         except OSError as error:
@@ -115,7 +115,7 @@ class Arena:
         return segment
 
     def _close_idle(self) -> None:
-        """Close empty segments. Their owners learn of it with their next grant."""
+        """Close the empty segments of all owners."""
         for segments in self._owned.values():
             for segment in [segment for segment in segments if not segment.extents]:
                 segments.remove(segment)
@@ -123,7 +123,7 @@ class Arena:
 
     def _close(self, segment: ArenaSegment) -> None:
         for start, end in segment.warm:
-            self._punch(segment, start, end)  # readers may map it still
+            self._punch(segment, start, end)  # readers may still map the segment
         self.resident -= sum(end - start for start, end in segment.warm)
         self.mapped -= segment.size
         self.closed += 1
@@ -139,13 +139,14 @@ class Arena:
             self._close(segment)
 
     def depart(self, owner: Hashable) -> None:
-        """Retire the segments of an owner that has disconnected; its process may still be alive and write. Its shards
+        """Retire the segments of an owner that has disconnected, because its process may live on and write. Its shards
         stay."""
         for segment in self._owned.pop(owner, ()):
             self._retire(segment)
 
     def guard(self) -> None:
-        """Receive SIGIO when a process opens a segment for writing; the handler calls `harden_opened`."""
+        """Take a lease on each segment, now and later: the system sends SIGIO when a process opens one for writing. The
+        caller's handler of SIGIO calls `harden_opened`."""
         self._guarded = True
         for segment in self:
             self._guard(segment)
@@ -156,7 +157,7 @@ class Arena:
             log.warning("this system has no file leases: processes of this user can open segments for writing")
 
     def harden_opened(self) -> None:
-        """Seal the segments that processes are about to open for writing, and let those processes go on."""
+        """Seal and retire the segments that other processes are opening for writing, and let their `open` return."""
         for segment in self:
             if segment.opened:
                 segment.harden()
@@ -169,8 +170,8 @@ class Arena:
     # Extents
 
     def allocate(self, owner: Hashable, nbytes: int, following: int = 0) -> Extent:
-        """An extent of at least `nbytes` in a segment of the owner. It still has the bytes of its last use.
-        `following`: bytes that the owner is about to allocate next, preferably in the same segment.
+        """Allocate an extent of at least `nbytes` in a segment of the owner. Its content is that of its last use.
+        `following`: bytes that the owner allocates next; a new segment is large enough for them too.
 
         Raises MemoryError if that would exceed the capacity, which the budget prevents. Raises OSError if the system
         refuses a new segment, most likely because no descriptors are left, or free pages cannot be given back. Then
@@ -202,8 +203,8 @@ class Arena:
         self._segments[extent.segment].extents += extent.size // PAGE - 1
 
     def extend(self, number: int, start: int, size: int) -> bool:
-        """Take the pages from `start` of a segment, as extents of one page each. Returns whether they were free.
-        Raises as `allocate`."""
+        """Take `size` bytes of pages at `start` of a segment, as extents of one page each. Returns whether a free range
+        of that size begins there. Raises MemoryError beyond the capacity, OSError if no free pages are given back."""
         segment = self._segments[number]
         if self.used + size > self.capacity:
             raise MemoryError(f"{size} bytes on top of {self.used} exceed the arena's {self.capacity}")
@@ -239,8 +240,8 @@ class Arena:
                 self._close(segment)
 
     def punch(self, extent: Extent, start: int, end: int, nbytes: int) -> None:
-        """Return the pages of a part of the extent to the host, `nbytes` of which were not returned before. Its
-        addresses stay allocated and read as zeros."""
+        """Return the pages from `start` to `end` in the extent to the host. `nbytes`: the bytes among them not returned
+        before. The addresses stay allocated and read as zeros."""
         self.used -= nbytes
         self._punch(self._segments[extent.segment], extent.offset + start, extent.offset + end)
 
@@ -250,7 +251,8 @@ class Arena:
         self.release(extent, extent.size)
 
     def prewarm(self, owner: Hashable, nbytes: int) -> tuple[ArenaSegment, int]:
-        """A segment for `owner`, and how many bytes at its start it may warm. They count as resident."""
+        """Return a segment of `owner`, and the number of bytes at its start that the owner may prefault. They count as
+        resident. Raises OSError if the system refuses a new segment."""
         owned = self._owned.get(owner)
         segment = owned[0] if owned else self._make(owner, nbytes)
         free = next((end for start, end in segment.free if start == 0), 0)
@@ -261,7 +263,7 @@ class Arena:
         return segment, nbytes
 
     def cool(self, owner: Hashable) -> None:
-        """Give the free pages of the segments of the owner back to the host."""
+        """Return the free pages of the owner's segments to the host."""
         for segment in self._owned.get(owner, ()):
             self._punch_unused(segment)
 
@@ -283,11 +285,11 @@ class Arena:
 
     def forget(self, extent: Extent, start: int, size: int) -> None:
         """Unmap a part of the extent from this process (not from the file), so that its pages count once."""
-        with suppress(OSError):  # then they count twice until the node's mapping goes
+        with suppress(OSError):  # the pages count twice until the node's mapping ends
             self._segments[extent.segment].memory.madvise(mmap.MADV_DONTNEED, extent.offset + start, size)
 
     def _punch_free(self, nbytes: int) -> int:
-        """Return `nbytes` of free pages to the host, or all if they are fewer, from high addresses on; their bytes."""
+        """Return `nbytes` of free pages to the host, or all if fewer, high addresses first. Returns their bytes."""
         given = 0
         for segment in self:
             for start, end in sorted(segment.free, reverse=True):

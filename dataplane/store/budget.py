@@ -1,15 +1,15 @@
 """Admits all use of memory: bytes are reserved here before they are used.
 
 Invariants: `used` never exceeds `capacity`, and only requested bytes are granted. Requests wait in the order of
-arrival, in three queues: those whose callers may free memory next, restores and then extends of rows, go before other
-new bytes. New bytes also have to leave room to read back what is on disk (`store.stored`), restores only have to fit in
-memory. Appends leave a part free for extends: else a node that is full of rows that lack a column could never store
-that column. A request that fits may pass an older one of its queue that does not, until the older one has waited
-`passing_s`; from then on all freed bytes are kept for it. Every wait ends: with the bytes, at its deadline, or by
-cancellation.
+arrival, in three queues: restores, extends of rows, other new bytes. The first two go first, because their callers may
+free memory next. A restore only has to fit in memory. New bytes also have to leave room to read back the shards on disk
+(`store.stored`). Appends leave a part free for extends: else a node full of rows without a column could never store
+that column. A request that fits may pass an older one of its own or an earlier queue that does not fit. Once the older
+one has waited `passing_s`, requests behind it in its own and later queues wait. Every wait ends: with the bytes, at its
+deadline, or by cancellation.
 
 The budget knows no shards. `on_demand` is called whenever a request has to wait, so that the store can make room;
-`explain` returns the holders of the bytes when a wait fails. Used from one event loop.
+`explain` returns the holders of memory and disk, for the error of a failed wait. Used from one event loop.
 
 Rejected: a semaphore of bytes (no order between large and small requests, no error that names the holders).
 """
@@ -89,8 +89,8 @@ class Budget:
         passing_s: float = 1.0,
         clock: Clock = monotonic,
     ) -> None:
-        """`explain(full)`: `full` says whether the bytes were refused to keep room for reading back. Without `stored`,
-        there is no disk."""
+        """`explain(full)` returns the holders, for an error; `full`: the bytes were refused to keep room for reading
+        back. `stored`: the bytes of memory and disk; None: there is no disk. `passing_s`: see the module."""
         self.capacity = capacity
         self._stored = StoredBytes(capacity, 0, Rooms()) if stored is None else stored
         self.used = 0
@@ -105,8 +105,8 @@ class Budget:
         self._waited_s = 0.0
 
     def try_reserve(self, nbytes: int, purpose: Purpose = "put", room: int = 0) -> bool:
-        """Take the bytes now, if they are free and no waiting request would be overtaken unfairly. `room`: of the
-        largest shard among them; 0: they are one shard.
+        """Reserve the bytes at once, unless they do not fit or a request before them has waited `passing_s`. Returns
+        whether they are reserved. `room`: the bytes of the largest shard among them; 0: they are one shard.
 
         Raises LimitExceeded for more bytes than the capacity.
         """
@@ -128,7 +128,8 @@ class Budget:
         return True
 
     def admits(self, nbytes: int, purpose: Purpose, room: int) -> bool:
-        """Whether these bytes leave room to read back the others. A large append may use what others leave free."""
+        """Whether these bytes leave room to read back the others, and, for an append of at most half the capacity, the
+        part for extends. A restore is always admitted."""
         spare = purpose == "append" and nbytes <= self.capacity // 2
         return purpose == "restore" or self._stored.admits(self.used, nbytes, room, spare=spare)
 
@@ -136,10 +137,11 @@ class Budget:
         return itertools.chain(*self._queues)
 
     async def reserve(self, nbytes: int, deadline: Deadline, purpose: Purpose = "put", room: int = 0) -> None:
-        """As `try_reserve`, waiting until the deadline.
+        """Reserve the bytes, and wait for them until the deadline. `room`: the bytes of the largest shard among them;
+        0: they are one shard.
 
-        Raises Backpressure at the deadline, LimitExceeded at once if waiting cannot help. Cancelled, it leaves
-        nothing reserved.
+        Raises Backpressure at the deadline, LimitExceeded at once for more bytes than the capacity. After an error or a
+        cancellation nothing is reserved.
         """
         if self.try_reserve(nbytes, purpose, room):
             return
@@ -170,7 +172,7 @@ class Budget:
             self._waited_s += self._clock() - waiter.since
 
     def backpressure(self, nbytes: int, deadline: Deadline, *, full: bool = False) -> Backpressure:
-        """The error of a failed wait for `nbytes`. `full`: they were refused to keep room for reading back."""
+        """Return the error of a failed wait for `nbytes`. `full`: they were refused to keep room for reading back."""
         why = self._explain(full)
         named = [holder for holder in why.holders if holder["how"] != "spilled"][:4]
         if why.spill_error:
@@ -189,14 +191,14 @@ class Budget:
         )
 
     def release(self, nbytes: int) -> None:
-        """Give bytes back, to the first waiting request."""
+        """Give bytes back, and grant waiting requests that fit now. Raises ValueError for more bytes than in use."""
         if nbytes > self.used:
             raise ValueError(f"{nbytes} bytes given back of {self.used} in use")
         self.used -= nbytes
         self.grant()
 
     def grant(self) -> None:
-        """Grant what fits now. To be called when fewer bytes are stored."""
+        """Grant the waiting requests that fit now. To be called when memory or disk holds fewer bytes than before."""
         now = self._clock()
         for queue in self._queues:
             for waiter in list(queue):
@@ -219,8 +221,7 @@ class Budget:
 
     @property
     def shortfall(self) -> int:
-        """Bytes of memory that must be freed before the first waiting request that needs nothing else can be
-        granted."""
+        """The bytes of memory to free for the first waiting request that lacks nothing else; 0 if there is none."""
         for waiter in self._waiters():
             if self._admitted(waiter):
                 return max(0, self.used + waiter.nbytes - self.capacity)

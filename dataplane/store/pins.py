@@ -1,6 +1,6 @@
-"""Pins, by which clients hold shards in place: counted for each client and shard, and released with the client.
+"""Pins of clients on shards: a pinned shard's bytes stay where they are. All pins of a client are released with it.
 
-Invariant: a shard is held while, and only while, some client has a pin on it.
+Invariant: `holds` is true of a shard exactly while some client has a pin on it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Pins:
             total[shard] = total.get(shard, 0) + 1
 
     def inherit(self, client: Hashable, heir: Hashable) -> None:
-        """Add to the heir's pins as many on each shard as the client has."""
+        """Add a copy of all pins of the client to the heir's. The client keeps its own."""
         for shard, count in self._of.get(client, {}).items():
             mine = self._of.setdefault(heir, {})
             mine[shard] = mine.get(shard, 0) + count
             self._total[shard] += count
 
     def drop_all(self, client: Hashable, shards: Iterable[int]) -> list[int]:
-        """Release one pin on each of these. Returns the shards without a pin left. A pin that does not exist is
+        """Release one pin of the client on each shard. Returns the shards whose last pin was released. Missing pins are
         ignored."""
         mine, total = self._of.get(client, {}), self._total
         unheld = []
@@ -51,7 +51,7 @@ class Pins:
         return unheld
 
     def drop_client(self, client: Hashable) -> list[int]:
-        """Release all pins of the client. Returns the shards without a pin left."""
+        """Release all pins of the client. Returns the shards whose last pin was released."""
         mine = self._of.pop(client, {})
         unheld = []
         for shard, count in mine.items():

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
-_LATE_S = 1.0  # seconds after which memory of clean shards is taken without waiting for a write any more
+_LATE_S = 1.0  # the most seconds that taking memory of clean shards waits for a batch of writes
 _STALE = 4  # stale entries that even a small heap may have before it is rebuilt
 
 
@@ -81,11 +81,11 @@ class Residency:
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._batch: set[asyncio.Task[None]] = set()  # the writes that the next batch waits for
-        self._late_s = 0.0  # until when memory is not taken without them
+        self._late_s = 0.0  # the time until which no clean memory is taken while the batch is written
         disk.removed = self.wake_up
 
     def wake_up(self) -> None:
-        """Have `run` check whether room must be made, and can be."""
+        """Make `run` check whether it has to make room."""
         self._wake.set()
 
     def used(self, shard: Shard) -> None:
@@ -96,10 +96,10 @@ class Residency:
             self.wake_up()
 
     def used_all(self, shards: Iterable[Shard]) -> None:
-        """As `used` for each of these shards, in this order.
+        """Note that these shards were put or read just now, in this order.
 
-        Many entries are appended to a heap, which is then heapified: their next uses are the latest of all,
-        so each single push would move its entry through the whole heap to the top.
+        Many entries are appended to a heap, which is then heapified. Their next uses are the latest of all, so each
+        single push would move its entry through the whole heap to the top.
         """
         heaps: tuple[list[tuple[int, int]], ...] = ([], [])
         for shard in shards:
@@ -125,7 +125,7 @@ class Residency:
         self._tidy(self._clean_heap, clean=True)
 
     def freed(self, shard: Shard) -> None:
-        """Note that a pinned shard was freed: nobody will read it back, so it needs no file."""
+        """Delete the spill file of a shard that was freed while pinned, because it is never read back."""
         if shard.extent is not None and shard.moving is None and isinstance(shard.file, SpillFile):
             self._drop_file(shard)
         self.wake_up()
@@ -145,7 +145,7 @@ class Residency:
             self._budget.release(held)
 
     def punch(self, shard: Shard, parts: Iterable[tuple[int, int]]) -> None:
-        """Give parts of a dirty shard's memory back: whole pages, as (start, end) in its extent."""
+        """Return parts of a dirty shard's memory to the host: ranges (start, end) of whole pages in its extent."""
         extent = shard.extent
         if extent is None or shard.shared:
             return
@@ -178,7 +178,7 @@ class Residency:
         self.wake_up()
 
     def was_read(self, shard: Shard) -> None:
-        """Undo what reading all memory of a shard has done: pages mapped here count twice, and holes got pages."""
+        """Release the pages that reading the whole extent of a shard has mapped here, or created in its holes."""
         extent = shard.extent
         if extent is not None and not shard.shared:
             self._arena.forget(extent, 0, extent.size)
@@ -188,10 +188,10 @@ class Residency:
     # Reading back
 
     async def restore(self, shards: Iterable[Shard], deadline: Deadline) -> None:
-        """Begin to read back the shards that are on disk, each as soon as there is room for it; `moving` ends with it.
-        Raises Backpressure at the deadline.
+        """Begin to read back the shards that are on disk, each once the budget grants its room. The shard's `moving` is
+        done when its read has ended. Raises Backpressure at the deadline; reads that have begun go on.
 
-        One by one, because the next may need the disk space that the first gives up for a swap.
+        Room is requested for one shard at a time: the next may need the disk space that the first exchange frees.
         """
         for shard in shards:
             if shard.extent is None and shard.moving is None and shard.damage is None:
@@ -234,10 +234,10 @@ class Residency:
             self._settle(shard)
 
     def fill(self, shard: Shard, payload: bytes) -> None:
-        """Fill a shard that has a file or backing with received bytes. The budget has granted the room."""
+        """Write received bytes of a shard with a file or backing into memory that the budget has granted."""
         try:
             extent = self._arena.allocate(OWN, shard.room)
-        except OSError:  # it is read later, when it is pinned
+        except OSError:  # the shard is read when it is pinned
             self._budget.release(shard.room)
             return
         with self._arena.view(extent) as view:
@@ -251,7 +251,7 @@ class Residency:
         self._stored.add(shard)
 
     def _settle(self, shard: Shard) -> None:
-        """End a move of the shard, and continue the work that waited for it."""
+        """End a move of the shard, remove what a free left behind meanwhile, and wake `run`."""
         shard.moving = None
         if shard.freed and not self._pins.holds(shard.number):
             self.discard(shard)
@@ -301,9 +301,9 @@ class Residency:
             self._make_room()
 
     def _make_room(self) -> None:
-        """Take the memory of clean shards for waiting requests. Then, if needed, begin to write a batch of dirty ones,
-        whose memory can be taken once the whole batch is written, so that those with the furthest reads go first. A
-        hanging write holds up further writes alone."""
+        """Take the memory of clean shards for waiting requests. Then, if needed, begin to write a batch of dirty ones.
+        Their memory is taken once the whole batch is written, so that the furthest reads go first. After `_LATE_S` a
+        hanging write delays only further writes."""
         now_s = asyncio.get_running_loop().time()
         if self._batch and now_s < self._late_s:
             return
@@ -406,7 +406,7 @@ class Residency:
             self._settle(shard)
 
     async def aclose(self) -> None:
-        """Stop restores and writes. A shard whose restore was in progress is not in memory."""
+        """Cancel restores and writes, and wait until they have ended. A shard that was being restored stays on disk."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

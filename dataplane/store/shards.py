@@ -1,6 +1,6 @@
-"""The shards of a store by number, and by the scope that they were put under; and the errors for those that are gone.
+"""The shards of a store, by number and by the scope of their put, and the errors for shards that are gone.
 
-Invariants: a shard that exists is an item; one that was freed while it is pinned is in `freed` instead, until its last
+Invariants: a shard that exists is an item. A shard that was freed while pinned is in `freed` instead, until its last
 pin is dropped. A scope without shards does not exist. Only the store adds and removes shards.
 """
 
@@ -30,7 +30,7 @@ class Shards(dict[int, Shard]):
         self._clock = clock
         self.freed: dict[int, Shard] = {}
         self.rooms = Rooms()
-        """Of these shards, and of reservations."""
+        """The sizes in memory of these shards, and of reservations."""
         self._scopes: dict[str, set[int]] = {}
 
     def add(self, shard: Shard) -> None:
@@ -46,7 +46,7 @@ class Shards(dict[int, Shard]):
         self.rooms.remove(shard.room)
 
     def unscope(self, numbers: Iterable[int]) -> None:
-        """Take these shards out of their scopes. Freed ones are ignored."""
+        """Remove these shards from their scopes. Numbers of freed shards are ignored."""
         for number in numbers:
             shard = self.get(number)
             if shard is not None and shard.scope:
@@ -57,20 +57,20 @@ class Shards(dict[int, Shard]):
                 shard.scope = ""
 
     def under(self, scope: str) -> list[int]:
-        """The shards that were put under the scope and not freed."""
+        """The numbers of the shards that were put under the scope and not freed."""
         return list(self._scopes.get(scope, ()))
 
     def find(self, number: int) -> Shard:
-        """The shard. Raises Freed or Corrupt if it is gone."""
+        """Return the shard. Raises Freed if it is gone, or its `damage` if its bytes cannot be read."""
         shard = self.get(number)
         if shard is None:
             raise self.freeings.error(number)
         if shard.damage is not None:
-            raise shard.damage.with_traceback(None)  # it is raised again for each caller
+            raise shard.damage.with_traceback(None)  # each caller raises the same error
         return shard
 
     def find_all(self, numbers: Sequence[int]) -> list[Shard]:
-        """As `find`, for all of these numbers, without creating an object for each shard."""
+        """Return these shards. Raises Freed, or the `damage` of a shard. Creates no Python object for each shard."""
         found = list(map(self.get, numbers))
         if not all(found) or any(map(_damage_of, found)):
             return [self.find(number) for number in numbers]
@@ -85,12 +85,12 @@ class Shards(dict[int, Shard]):
         return self.get(number) or self.freed[number]
 
     def ready(self, number: int) -> bool:
-        """Whether the shard is in memory, and can be pinned at once."""
+        """Whether the shard is in memory, so that it can be pinned without waiting."""
         shard = self.get(number)
         return shard is not None and shard.extent is not None and shard.damage is None
 
     def describe(self, numbers: Sequence[int]) -> list[tuple[int, int, int, bytes, list[LiveBlock]]]:
-        """For other nodes, of each shard: bytes, rows, columns, encoded layout and live blocks. Raises as `find`."""
+        """The bytes, rows, columns, encoded layout and live blocks of each shard, for other nodes. Raises as `find`."""
         return [(s.size, s.rows, s.columns, s.layout, s.live_blocks()) for s in self.find_all(numbers)]
 
     def described_nbytes(self, numbers: Sequence[int]) -> int:
@@ -101,7 +101,7 @@ class Shards(dict[int, Shard]):
         return _PLACE * len(shards) + sum(map(len, layouts)) + lives
 
     def clear_error(self, number: int) -> bool:
-        """Whether the shard exists. A shard that could not be read exists, and is tried again at its next use."""
+        """Clear the `damage` of a shard, so that its next use reads it again. Returns whether the shard exists."""
         shard = self.get(number)
         if shard is not None:
             shard.damage = None
@@ -110,8 +110,8 @@ class Shards(dict[int, Shard]):
 
 # The last freed shards and their causes, for the errors of later readers.
 #
-# Invariant: it remembers the last `_KEPT` shards that were freed as a whole and the last `_SAYINGS` causes, in memory
-# of a fixed size. Names are copied there: a name that is kept as an object would keep its page of memory.
+# Invariant: `Freeings` has the last `_KEPT` shards that were freed as a whole and the last `_SAYINGS` causes, in memory
+# of a fixed size. It copies names, because a name that is kept as an object would keep its page of memory.
 
 _KEPT = 4096
 _SAYINGS, _SAYING = 128, 256  # the number of causes, and the most bytes of each
@@ -124,7 +124,7 @@ _HOW = {
 
 
 class FreeCause(NamedTuple):
-    """The cause of a free: a client, by a reference or by a scope; or a stream."""
+    """The cause of a free. `how`: the operation, empty if unknown. `who`: the client, or the name of the stream."""
 
     how: Literal["", "free", "scope", "stream"]
     who: str
@@ -134,8 +134,7 @@ UNKNOWN = FreeCause("", "")
 
 
 class Freeings:
-    """The last freed shards of a store. `cause`: the cause of the frees that come now, set by the caller of the
-    store."""
+    """The last freed shards of a store. `cause`: the cause of the next frees; the caller of the store sets it."""
 
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
@@ -178,7 +177,7 @@ class Freeings:
         return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
 
     def _heard(self, saying: int) -> tuple[str, str, str]:
-        """The operation and the client or stream that freed the shard, and the scope; empty if no longer known."""
+        """The operation, the client or stream, and the scope of a recorded cause; all empty if it was overwritten."""
         if saying <= self._saying - _SAYINGS:
             return "", "", ""
         start = saying % _SAYINGS * _SAYING
@@ -187,5 +186,5 @@ class Freeings:
 
 
 def _cut(name: str) -> bytes:
-    """The first bytes of a name, in whole characters."""
+    """The first `_NAME` bytes of a name, without a partial character."""
     return name[:_NAME].encode(errors="replace")[:_NAME].decode(errors="ignore").encode()

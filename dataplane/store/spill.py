@@ -5,8 +5,8 @@ read as `Corrupt` (`spill_file`).
 
 Invariants:
 
-- `used` is the sizes of the files that exist, never above `quota`. A file counts until the system has deleted it;
-  deletions are retried, and nothing waits for them;
+- `used` is the bytes of all files that exist or are being written. A file counts until the system has deleted it.
+  Deletions are retried, and nothing waits for them. Callers check `fits` first, so `used` stays within `quota`;
 - a failed write leaves no file and no counted bytes, or a file that is deleted as soon as possible; a read that raises
   has served no bytes;
 - a file has a name of its own among those that exist: a shard may be written again while its last file waits to be
@@ -69,7 +69,7 @@ T = TypeVar("T")
 _MEDIUM = (errno.EIO, errno.EBADMSG, errno.ENODATA, errno.EUCLEAN, errno.ESTALE)
 """The errors of a read after which the file may be lost; other errors say nothing about the file."""
 _TRIES, _TRIES_S = 3, 2.0  # failed reads, and the time over which they failed, after which a file counts as lost
-_THREADS, _PER_FILE = 3, 2  # that write and read; and of one file, so that one that hangs leaves a thread for others
+_THREADS, _PER_FILE = 3, 2  # of the pool, and the most for one file: a file that hangs leaves a thread for others
 _LATE_S = 1.0  # seconds after which a call that has not been answered is an error
 _RETRY_S = 0.5  # seconds between attempts to delete a file
 _CLOSE_S = 1.5  # seconds that closing waits for hanging calls
@@ -79,7 +79,7 @@ _WORTH = 0.7  # compress only shards that shrink below this part of their size
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """In bytes, except the count `files`. `error`: the error of the last write; empty if it succeeded."""
+    """In bytes, except the count `files`. `error`: of an operation that fails now, or of calls that hang; empty if none."""
 
     quota: int
     used: int
@@ -90,19 +90,19 @@ class DiskStatistics:
 
 
 class Disk:
-    """A node's spill files. Methods belong to the loop in which the first file is written; threads of its own do the
-    work."""
+    """A node's spill files. Methods are called from one event loop. Threads of the disk make the system calls."""
 
     def __init__(self, directory: Path, quota: int, *, compression: str = "auto") -> None:
-        """Raises OSError with advice if no directory can be created there, or no thread started."""
+        """`quota`: the most bytes of the files; 0: spilling is off. `compression`: "auto", "never" or "always". Raises
+        OSError with advice if no directory can be created in `directory`, or no thread started."""
         self.quota = quota
         self.used = 0
         self.removed: Callable[[], None] = lambda: None
-        """Called when files have been deleted, and there is room for others."""
+        """Called when files have been deleted and the quota has room for others."""
         self._errors: dict[str, str] = {}  # by operation: its last error
         self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=SPILL_REMEDY) if quota else None
         self._compression = compression
-        self._calls: dict[int, float] = {}  # by thread that uses the disk: since when, or since its last chunk
+        self._calls: dict[int, float] = {}  # by thread that uses the disk: the start of its call or last chunk
         self._doomed: deque[SpillFile] = deque()
         self._doomed_bytes = 0
         self._doomed_paths: set[Path] = set()
@@ -132,22 +132,23 @@ class Disk:
 
     @property
     def error(self) -> str:
-        """The error of the last operation, or a message that calls hang; empty otherwise."""
+        """A message that calls hang, or the error of an operation that failed when it was last tried (spilling, reading
+        back or deleting); empty if there is none."""
         late = sum(since < time.monotonic() - _LATE_S for since in list(self._calls.values()))
         if late:
             return f"using the disk failed: {late} requests to it have not been answered ({self.directory})"
         return next(iter(self._errors.values()), "")
 
     def fits(self, sizes: Iterable[int], *, later: bool = False) -> bool:
-        """Whether the quota has room for extents of these sizes in bytes, a file each, uncompressed; with `later`,
-        once removed files are deleted."""
+        """Whether the quota has room for uncompressed files of these sizes in bytes. `later`: once all removed files
+        are deleted."""
         used = self.used - self._doomed_bytes if later else self.used
         return used + sum(sizes) <= self.quota
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
-        """Write the bytes of an extent, which must not change meanwhile.
+        """Write the bytes of an extent, which must not change meanwhile, to a new file of the shard. Returns the file.
 
-        Raises OSError, and sets `error`, if the disk refuses; then nothing is left of the file.
+        Raises OSError, and sets `error`, if the disk refuses. Then the file is deleted, if necessary later.
         Not to be cancelled except by closing the disk: a thread would go on writing.
         """
         if self._claim is None:
@@ -203,7 +204,8 @@ class Disk:
             raise _Left(left, why) from None
 
     def _each_chunk(self, extent: int, work: Callable[[int, int], T]) -> list[T]:
-        """Run `work(start, size)` for each chunk; all calls have ended when this returns or raises."""
+        """Run `work(start, size)` for each chunk of an extent of so many bytes. Returns the results in order. All calls
+        have ended when this returns or raises."""
 
         def chunk(start: int) -> T:
             if self._closed:
@@ -216,7 +218,7 @@ class Disk:
         return pool.submit(self._call, work, *args, **kwargs)
 
     def _call(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> T:
-        """Run a call that uses the disk in a thread."""
+        """Run a call that uses the disk, in the current thread, and record its start for `error`."""
         thread = threading.get_ident()
         within = thread in self._calls
         self._calls[thread] = time.monotonic()
@@ -261,14 +263,14 @@ class Disk:
         self._errors[what] = f"{what} failed: {error.strerror or error} ({self.directory})"
 
     def answered(self, what: str) -> None:
-        """Note that an operation that was refused has succeeded."""
+        """Clear the error of an operation, which has succeeded."""
         self._errors.pop(what, None)
 
     async def read(self, file: SpillFile, memory: memoryview, forget: Forget) -> None:
         """Read a file into an extent of the same size.
 
-        Raises Corrupt if a byte of the extent differs, or if the disk has failed `_TRIES` times over `_TRIES_S`
-        seconds, after which the bytes count as lost; OSError if the file cannot be read now.
+        Raises Corrupt if a byte differs from those written, or if the medium has failed `_TRIES` times over `_TRIES_S`
+        seconds: then the bytes count as lost. Raises OSError if the file cannot be read now.
         """
         assert self._claim is not None, "it was written"
         began = time.monotonic_ns()
@@ -283,7 +285,7 @@ class Disk:
         self.timed("restore", began, len(memory))
 
     def _fail(self, file: SpillFile, error: OSError) -> None:
-        """Raises Corrupt if reading the file has failed often enough, for long enough."""
+        """Count a failed read of the file. Raises Corrupt after `_TRIES` failures over at least `_TRIES_S` seconds."""
         if error.errno in _MEDIUM:
             tries, since = self._unread.get(file.shard, (0, time.monotonic()))
             self._unread[file.shard] = (tries + 1, since)
@@ -299,9 +301,9 @@ class Disk:
                 os.close(fd)
 
     async def open(self, file: SpillFile, extent: int) -> tuple[int, bytes] | None:
-        """Open the file of an extent of this size, to be sent: its descriptor, for `release`, and the checksums of its
-        chunks, one after another. It can still be read after it was deleted. None if its bytes differ from those in
-        memory (compressed), or it cannot be opened: reading it back reports why."""
+        """Open the file of an extent of this size, to be sent. Returns the descriptor, which the caller passes to
+        `release`, and the joined checksums of the chunks. The descriptor stays readable after the file is deleted.
+        Returns None if the file is compressed or cannot be opened; reading it back reports the reason."""
         assert self._claim is not None, "it was written"
         if file.size < extent:
             return None
@@ -316,14 +318,14 @@ class Disk:
             raise
 
     def release(self, fd: int) -> None:
-        """Close a file that was opened, in a thread."""
+        """Close a descriptor that `open` returned, in a thread."""
         try:
             self._submit(self._remover, _close, fd)
         except OSError:  # the node stops
             _close(fd)
 
     def remove(self, file: SpillFile) -> None:
-        """Delete the file soon. Its bytes count until it is gone."""
+        """Delete the file later, in a thread. Its bytes count until it is deleted."""
         self._files -= 1
         if self._unread.pop(file.shard, None) is not None and not self._unread:
             self.answered("reading back")
@@ -337,8 +339,8 @@ class Disk:
             self._remove_now()
 
     def _remove_now(self) -> None:
-        """Delete all files that are due. After a failure, delete one at a time, each time another one, so that a file
-        that cannot be deleted blocks no other."""
+        """Delete all files that are due. After a failure, delete one file at a time, the next one at each attempt, so
+        that a file that cannot be deleted blocks no other."""
         if self._closed or self._claim is None or not self._doomed:
             return
         self._removing = True
@@ -378,8 +380,8 @@ class Disk:
         return DiskStatistics(self.quota, self.used, self._files, self._written, self._read, self.error)
 
     def close(self) -> None:
-        """Stop the threads and remove the directory with all files. Hanging calls are given up after a while: the
-        next node that starts there removes the rest. Idempotent."""
+        """Stop the threads and remove the directory with all files. Abandon calls that hang for longer than `_CLOSE_S`;
+        the next node that starts there removes the rest. Idempotent."""
         if self._claim is None or self._closed:
             return
         self._closed = True
@@ -408,7 +410,7 @@ def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | 
         try:
             os.unlink(file.path.name, dir_fd=directory)
         except (FileNotFoundError, IsADirectoryError):
-            pass  # another process has removed it, or put a directory in its place
+            pass  # another process has removed the file, or put a directory in its place
         except OSError as error:
             return gone, error
         gone += 1

@@ -86,7 +86,7 @@ class Store:
     """The shards of one node."""
 
     def __init__(self, config: NodeConfig, *, directory: DataDirectory | None = None, clock: Clock = monotonic) -> None:
-        """`directory`: of durable shards, owned by the store from now on. Without one, shards cannot be durable."""
+        """`directory`: holds durable shards, and is closed with the store. Without one no shard can be durable."""
         self._config = config
         self.shards = shards = Shards(clock)
         self._stored = stored = StoredBytes(
@@ -136,12 +136,12 @@ class Store:
     def seal(
         self, client: Hashable, sealed: Sequence[tuple[int, bytes]], *, scope: str, holder: str, hold: bool = False
     ) -> None:
-        """Make the client's reservations (shard, encoded layout) visible, all or none, and read-only.
+        """Turn the client's reservations, given as (shard, encoded layout), into visible shards, all or none.
 
-        With `hold` the client pins them at the same time, so that they stay where it wrote them.
+        `hold`: also pin the shards for the client, so that their bytes stay where it wrote them.
 
-        Raises LeaseExpired if one was taken back meanwhile, ProtocolMismatch or Corrupt for an invalid layout; then
-        nothing is visible, and the reservations are gone.
+        Raises LeaseExpired if a reservation was revoked, ProtocolMismatch if one is not the client's or is given twice,
+        Corrupt or LimitExceeded for an invalid layout. Then no shard is added, and the reservations are given back.
         """
         try:
             made = [self.reservations.sealed(client, number, layout, scope, holder) for number, layout in sealed]
@@ -166,7 +166,8 @@ class Store:
     def put_now(
         self, client: Hashable, payload: bytes, layout: bytes, *, scope: str, holder: str, purpose: Purpose = "put"
     ) -> int | None:
-        """A shard whose bytes came in a message, or None if it would have to wait for room. Raises as `put`."""
+        """Store a shard whose bytes came in a message. Returns its number, or None if it has to wait for memory.
+        Raises Corrupt or LimitExceeded for an invalid layout or size, Backpressure if the system refuses a segment."""
         shard = inline(payload, layout, scope, holder)
         room = 0 if shard.size <= MOST and self._small.fits(shard.size) else shard.room
         if not (self.budget.try_reserve if room else self.budget.admits)(shard.room, purpose, shard.room):
@@ -184,15 +185,15 @@ class Store:
         holder: str,
         purpose: Purpose = "put",
     ) -> int:
-        """As `put_now`, waiting until the deadline. Raises Corrupt or LimitExceeded for an invalid layout,
-        LimitExceeded if the shard never fits, and Backpressure. If it raises or is cancelled, nothing is taken."""
+        """Store a shard as `put_now` does, and wait for memory until the deadline. Returns its number. Raises the errors
+        of `put_now`, and Backpressure at the deadline. After an error or a cancellation nothing is stored."""
         shard = inline(payload, layout, scope, holder)
         await self.budget.reserve(shard.room, deadline, purpose)
         return self._place(client, shard, payload, shard.room)
 
     def _place(self, client: Hashable, shard: Shard, payload: bytes, given: int) -> int:
-        """Write the shard into memory, of which the budget has granted `given` bytes, the most that it can need, and
-        number it. If the system refuses, it gives the bytes back and raises Backpressure."""
+        """Write the shard into the arena and return its new number. `given`: the bytes reserved for it, of which the
+        unused ones are released. Raises Backpressure if the system refuses a segment; then all are released."""
         before, shared = self.arena.used, shard.size <= MOST
         try:
             extent = self._small.take(shard.size) if shared else self.arena.allocate(OWN, shard.room)
@@ -219,9 +220,9 @@ class Store:
         *,
         holder: str,
     ) -> int:
-        """Add a shard whose bytes are elsewhere, and are read when it is pinned. Returns its number here. `payload`:
-        its bytes, if they have come already; they are kept if there is room. Its memory is taken before that of any
-        other. Raises ProtocolMismatch, Corrupt or LimitExceeded for an invalid layout or payload."""
+        """Add a shard whose bytes `backing` reads when the shard is pinned. Returns its number here. `payload`: the
+        shard's bytes, kept if memory is free; ignored if they are not `size` bytes. Raises ProtocolMismatch if the
+        layout cannot be decoded, Corrupt or LimitExceeded for an invalid layout, description or payload."""
         described = check_layout(layout, size)
         check_cost(described, layout, size)
         if aligned(size) != size or (rows, columns) != (described.rows, len(described.outline.columns)):
@@ -250,8 +251,9 @@ class Store:
         holder: str,
         tell: Callable[[int, bool], None],
     ) -> int:
-        """A shard whose bytes the client keeps, with the handle by which others map them. Returns its number.
-        `tell(number, land)`: see `ClientShard`. Raises Corrupt or LimitExceeded for an invalid layout."""
+        """Add a shard whose bytes stay in the client's memory; other processes map it by `handle`. Returns its number.
+        `tell(number, land)` asks the client to copy the bytes to the arena if `land`, else to drop its memory.
+        Raises Corrupt or LimitExceeded for an invalid layout."""
         laid = laid_out(layout, size)
         number, held = next(self._numbers), next(self._numbers)
         kept = ClientShard(client, handle, held, lambda land: tell(number, land))
@@ -261,8 +263,8 @@ class Store:
         return number
 
     def land(self, client: Hashable, number: int, reserved: int) -> None:
-        """Note that the client has written the bytes of a kept shard into this reservation, which is now their
-        location. A shard that was freed meanwhile is ignored. Raises as `seal`; then the shard is unchanged."""
+        """Move a kept shard to the reservation into which its client has copied the bytes. If the shard was freed, only
+        give the reservation back. Raises the errors of `seal`; then the shard stays kept, and may be landed again."""
         found = self.client_shards.of(client, number)
         if found is None:
             self.reservations.abort(client, [reserved])
@@ -287,7 +289,7 @@ class Store:
     # Reading
 
     def pin_now(self, client: Hashable, numbers: Sequence[int]) -> list[Pinned] | None:
-        """As `pin`, or None if a shard has to be read from disk first."""
+        """Pin the shards if all are in memory; else return None. Raises Freed, or the `damage` of a shard."""
         shards = self.shards.find_all(numbers)
         if not all(map(_extent_of, shards)):
             return None
@@ -295,10 +297,10 @@ class Store:
         return _pinned(shards)
 
     async def pin(self, client: Hashable, numbers: Sequence[int], deadline: Deadline) -> list[Pinned]:
-        """Hold the shards in memory for the client, all or none. Those on disk are read back.
+        """Pin the shards for the client, all or none, and read back those on disk. Returns their locations.
 
-        Raises Freed or Corrupt for a shard that is gone, LimitExceeded if they cannot all be in memory at once,
-        Backpressure at the deadline. Then, and when cancelled, none is held.
+        Raises Freed for a shard that is gone, its `damage` for an unreadable one, LimitExceeded if all exceed the
+        memory budget, Backpressure at the deadline or if a read was refused. Then, and when cancelled, no pin is added.
         """
         total = sum(shard.room for shard in {number: self.shards.find(number) for number in numbers}.values())
         if total > self.budget.capacity:
@@ -336,14 +338,14 @@ class Store:
             raise
 
     def payload(self, number: int, most: int) -> bytes:
-        """The bytes of a shard if it is in memory and has at most `most` bytes; else none. Raises as `pin`."""
+        """Return a shard's bytes if it is in memory and has at most `most`, else b"". Raises Freed or its `damage`."""
         shard = self.shards.find(number)
         if shard.extent is None or shard.size > most:
             return b""
         return self.arena.read(shard.extent)[: shard.size]
 
     def unpin(self, client: Hashable, numbers: Iterable[int]) -> None:
-        """Drop one hold of the client on each shard. Missing holds are ignored."""
+        """Drop one pin of the client on each shard. Missing pins are ignored."""
         self._unheld(self.pins.drop_all(client, numbers))
 
     def _unheld(self, numbers: Iterable[int]) -> None:
@@ -364,7 +366,7 @@ class Store:
     # Freeing
 
     def free(self, numbers: Iterable[int]) -> None:
-        """Free whole shards, or all cells of a link. Freed ones are ignored, so a retry is harmless."""
+        """Free whole shards, or all cells of a link. Numbers freed before are ignored, so a retry is harmless."""
         for number in numbers:
             shard = self.shards.get(shard_of(number))
             if shard is None:
@@ -397,11 +399,11 @@ class Store:
             self.residency.discard(shard)
 
     def free_part(self, number: int, columns: Sequence[int], rows: RowIndices, *, punch: bool = False) -> None:
-        """Free these columns of these rows of a shard, or of a link; the shard is removed with its last cell. Raises as
-        `Shard.free_part`.
+        """Free these columns of these rows of a shard or link. Remove the shard with its last cell. A number that was
+        freed before is ignored. Raises IndexError if the shard has no such column or row.
 
-        punch: return the memory of their values now, or as soon as the shard is not held. For rows of a shard that
-        is soon freed as a whole, as those of streams, that would only take warm pages from the next put.
+        `punch`: return the pages of the freed values to the host, at once or when the last pin is dropped. Leave it
+        out for shards that are soon freed as a whole, such as those of streams: the next put reuses their warm pages.
         """
         shard = self.shards.get(shard_of(number))
         if shard is None:
@@ -420,7 +422,7 @@ class Store:
         self.freed(number, columns, rows)
 
     def _release(self, shard: Shard, number: int, selected: Selected | None, *, punch: bool) -> None:
-        """Free cells for the owner that `number` names, and remove those that no other owner has."""
+        """Free cells (None: all) of the owner `number`. Remove those from the shard that have no other owner."""
         died = self.owners.release(shard, number, selected)
         for column, rows in died:
             if shard.free_part([column], rows):
@@ -432,11 +434,9 @@ class Store:
     # Clients
 
     def prewarm(self, client: Hashable) -> tuple[int | None, int]:
-        """A segment for the first client, and the number of bytes at its start to prefault. After that client has gone,
-        for the next.
-
-        (None, 0) for all others: pages that may never be written are not taken from the host.
-        """
+        """Choose a segment for the client to prefault. Returns the segment's number, and the bytes to prefault at its
+        start. One client at a time gets a segment, because others may never write their pages. Returns (None, 0) for
+        other clients, if prewarming is off, and if the system refuses."""
         if not self._config.prewarm_bytes or self._prewarmed is not None:
             return None, 0
         try:
@@ -447,7 +447,7 @@ class Store:
         return segment.number, nbytes
 
     def leave(self, client: Hashable) -> None:
-        """Release the pins and reservations of a client that has gone, and its segments, each with its last shard."""
+        """Release the pins and reservations of a client that has gone. Its segments close, each with its last shard."""
         self.reservations.leave(client)
         self.client_shards.lose(client)
         self._unheld(self.pins.drop_client(client))

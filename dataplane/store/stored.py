@@ -1,21 +1,22 @@
 """Counts the bytes that memory and disk hold together, and decides whether new ones leave room to read back the others.
 
-A shard is read back by exchanging it with others in memory, which first go to disk. So new bytes are admitted only if
-the following holds afterwards:
+To read a shard back, the store may first have to write other shards from memory to disk: an exchange. So new bytes are
+admitted only if the following holds afterwards:
 
     stored + kept <= memory + disk
 
-`stored` is the memory in use and, uncompressed, the shards that are on disk alone. A file of a shard that is in memory
-does not count: it is dropped for another one. Nor does memory of durable shards and of copies of other hosts' shards,
-which needs no spill file. `kept` is what one exchange may need: the room of the shard that comes, and of the largest
-that goes, since that may be larger than it must. It never exceeds the disk, so whatever fits in memory is admitted.
+`stored` is the memory in use plus the uncompressed bytes of the shards that are in a spill file only. The spill file of
+a shard in memory does not count, because it can be deleted. Memory of durable shards and of copies of other hosts'
+shards does not count either, because it needs no spill file. `kept` is the space that one exchange may need: the room
+of the shard that is read and of the largest shard that is written, which may be larger than necessary. `kept` never
+exceeds the disk, so new bytes are always admitted if `stored` with them fits in memory.
 
-An exchange changes `stored` only by shards that take more room on disk than they give back in memory: small ones that
-share pages, and those with holes. `kept` also has what they would add, up to a quarter of the disk; without that limit,
-a memory of small shards would leave the disk unused.
+An exchange increases `stored` only by shards that need more room on disk than they free in memory: small ones that
+share pages, and shards with holes. `kept` includes this growth, up to a quarter of the disk. Without that limit, a
+memory of small shards would leave the disk unused.
 
-Invariant: with `stored` in that limit, and no more growth than `kept` has, a shard can be read back unless too much is
-pinned: as much memory as it needs is clean, or the disk has room for the dirty shards that must go.
+Invariant: while the condition holds and `kept` includes all growth, a shard can be read back unless too much is
+pinned: enough memory is clean, or the disk has room for the dirty shards that must be written.
 
 Rejected: to let only reads write to the last part of the disk. A read may have to write a larger shard than it gets,
 and new bytes then take the difference in memory: after some of these, nothing can be read back any more.
@@ -37,7 +38,7 @@ class Rooms:
     """The sizes in memory of shards and reservations, each as often as it occurs."""
 
     def __init__(self) -> None:
-        self._counts: dict[int, int] = {}  # of each size in the heap; 0 if none is left
+        self._counts: dict[int, int] = {}  # occurrences of each size in the heap, 0 included
         self._heap: list[int] = []
 
     def add(self, room: int) -> None:
@@ -58,22 +59,22 @@ class Rooms:
 
 
 class StoredBytes:
-    """The stored bytes of one store. `add` a shard after each change of its `extent` or `file`, and `remove` it
-    before."""
+    """The stored bytes of one store. Call `remove` with a shard before each change of its `extent` or `file`, and `add`
+    after it."""
 
     def __init__(self, memory: int, disk: int, rooms: Rooms, broken: Callable[[], bool] = lambda: False) -> None:
-        """`broken`: whether the disk fails to take more."""
+        """`memory`, `disk`: their capacities in bytes. `broken()`: whether the disk refuses writes."""
         self.clean = 0
         """Memory of shards that can be taken without writing first."""
         self._memory = memory
         self._disk = disk
         self._rooms = rooms
         self._broken = broken
-        self._backed = 0  # that part of `clean` that needs no spill file
+        self._backed = 0  # the part of `clean` that needs no spill file
         self._spilled = 0  # rooms of the shards that are in a spill file alone
         self._growth = 0  # the disk that shards in memory would take beyond their memory
         self._easily = memory + disk - memory // SPARE - min(disk, 2 * memory + disk // 2)
-        """With fewer stored bytes, everything is admitted."""
+        """Up to this many stored bytes, new ones included, all are admitted while the disk works."""
 
     def add(self, shard: Shard) -> None:
         self._count(shard, 1)
@@ -99,8 +100,9 @@ class StoredBytes:
             self._backed += held
 
     def admits(self, used: int, nbytes: int, room: int, *, spare: bool) -> bool:
-        """Whether `nbytes` new ones may come while `used` bytes of the memory are in use. `room`: of the largest shard
-        among them. With `spare`, a part of the memory stays free, or can be made free."""
+        """Whether `nbytes` new bytes are admitted while `used` bytes of memory are in use. `room`: the bytes of the
+        largest shard among the new ones. `spare`: also leave the part for extends (`SPARE`) free in memory and disk
+        together; while the disk refuses writes, leave it free or clean in memory."""
         if spare and used - self.clean + nbytes > self._memory - self._memory // SPARE and self._broken():
             return False
         stored = used - self._backed + self._spilled + nbytes
