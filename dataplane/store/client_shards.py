@@ -1,11 +1,12 @@
 """Shards whose bytes a client keeps in memory of its own, on a device or the host.
 
-The node has their layout and a handle, by which other processes of the host map that memory. A mapping process pins the
-number of the handle, like a shard. For a process that cannot map it, and for readers on another host or in a stream,
-the client copies the bytes to the arena (`land`): then the shard is an ordinary one.
+The node has their layouts and handles. Other processes of the host map the memory of a shard by its handle. A process
+pins the number of the handle, as it pins a shard, while it maps the memory. For processes that cannot map it, and for
+readers on another host or in a stream, the client copies the bytes to the arena (`land`). Then the shard is an ordinary
+one.
 
-Invariants: the client is told once to drop the memory: when the shard has landed or has no owner any more, and no
-process maps it. A shard that has not landed when its client goes is lost (OwnerDied).
+Invariants: the client is asked once to drop the memory, after the shard has landed or was freed, and after the last
+process has unmapped it. A shard that has not landed when its client goes is lost (OwnerDied).
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class ClientShard:
     """Takes the place of a shard's file: its bytes are in memory of a client (`store.shard.Backing`)."""
 
     def __init__(self, client: Hashable, handle: bytes, number: int, ask: Callable[[bool], None]) -> None:
-        """`number`: the number under which the handle is pinned. `ask(land)`: tells the client to copy the bytes to the
-        arena, or to drop the memory."""
+        """`handle`: maps the memory in another process. `number`: the number under which the handle is pinned.
+        `ask(land)` asks the client to copy the bytes to the arena if `land`, else to drop the memory."""
         self.client = client
         self.handle = handle
         self.number = number
@@ -38,15 +39,16 @@ class ClientShard:
         raise self.lost()
 
     async def land(self) -> None:
-        """Let the client copy the bytes, and wait until it has. Raises OwnerDied, and the error of the client."""
+        """Ask the client to copy the bytes to the arena, and wait until it has. Raises OwnerDied if the client goes
+        meanwhile, or the error that the client reports."""
         if self._landing is None:
             self._landing = asyncio.get_running_loop().create_future()
             self._ask(True)
         await asyncio.shield(self._landing)
 
     def landed(self, error: DataplaneError | None = None) -> None:
-        """Note that the client has copied the bytes to the arena, or has failed with this error; then it may be tried
-        again."""
+        """End the waits of `land`: the client has copied the bytes, or has failed with this error. After an error, the
+        next `land` asks the client again."""
         landing, self._landing = self._landing, None
         if landing is not None and not landing.done():
             if error is None:
@@ -90,15 +92,15 @@ class ClientShards:
         )
 
     def map(self, client: Hashable, numbers: Iterable[int]) -> list[tuple[Shard, ClientShard]]:
-        """The shards among these whose bytes a client keeps; their handles are pinned for the caller. Raises as
-        `Store.pin`."""
+        """Return the shards among these whose bytes a client keeps, and pin their handles for `client`. Raises Freed or
+        the `damage` of a shard."""
         shards = list(map(self._shards.find, numbers))
         found = [(s, s.file) for s in shards if s.extent is None and isinstance(s.file, ClientShard)]
         self._pins.add_all(client, [kept.number for _, kept in found])
         return found
 
     def of(self, client: Hashable, number: int) -> tuple[Shard, ClientShard] | None:
-        """The shard with this number, if the client keeps its bytes."""
+        """The shard with this number if this client keeps its bytes, else None."""
         shard = self._shards.get(number)
         kept = None if shard is None else shard.file
         if shard is None or not isinstance(kept, ClientShard) or kept.client is not client:
@@ -106,26 +108,26 @@ class ClientShards:
         return shard, kept
 
     def stays(self, client: Hashable, number: int, error: DataplaneError) -> None:
-        """Report to the waiting readers of a kept shard that its client could not copy it."""
+        """Raise the error in the waiting readers of a kept shard: its client could not copy the bytes."""
         if (found := self.of(client, number)) is not None:
             found[1].landed(error)
 
     def end(self, kept: ClientShard) -> None:
-        """Release the handle of a kept shard: it cannot be mapped any more."""
+        """Release the handle of a kept shard, now or with its last pin, and then ask the client to drop the memory."""
         kept.over = True
         if not self._pins.holds(kept.number) and self._handles.pop(kept.number, None) is not None:
             kept.drop()
 
     def unpinned(self, number: int) -> bool:
-        """Note that no process maps the handle with this number any more. Drops it if its shard was copied to the arena
-        or was freed. Returns whether there is such a handle."""
+        """Note that the handle with this number has lost its last pin. Release it if its shard has landed or was freed.
+        Returns whether there is such a handle."""
         kept = self._handles.get(number)
         if kept is not None and kept.over:
             self.end(kept)
         return kept is not None
 
     def lose(self, client: Hashable) -> None:
-        """Mark as lost the shards that this client kept: its process has ended."""
+        """Mark the shards that this client kept as lost, because its process has ended. Their readers get OwnerDied."""
         lost = [kept for kept in self._handles.values() if kept.client is client]
         if not lost:
             return

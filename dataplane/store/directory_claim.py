@@ -1,4 +1,4 @@
-"""A directory that belongs to one living process, and is removed by the next one after that process is dead.
+"""A directory that belongs to one living process. Once that process is dead, the next claim beside it removes it.
 
 The claim is a lock on the directory itself (flock on its descriptor), which the kernel releases however the process
 ends. Invariants:
@@ -7,9 +7,9 @@ ends. Invariants:
 - nothing blocks: the only lock taken is on a directory of mode 0700 that this user owns, and without waiting. Every
   user may be able to write to the parent, as to /var/tmp, so it is neither locked nor trusted: its entries are opened
   relative to a descriptor, without following links, and checked before they are touched;
-- a directory that was just created and is not locked yet may be removed as a dead one's; its creator finds it locked or
-  gone, and creates another;
-- parent directories that had to be created are removed with it, if nothing else is in them.
+- a directory that was just created and is not locked yet may be removed like that of a dead process. Its creator finds
+  the directory locked or gone, and creates another;
+- parent directories that had to be created are removed with the directory, if nothing else is in them.
 
 There are no lock files, so nothing is left behind. Rejected: a lock on the parent during the creation, which any user
 of the host could hold forever.
@@ -44,7 +44,7 @@ class DirectoryClaim:
         """
         self._lock: int | None = None
         self._parent: int | None = None
-        self._above: list[Path] = []  # parents created for it, the innermost first
+        self._above: list[Path] = []  # parents created for the directory, the innermost first
         self._prefix = prefix
         self._names = re.compile(re.escape(prefix) + "-[0-9a-f]{8}")
         try:
@@ -62,7 +62,7 @@ class DirectoryClaim:
 
     @property
     def descriptor(self) -> int:
-        """The open directory: paths relative to it are in it, even if it was moved."""
+        """The descriptor of the open directory. Names relative to it are found even if the directory was moved."""
         assert self._lock is not None, "it was released"
         return self._lock
 
@@ -157,8 +157,8 @@ def _missing(directory: Path) -> list[Path]:
 
 
 def _try_lock(parent: int, name: str) -> int | None:
-    """The directory, locked; None if another process has the lock. Raises OSError if it is no directory of this
-    user, which is not touched then."""
+    """Open and lock the directory. Returns its descriptor; None if another process has the lock. Raises OSError, and
+    changes nothing, if `name` is no directory of this user."""
     descriptor = os.open(name, _OPEN, dir_fd=parent)
     try:
         if os.fstat(descriptor).st_uid != os.geteuid():

@@ -4,7 +4,7 @@
 of its last user. Neighbouring free ranges are always merged. Ranges are binned by the power of two below their size (as
 in TLSF, Masmano et al. 2004), so a fit is found without walking all of them.
 
-`RangeSet` is a set of addresses: which bytes of a segment have pages.
+`RangeSet` is a set of addresses, for example of the bytes of a segment that have pages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FreeList:
         return start
 
     def take_at(self, start: int, size: int) -> bool:
-        """Take `size` addresses from the start of a free range. Returns whether they were free."""
+        """Take `size` addresses at `start`. Returns whether a free range begins at `start` and is that long."""
         end = self._end_of.get(start)
         if end is None or end - start < size:
             return False
@@ -86,7 +86,7 @@ class FreeList:
         self._insert(start, end)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The free ranges, as (start, end), in no order."""
+        """Iterate over the free ranges, as (start, end), in no order."""
         return iter(list(self._end_of.items()))
 
 

@@ -16,8 +16,8 @@ from dataplane.store.shards import Shards
 from dataplane.store.spill import Disk
 from dataplane.store.spill_file import SpillFile
 
-_HOLDERS = 64  # the most holders that are named
-_HOLDERS_S = 1.0  # between two scans of many shards
+_HOLDERS = 64  # the most holders in the result
+_HOLDERS_S = 1.0  # the least seconds between two scans of more than `_MANY` shards
 _MANY = 4096
 
 
@@ -45,10 +45,10 @@ class MemoryHolders:
         self._holders_until = 0.0
 
     def all(self) -> tuple[dict[str, Any], ...]:
-        """The holders of memory, the largest first, then those of the disk: `holder` (a process), `bytes`, `how`
+        """At most `_HOLDERS` holders, of memory before disk, the largest first: `holder` (a process), `bytes`, `how`
         ("pinned", "reserved", "stored", "spilled"), `owner` ("stream NAME", "table NAME", "scope NAME", or empty) and
-        `oldest_s`, the age of the oldest shard of these; 0 for reservations. With more than `_MANY` shards the result
-        may be a second old, because each failed request for memory needs it, and a scan visits all shards."""
+        `oldest_s`, the age of the oldest shard of these; 0 for reservations. With more than `_MANY` shards
+        the result may be `_HOLDERS_S` old: each failed request for memory needs it, and a scan visits all shards."""
         now = self._clock()
         if len(self._shards) > _MANY and now < self._holders_until:
             return self._last_holders

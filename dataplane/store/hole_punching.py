@@ -16,7 +16,7 @@ from dataplane.store.shard import Shard
 
 
 class HolePunching:
-    """Holes in the shards of one store. A pinned shard gets them when it is unpinned."""
+    """Punches holes in the shards of one store. A pinned shard gets its holes when its last pin is dropped."""
 
     def __init__(self, arena: Arena, residency: Residency, pins: Pins) -> None:
         self._arena = arena
@@ -25,7 +25,7 @@ class HolePunching:
         self._pinned: set[int] = set()  # shards that are pinned and partly freed
 
     def freed(self, shard: Shard, columns: Sequence[int], rows: RowIndices) -> None:
-        """Return the memory of these freed rows, as soon as the shard is not pinned."""
+        """Return the memory of these freed rows, now or when the last pin of the shard is dropped."""
         if self._pins.holds(shard.number):
             self._pinned.add(shard.number)
         else:
@@ -41,8 +41,8 @@ class HolePunching:
         self._pinned.discard(shard.number)
 
     def _punch(self, shard: Shard, columns: Sequence[int], rows: RowIndices) -> None:
-        """Return the memory of freed rows. The memory of a shard that is on disk too can be taken as a whole, so
-        nothing is returned for it."""
+        """Return the memory of freed rows of a dirty shard. A shard that is on disk too gets no holes, because all
+        of its memory can be taken."""
         if shard.extent is None or shard.file is not None or shard.moving is not None or shard.live is None:
             return
         if shard.shared:  # its pages are returned with the last shard in them

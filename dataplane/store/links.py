@@ -1,13 +1,13 @@
 """The owners of the cells of a shard with several owners.
 
-Each owner has cells under a link of its own (`batch.locations`): the first has all cells of the shard, each other those
-that it retained. A cell is dead once its last owner has freed it.
+Each owner has cells under a link of its own (`batch.locations`). The first owner has the shard's live cells, each other
+owner the cells that it retained. A cell is dead once its last owner has freed it.
 
 Invariants: freeing cells that an owner does not have does nothing, so a free may be repeated; each dead cell is
 reported once.
 
-A link costs a bit for each row in the blocks of `live_cells.BLOCK` rows that it has cells in; a cell with several
-owners costs four bytes for each row of its block, once.
+Cells are kept in blocks of `live_cells.BLOCK` rows of a column. A link costs one bit for each row of its blocks. A
+block in which any link was made costs four bytes more for each row, once.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from dataplane.batch.rows import RowIndices
 from dataplane.errors import LimitExceeded
 from dataplane.store.live_cells import BLOCK, Flags, LiveCells, by_block
 
-_LINK = 512  # bytes of a link beside the bits of its cells
-_BLOCK = 128  # bytes of a block of a link, or of the owner counts, beside its values
+_LINK = 512  # bytes of a link without the bits of its cells
+_BLOCK = 128  # bytes of a block of a link, or of the owner counts, without its values
 
 Selected = Sequence[tuple[Sequence[int], RowIndices]]
-"""Rows of columns, which are given by ordinal."""
+"""Cells: pairs of columns, by ordinal, and rows of each of these columns."""
 
 _Place = tuple[int, int]  # a column and a block of its rows
 
@@ -42,15 +42,15 @@ class _Link:
 
 
 class Links:
-    """The owners of one shard of `columns` by `rows`. `live`: the cells of the first owner (None: all)."""
+    """The owners of one shard of `columns` by `rows`. `live`: the cells of the first owner; None: all."""
 
     def __init__(self, columns: int, rows: int, live: LiveCells | None, holder: str) -> None:
         self._columns = columns
         self._rows = rows
         self._next = 1
         self._owners: dict[_Place, npt.NDArray[np.int32]] = {}
-        """By block in which a link has or had cells: the number of owners of each row. A row of any other block has the
-        first owner alone."""
+        """The number of owners of each row, for blocks in which a link was made. In other blocks the first owner is the
+        only one."""
         first = _Link(holder)
         for column in range(columns):
             for block in range(-(-rows // BLOCK)):
@@ -74,13 +74,14 @@ class Links:
         return min(BLOCK, self._rows - block * BLOCK)
 
     def cost(self, selected: Selected) -> int:
-        """An upper bound of the bytes of a link to these cells."""
+        """An upper bound of the memory in bytes of a link to these cells."""
         places = {(column, block) for columns, rows in selected for block, _ in by_block(rows) for column in columns}
         return _LINK + sum(2 * _BLOCK + 5 * self._size(block) for _, block in places)
 
     def retain(self, selected: Selected, holder: str, link: int | None = None) -> int:
-        """Add a link to these cells, each of which has an owner. Returns its number. Raises LimitExceeded if there are
-        no more numbers. `link`: its number where the shard was first stored; if that exists here, nothing is done."""
+        """Add a link to these cells, each of which has an owner. Returns the link's number. `link`: its number
+        where the shard was first stored; a link that exists here stays as it is. None: the next number. Raises
+        LimitExceeded if no numbers are left."""
         link = self._next if link is None else link
         if link > MAX_LINK:
             what = "links to a shard"
@@ -118,7 +119,7 @@ class Links:
         return owners
 
     def _flags(self, link: int, place: _Place) -> Flags:
-        """Flags of the rows of a block that a link has; a copy."""
+        """A copy of a link's flags of a block: whether it has each row."""
         found = self._links.get(link)
         bits = None if found is None else found.bits.get(place)
         size = self._size(place[1])
@@ -141,7 +142,7 @@ class Links:
         ]
 
     def free(self, link: int, selected: Selected | None = None) -> list[tuple[int, RowIndices]]:
-        """Free these cells of the link, or all. Returns the rows of columns that are dead now."""
+        """Free these cells of the link (None: all). Returns the cells that died, as rows of columns."""
         found = self._links.get(link)
         if found is None:
             return []

@@ -3,9 +3,9 @@
 A column is cut into blocks of `BLOCK` rows. A block that was freed in part has a bit for each row; a whole or freed
 block costs nothing. So a shard costs at most a bit for each cell, and mostly far less.
 
-The values of a row are one run in each buffer of its column, and so are those of consecutive rows. So freed rows are a
-few byte ranges, whose whole pages can be given back (`dead_pages`). Tables (row offsets, shapes, presence flags) stay:
-reading the other rows needs them. So do the values of an indexed column, where rows share them.
+The values of consecutive rows are one byte range in each buffer of their column. So freed rows are a few byte ranges,
+whose whole pages can be returned to the host (`dead_pages`). Tables (row offsets, shapes, presence flags) stay, because
+other rows are read with them. The values of an indexed column stay too, because rows share them.
 
 Invariants: a freed cell never exists again; a returned page has values of freed rows only.
 """
@@ -26,10 +26,10 @@ from dataplane.config import PAGE
 BLOCK = 1 << 16
 
 LiveBlock: TypeAlias = tuple[int, int, bytes]
-"""A column, one of its blocks of which rows were freed, and a bit for each row of the block, 1 if it was not freed; no
-bits if all rows were freed."""
+"""A column, the number of a block in which rows were freed, and packed bits: 1 for each row of the block that was not
+freed. The bits are empty if all rows were freed."""
 
-_ENTRY = 16  # bytes of a block in a message beside its bits, at most
+_ENTRY = 16  # the most bytes of a block in a message, without its bits
 
 Flags = npt.NDArray[np.bool_]
 Place = slice | Index
@@ -49,7 +49,7 @@ class LiveCells:
 
     @classmethod
     def of(cls, blocks: Sequence[LiveBlock], columns: int, rows: int) -> LiveCells:
-        """The inverse of `blocks`. Raises ValueError for blocks that such columns do not have."""
+        """Build the cells from `blocks` of such a shard. Raises ValueError for blocks that the shard cannot have."""
         live = cls(columns, rows)
         for column, block, bits in blocks:
             if not (0 <= column < columns and 0 <= block * BLOCK < rows) or (column, block) in live._blocks:
@@ -67,14 +67,14 @@ class LiveCells:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of `blocks` in a message, approximately."""
+        """The approximate bytes of `blocks` in a message."""
         return sum(_ENTRY + (0 if bits is None else bits.nbytes) for bits in self._blocks.values())
 
     def __bool__(self) -> bool:
         return self._freed < self.columns * -(-self.rows // BLOCK)
 
     def free(self, columns: Sequence[int], rows: RowIndices) -> None:
-        """Free these existing cells."""
+        """Mark these cells as freed. Cells freed before are ignored."""
         for block, inside in by_block(rows):
             for column in set(columns):
                 self._free(column, block, inside)
@@ -103,7 +103,7 @@ class LiveCells:
         return not len(self.freed([column], rows))
 
     def freed(self, columns: Sequence[int], rows: RowIndices) -> Index:
-        """Those of these rows that were freed in one of the columns, ascending."""
+        """The rows among these, ascending, that were freed in at least one of the columns."""
         found = []
         for block, inside in by_block(rows):
             for column in columns:
@@ -124,7 +124,8 @@ class LiveCells:
         return found
 
     def dead_around(self, column: int, rows: RowIndices, reach: int) -> Index:
-        """The freed rows, ascending, of all runs that contain some of these rows, as far as `reach` rows from them."""
+        """The freed rows, ascending, of all runs of freed rows that contain one of `rows`. Runs are cut `reach` rows
+        before the first and after the last of `rows`."""
         first, stop = max(0, rows.start - reach), min(self.rows, rows.stop + reach)
         edges = np.flatnonzero(np.diff(~self.flags(column, first, stop), prepend=False, append=False)).reshape(-1, 2)
         within = np.unique(np.searchsorted(edges[:, 0], rows.array() - first, side="right") - 1)
@@ -136,7 +137,7 @@ _ALL: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
 
 
 def by_block(rows: RowIndices) -> Iterator[tuple[int, Place]]:
-    """For each block with some of these rows: its number, and their positions in it, each once."""
+    """Iterate over the blocks that contain some of these rows, as (block, unique positions of the rows in it)."""
     if not len(rows):
         return
     blocks = range(rows.start // BLOCK, -(-rows.stop // BLOCK))
@@ -155,13 +156,13 @@ def by_block(rows: RowIndices) -> Iterator[tuple[int, Place]]:
 
 
 def dead_pages(layout: ShardLayout, column: int, live: LiveCells, rows: RowIndices, memory: Bytes) -> ByteRanges:
-    """The (start, end) in the shard's `memory` of whole pages of freed values around these freed rows of a column. May
-    return pages again."""
+    """Return the (start, end), in the shard's `memory`, of whole pages that have only freed values, around these freed
+    rows of a column. The pages may include some that were returned before."""
     stored = layout.columns[column][1]
     unit = stored.field.item_nbytes if stored.field.kind == "dense" else 0
     dead = live.dead_around(column, rows, -(-PAGE // unit) if unit else live.rows)
     if unit * len(dead) < PAGE and unit:
-        return []  # as most often
+        return []  # the most frequent case
     values = merged(row_values(stored, dead, memory, shared=False), gap=0)
     pages = [(-(-start // PAGE) * PAGE, end // PAGE * PAGE) for start, end in values]
     return [(first, last) for first, last in pages if first < last]

@@ -1,8 +1,7 @@
-"""Makes shards durable and recovers them: between the memory of a store and its data directory (`store.durable`).
+"""Writes shards of a store to its data directory (`store.durable`), and recovers them from there.
 
-A durable shard is clean: its memory can be taken, and its bytes are read back when it is pinned. Invariant: a shard
-that is being written is pinned until the write has ended, even if the caller gives up; a shard that was freed meanwhile
-leaves nothing on disk.
+A durable shard is clean: its memory can be taken, and its bytes are read back when it is pinned. Invariants: a shard is
+pinned until its write has ended, even if the caller gives up; a shard that was freed meanwhile leaves nothing on disk.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Persistence:
         pin: Pin,
         unpin: Unpin,
     ) -> None:
-        """Owns the directory from now on. `numbers`: the numbers of the next shards. Raises OSError if the system
+        """`directory`: closed with this object. `numbers`: the numbers of the next shards. Raises OSError if the system
         starts no thread."""
         self.durable = DurableShards(directory)
         self._arena = arena
@@ -49,7 +48,7 @@ class Persistence:
         self._pin = pin
         self._unpin = unpin
         self._under_way: dict[int, asyncio.Task[None]] = {}
-        self._full: Backpressure | None = None  # why the last write was refused
+        self._full: Backpressure | None = None  # the error of the last write, if the disk was full
 
     def __str__(self) -> str:
         return "writes of durable shards"
@@ -60,9 +59,10 @@ class Persistence:
         return once the bytes are on disk; the index entries are committed with, or before, the next write of the
         directory's journal. So a command that names the shards needs no second sync.
 
-        Raises Freed or Corrupt as `Store.pin`, Backpressure at the deadline if the disk is full or slow,
-        DirectoryUnusable if the directory cannot be written, Misuse for copies of other hosts' shards. After a
-        cancellation or Backpressure the shards may still become durable.
+        Raises Freed for a shard that is gone, its `damage` for an unreadable one, LimitExceeded if all exceed the
+        memory budget, Backpressure at the deadline, DirectoryUnusable or Corrupt if the directory cannot be written,
+        Misuse for copies of other hosts' shards. After a cancellation or Backpressure the shards may still become
+        durable.
         """
         left = dict.fromkeys(map(shard_of, numbers))
         asked = tuple(left)
@@ -87,8 +87,8 @@ class Persistence:
             await self._commit(asked, deadline)
 
     async def _commit(self, numbers: Iterable[int], deadline: Deadline) -> None:
-        """Wait until the index entries of these shards are on disk: another call may have deferred them to the next
-        commit."""
+        """Wait until the index entries of these shards are on disk, because another call may have deferred them to the
+        next commit. Raises Backpressure at the deadline."""
         files = [shard.file for shard in map(self._shards.get, numbers) if shard is not None]
         rows = {file.indexed for file in files if isinstance(file, DurableShard) and file.indexed is not None}
         if not rows:
@@ -162,9 +162,9 @@ class Persistence:
             await asyncio.sleep(RETRY_S)
 
     async def recover(self) -> list[int]:
-        """Adopt the shards in the data directory that earlier processes of this node stored and did not free. Returns
-        their numbers: the caller frees those that it does not need. To be called once, before the first put. Raises
-        Corrupt."""
+        """Add the shards of the data directory that earlier processes of this node stored and did not free. Returns
+        their numbers. The caller frees the shards that it does not need, and calls this once, before the first put.
+        Raises Corrupt if the index was changed."""
         found = await self.durable.recover()
         for what, durable in found:
             shard = Shard(
@@ -174,7 +174,7 @@ class Persistence:
         return [what.number for what, _ in found]
 
     def reserve_numbers(self) -> None:
-        """Reserve more shard numbers if necessary. To be called regularly."""
+        """Reserve more shard numbers if few are left, and use one up. To be called regularly."""
         self.durable.tend(next(self._numbers))
 
     async def aclose(self) -> None:

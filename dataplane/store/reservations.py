@@ -1,7 +1,8 @@
-"""Memory that clients may write: reserved, and then sealed as shards, given back, or taken back.
+"""Memory reserved for clients to write, until it is sealed as a shard, given back, or revoked.
 
-Invariant: a reservation belongs to one client. It is given back when it is aborted, when its client ends, or when its
-client is silent for the lease. If a stopped client may still write, its addresses are not reused until it ends.
+Invariant: a reservation belongs to one client. Its bytes are given back when it is aborted, when its client ends, or
+when its client sends nothing for the lease. A silent client may still write, so its addresses are not reused until it
+ends.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Reservation:
 
 class Reservations:
     """The reservations of one store. `rooms`: has the sizes of all shards and reservations. `numbers`: the numbers of
-    the next shards. `lease_s`: the seconds of silence after which a client loses its reservations."""
+    the next shards. `lease_s`: seconds without a message after which a client loses its reservations."""
 
     def __init__(
         self, budget: Budget, arena: Arena, rooms: Rooms, numbers: Iterator[int], lease_s: float, clock: Clock
@@ -48,7 +49,7 @@ class Reservations:
         self._seen: dict[Hashable, float] = {}
 
     def reserve_now(self, client: Hashable, sizes: Sequence[int], purpose: Purpose = "put") -> list[Reservation] | None:
-        """As `reserve`, or None if it would have to wait."""
+        """Reserve memory as `reserve` does, with its errors. Returns None if the request would have to wait."""
         total = self._total(sizes)
         if not self._budget.try_reserve(total, purpose, pages(max(sizes))):
             return None
@@ -59,7 +60,8 @@ class Reservations:
     ) -> list[Reservation]:
         """Reserve memory for shards of these sizes in bytes, all or none, for the client to write and then seal.
 
-        Raises LimitExceeded at once if together they exceed the budget, Backpressure at the deadline.
+        Raises ProtocolMismatch for no or negative sizes, LimitExceeded if together they exceed the budget, Backpressure
+        at the deadline or if the system refuses a segment.
         """
         await self._budget.reserve(self._total(sizes), deadline, purpose, pages(max(sizes, default=0)))
         return self._allocate(client, sizes, client)
@@ -70,8 +72,8 @@ class Reservations:
         return sum(map(pages, sizes))
 
     def _allocate(self, client: Hashable, sizes: Sequence[int], owner: Hashable) -> list[Reservation]:
-        """Reservations of memory that the budget has granted. Raises Backpressure if the system refuses, with the
-        bytes given back."""
+        """Allocate extents for memory that the budget has granted. Raises Backpressure if the system refuses a segment;
+        then the bytes are given back."""
         self.touch(client)
         made: list[Reservation] = []
         following = self._total(sizes)
@@ -91,8 +93,9 @@ class Reservations:
         return made
 
     def sealed(self, client: Hashable, number: int, encoded: bytes, scope: str, holder: str) -> Shard:
-        """The shard that a reservation becomes, with this encoded layout. It stays a reservation until `taken` is
-        called. Raises LeaseExpired, ProtocolMismatch, Corrupt or LimitExceeded."""
+        """Make a shard with this encoded layout of a reservation, which exists until `taken` is called. Raises
+        LeaseExpired if it was revoked, ProtocolMismatch if it is not the client's, Corrupt or LimitExceeded for an
+        invalid layout."""
         if number in self._revoked[client]:
             raise LeaseExpired(
                 f"no heartbeat for {self.lease_s} s, so the node took the memory back; put again",
@@ -112,7 +115,7 @@ class Reservations:
         self._rooms.remove(self._reserved[client].pop(number).size)
 
     def abort(self, client: Hashable, numbers: Iterable[int]) -> None:
-        """Give reservations back unsealed. Those that are not the client's, or do not exist, are ignored."""
+        """Give reservations back unsealed. Numbers that are no reservations of the client are ignored."""
         for number in numbers:
             extent = self._reserved[client].pop(number, None)
             if extent is not None:
@@ -143,8 +146,8 @@ class Reservations:
         return silent
 
     def revoke(self, client: Hashable) -> None:
-        """Revoke the reservations of the client. It may still write there, so their addresses are not reused until it
-        ends."""
+        """Return the memory of the client's reservations. The client may still write there, so their addresses are not
+        reused until it aborts them or ends."""
         for number, extent in self._reserved.pop(client, {}).items():
             self._arena.punch(extent, 0, extent.size, extent.size)
             self._revoked[client][number] = extent
@@ -158,28 +161,28 @@ class Reservations:
         self._seen.pop(client, None)
 
     def __iter__(self) -> Iterator[tuple[Hashable, int]]:
-        """The bytes that each client has reserved."""
+        """Iterate over (client, reserved bytes)."""
         return ((client, sum(e.size for e in held.values())) for client, held in self._reserved.items())
 
 
 def laid_out(encoded: bytes, size: int) -> CheckedLayout:
-    """The layout of a shard of this size in bytes. Raises Corrupt, LimitExceeded."""
+    """Decode and check the layout of a shard of this size in bytes. Raises Corrupt or LimitExceeded."""
     try:
         layout = check_layout(encoded, size)
-    except ProtocolMismatch as error:  # the message is well formed, so it fails alone
+    except ProtocolMismatch as error:  # only this request fails, not the connection: its message is well formed
         raise Corrupt(str(error)) from None
     check_cost(layout, encoded, size)
     return layout
 
 
 def rounded(nbytes: int) -> int:
-    """The size of the extent of a shard with this many bytes."""
+    """The size of a shard whose bytes, so many, came in a message: a positive multiple of 64."""
     return max(aligned(nbytes), aligned(1))
 
 
 def inline(payload: bytes, encoded: bytes, scope: str, holder: str) -> Shard:
-    """A shard of these bytes, which match the layout; it has no number and no location yet. Raises Corrupt or
-    LimitExceeded for an invalid layout."""
+    """Make a shard of these bytes, without a number or a location. Raises Corrupt or LimitExceeded if the layout is
+    invalid or does not match the bytes."""
     size = rounded(len(payload))
     layout = laid_out(encoded, size)
     layout.check_contents(np.frombuffer(payload.ljust(size, b"\0"), np.uint8))

@@ -1,6 +1,6 @@
 """The owners of the rows of a store's shards: the clients that put them, and the clients that retained some.
 
-Most shards have one owner and no `links`; the first retain of a shard makes them (`store.links`).
+Most shards have one owner and no `links`. The first retain of a shard creates its `links` (`store.links`).
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from dataplane.store.links import Links, Selected
 from dataplane.store.shard import Shard
 from dataplane.store.shards import Shards
 
-_LINKS = 64 << 20  # bytes that the owners of shards with several may take
+_LINKS = 64 << 20  # the most bytes of the owner records of shards with several owners
 
 
 class RowOwners:
     """The owners of the rows of one store's shards."""
 
     def __init__(self, shards: Shards, free: Callable[[Iterable[int]], None]) -> None:
-        """`free`: as `Store.free`."""
+        """`free`: frees shards and links by number (`Store.free`)."""
         self._shards = shards
         self._free = free
         self.nbytes = 0
         """The approximate bytes of the owner records of shards with several owners."""
         self.retained: Callable[[int, Selected], None] = lambda number, selected: None
-        """Called with the number of each new link, and the rows of columns that it owns."""
+        """Called with the number of each new link and the cells that were retained under it."""
 
     def put_by(self, number: int) -> tuple[str, str] | None:
-        """The client and scope that put the shard; for a link, the client that created it, without a scope. None if it
-        is gone."""
+        """The client and the scope of the shard's put; for a link, the client that created it, and an empty scope.
+        None if the shard or link is gone."""
         shard = self._shards.of(number)
         if shard is None:
             return None
@@ -41,7 +41,7 @@ class RowOwners:
         return None if holder is None else (holder, "")
 
     def require(self, number: int, columns: Sequence[int], rows: RowIndices) -> None:
-        """Raises Freed, Corrupt if this part of a shard, or of a link's cells, does not exist."""
+        """Raises Freed if `number` does not own all of these cells, Corrupt if the shard has no such column or row."""
         shard = self._shards.find(shard_of(number))
         self.check(shard, columns, rows)
         owned = link_of(number) == 0 if shard.links is None else shard.links.have(link_of(number), columns, rows)
@@ -49,7 +49,7 @@ class RowOwners:
             raise self._shards.freeings.error(number)
 
     def check(self, shard: Shard, columns: Sequence[int], rows: RowIndices) -> None:
-        """Raises Freed, Corrupt if no owner has this part of the shard."""
+        """Raises Freed if a cell of this part was freed, Corrupt if the shard has no such column or row."""
         if any(not 0 <= column < shard.columns for column in columns) or rows.stop > shard.rows:
             raise Corrupt(
                 f"shard {shard.number} has {shard.columns} columns of {shard.rows} rows, and the request names others",
@@ -59,11 +59,11 @@ class RowOwners:
             raise self._shards.freeings.error(shard.number)
 
     def retain(self, wanted: Sequence[tuple[int, Selected]], *, holder: str) -> list[int]:
-        """Create a link to these cells of each shard, which then stay until they are freed under the link too. Returns
-        the numbers of the links, all or none.
+        """Create a link to these cells of each shard, all or none. The cells then stay until they are freed under the
+        link too. Returns the numbers of the links.
 
-        For a shard with several owners it suffices that one has the cells. Raises Freed or Corrupt as `require`,
-        LimitExceeded if the owners take too much memory.
+        Raises Freed if no owner has a cell any more, Corrupt if a shard has no such column or row, LimitExceeded if the
+        owner records take too much memory.
         """
         cost = 0
         for number, selected in wanted:
@@ -88,7 +88,8 @@ class RowOwners:
         return made
 
     def retain_as(self, number: int, selected: Selected, *, holder: str, link: int | None = None) -> int:
-        """As `retain`, for all existing cells of one shard; `link`: the number of the link where the shard was put."""
+        """Create a link to cells of one shard, unchecked. `link`: its number where the shard was put; None: a new one.
+        Returns the number of the link. Raises Freed, or LimitExceeded if no link numbers are left."""
         shard = self._shards.find(shard_of(number))
         if shard.links is None:
             shard.links = self._links(shard)
@@ -100,18 +101,18 @@ class RowOwners:
         return made
 
     def selected(self, number: int) -> Selected:
-        """The cells of a link. Raises Freed, Corrupt."""
+        """The cells of a link; none if the link is gone. Raises Freed if the shard is gone."""
         links = self._shards.find(shard_of(number)).links
         return [] if links is None else links.selected(link_of(number))
 
     def relink(self, number: int) -> None:
-        """Restore a link to all of a shard, which it had before a restart. Raises Freed, Corrupt."""
+        """Restore, after a restart, a link to all cells of a shard. Raises Freed if the shard is gone."""
         shard = self._shards.find(shard_of(number))
         everything = [(range(shard.columns), RowIndices.range(0, shard.rows))]
         self.retain_as(shard.number, everything, holder=shard.holder, link=link_of(number))
 
     def release(self, shard: Shard, number: int, selected: Selected | None) -> list[tuple[int, RowIndices]]:
-        """Free cells, or all, for one owner of a shard with several. Returns the cells that have no owner any more."""
+        """Free these cells (None: all) of one owner of a shard with several. Returns those left without an owner."""
         assert shard.links is not None
         before = shard.links.nbytes
         died = shard.links.free(link_of(number), selected)

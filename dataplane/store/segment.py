@@ -90,8 +90,8 @@ class ArenaSegment:
             self._lease = None
 
     def punch(self, start: int, end: int) -> bool:
-        """Return the pages of a range to the host; it then reads as zeros. Returns whether the system did that: not
-        if the segment was hardened, or its writer added seals."""
+        """Return the pages of a range to the host; it then reads as zeros. Returns whether the system did so: it
+        refuses after `harden`, and after seals that the writer added."""
         try:
             self.memory.madvise(mmap.MADV_REMOVE, start, end - start)
         except OSError:

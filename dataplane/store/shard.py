@@ -1,7 +1,7 @@
-"""One sealed, immutable object of the store, and the rest of it after some of its rows were freed.
+"""A shard: one sealed, immutable object of the store. Some of its rows may have been freed.
 
-Its fields `extent` and `file` say where its bytes are. `file` is a file on this host's disk, or a `Backing`, from which
-the bytes can be read again. A `DurableShard` stays there until the shard is freed.
+The fields `extent` and `file` locate its bytes. `file` is a file on this host's disk, or a `Backing`, from which the
+bytes can be read again. A `DurableShard` stays in `file` until the shard is freed.
 
     extent      file        the shard is
     set         None        in memory only ("dirty": it must be written before its memory can be taken)
@@ -9,7 +9,7 @@ the bytes can be read again. A `DurableShard` stays there until the shard is fre
     None        set         on disk only
     None        None        gone; only a freed shard is
 
-While `moving` is set it is being written or read, and neither field changes until that has ended.
+While `moving` is set, the shard is being written or read. Only the end of this move changes the two fields.
 """
 
 from __future__ import annotations
@@ -49,14 +49,15 @@ class Backing(Protocol):
     another host."""
 
     async def read(self, memory: memoryview) -> None:
-        """Fill the memory, which is as long as the extent of the shard, with validated bytes. If this raises a
-        DataplaneError, the bytes are not used, and the shard is unavailable until the store is told otherwise."""
+        """Fill the memory, which is as long as the extent of the shard, with validated bytes. After a DataplaneError
+        the bytes are not used, and the shard raises this error until `Shards.clear_error`."""
 
 
 @dataclass(slots=True, eq=False)
 class Shard:
-    """A shard's location and history. `size`: its bytes, rounded up to 64 for a small one, to whole pages for others.
-    `next_use`: the rank of its estimated next read; of two shards the one with the greater rank goes to disk first."""
+    """A shard's location and history. `size`: its bytes, rounded up to a multiple of 64, or to whole pages if a client
+    wrote them into a reservation. `next_use`: the rank of its estimated next read; greater ranks go to disk first.
+    `damage`: the error of its last read, which `Shards.find` raises."""
 
     number: int
     size: int
@@ -72,17 +73,17 @@ class Shard:
     freed: bool = False
     damage: DataplaneError | None = None
     live: LiveCells | None = None
-    """The live cells, by [column, row]; None while all are."""
+    """The cells that were not freed; None: all."""
     holes: RangeSet | None = field(default=None)
     """The bytes of its extent that went back to the host because their rows were freed; they read as zeros."""
     links: Links | None = None
-    """Its owners, if some of its rows were retained; None: it has one owner."""
+    """Its owners if rows of it were retained; None: it has one owner."""
     shared: bool = False
-    """Whether its extent is a part of pages that it shares with others; else it has `room` bytes of its own."""
+    """Whether its extent shares pages with other shards; otherwise the extent has `room` bytes of whole pages."""
     owner: str = ""
     """The stream or table that needed it last, for statistics; empty if none does."""
     since_s: float = 0.0
-    """The time of the store's clock at which it came here."""
+    """The time of the store's clock at which the shard was added."""
 
     @property
     def room(self) -> int:
@@ -97,7 +98,7 @@ class Shard:
 
     @property
     def ours(self) -> bool:
-        """Whether it was put here, and is not a copy of another host's."""
+        """Whether its bytes are in the arena, a spill file or a durable file only, not in a `Backing`."""
         return self.file is None or isinstance(self.file, SpillFile | DurableShard)
 
     @property

@@ -1,16 +1,16 @@
 """Pages shared by many small, consecutive shards, in the node's own segments.
 
-A page belongs to the shards that have bytes in it. It is returned to the arena, warm, with the last of them; until then
-the bytes of freed shards in it are not reused. So a long-lived row keeps only its own pages, 4 KiB each, and none of
-its neighbours. The next shard begins where the last one ended, and the following pages are taken as needed, so at most
-the rest of one page is unused at the end.
+A page belongs to the shards that have bytes in it. It is released to the arena with the last of these shards. Until
+then the bytes of freed shards in it are not reused. So a long-lived shard keeps only its own pages, 4 KiB each. The
+next shard begins where the last one ended, and the following pages are taken as needed, so at most the rest of one page
+is unused at the end.
 
 Invariants: each page here has bytes of a shard that was not returned; no byte of a page is written twice before the
 page has been returned.
 
-Rejected: blocks of several pages, all of which one row would keep; free lists within a page, which cost more than
-they save, because rows are freed in the order in which they came; a page for each client, most of which would be
-empty.
+Rejected: blocks of several pages, because one shard would keep all of a block; free lists within a page, which cost
+more than they save, because rows are freed in the order in which they came; a page for each client, most of which would
+be empty.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SmallExtents:
         self._owner = owner
         self._shards: dict[int, dict[int, int]] = {}  # segment -> offset of a page -> shards in it
         self._segment = -1
-        self._at = self._end = 0  # in that segment: the start of the next shard, and the end of the last page
+        self._at = self._end = 0  # in `_segment`: the start of the next shard, and the end of the last page
 
     @property
     def nbytes(self) -> int:
@@ -67,7 +67,7 @@ class SmallExtents:
         return True
 
     def give(self, extent: Extent) -> int:
-        """Return the extent of a shard. Returns the bytes of the pages that were freed with it."""
+        """Release the extent of a shard, and its pages without another shard. Returns the bytes of these pages."""
         shards, gone = self._shards[extent.segment], 0
         for page in _pages(extent):
             left = shards[page] - 1

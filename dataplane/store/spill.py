@@ -79,7 +79,7 @@ _WORTH = 0.7  # compress only shards that shrink below this part of their size
 
 @dataclass(frozen=True, slots=True)
 class DiskStatistics:
-    """In bytes, except the count `files`. `error`: of an operation that fails now, or of calls that hang; empty if none."""
+    """In bytes, except the count `files`. `error`: of operations that fail now, or of calls that hang; else empty."""
 
     quota: int
     used: int

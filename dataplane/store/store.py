@@ -185,8 +185,8 @@ class Store:
         holder: str,
         purpose: Purpose = "put",
     ) -> int:
-        """Store a shard as `put_now` does, and wait for memory until the deadline. Returns its number. Raises the errors
-        of `put_now`, and Backpressure at the deadline. After an error or a cancellation nothing is stored."""
+        """Store a shard as `put_now` does, and wait for memory until the deadline. Returns its number. Raises as
+        `put_now`, and Backpressure at the deadline. After an error or a cancellation nothing is stored."""
         shard = inline(payload, layout, scope, holder)
         await self.budget.reserve(shard.room, deadline, purpose)
         return self._place(client, shard, payload, shard.room)

@@ -7,8 +7,8 @@ Invariants:
 - after any other failure of the disk nothing more is written: after a failed sync the contents of the disk are unknown
   until the file is opened again.
 
-The directory's lock keeps other processes away, so SQLite needs none of its own and no memory shared with them.
-`Database` is used by any thread; its calls wait for each other.
+The directory's lock excludes other processes, so SQLite needs no file locks and no memory shared between processes. Any
+thread may use `Database`; its calls wait for each other.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Args = ParamSpec("Args")
 T = TypeVar("T")
 
 Work = Callable[[sqlite3.Connection], None]
-"""A function to run in a transaction; again, if that was rolled back."""
+"""A function to run in a transaction. It runs again if the transaction was rolled back because the disk was full."""
 
 APPLICATION = 0x64706C6E
 """SQLite's `application_id`: dpln."""
@@ -57,8 +57,8 @@ CREATE TABLE shards (
 
 class Database:
     def __init__(self, path: Path) -> None:
-        """Open the file, or create it. Raises DirectoryUnusable if it is another file or of another version, or the
-        system refuses; Corrupt if bytes of it have changed."""
+        """Open or create the file. Raises DirectoryUnusable if the file is another program's or version's, or if the
+        system refuses; Backpressure if the disk is full; Corrupt if SQLite finds changed bytes."""
         self.path = path
         self._lock = threading.Lock()
         self._failure: DataplaneError | None = None
@@ -91,8 +91,9 @@ class Database:
             sql.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # from now on its header names its owner
 
     def commit(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` in a transaction. Returns its result once the transaction is on disk. Raises Backpressure if there
-        is no room, DirectoryUnusable or Corrupt if it fails; then nothing of it is stored."""
+        """Run `work` in a transaction. Returns its result once the transaction is on disk. Raises Backpressure if the
+        disk is full, LimitExceeded if a value is too large, DirectoryUnusable or Corrupt after any other failure, then
+        also at each later call. After an error nothing of the transaction is stored."""
         with self._lock:
             if self._failure is not None:
                 raise type(self._failure)(str(self._failure), **self._failure.fields)
@@ -111,7 +112,7 @@ class Database:
             return result
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """The result of `work`. Raises Corrupt, DirectoryUnusable."""
+        """Return the result of `work`. Raises Corrupt for changed bytes, DirectoryUnusable if the system refuses."""
         with self._lock, translated(self.path):
             return work(self._sql)
 
@@ -196,11 +197,11 @@ def _read_only(path: Path) -> bool:
 
 
 class DirectoryUnusable(Rejected):
-    """The error of a data directory that this node cannot use.
+    """The error of a data directory that this node cannot use, or cannot write any more.
 
-    Nothing in the directory was changed. `reason`: "in use", "another node's", "another cluster's", "another
+    `reason`: "in use", "another node's", "another cluster's", "another
     program's", "another version's", "another user's", "read-only", "no permission", "file system", "failed" or
-    "closed"; the message says what to do.
+    "closed", or "used up" if no shard numbers are left. The message says what to do.
     """
 
     FIELDS = {"path": "", "reason": ""}
@@ -220,8 +221,8 @@ LAZY_S = 0.2
 
 
 class Journal:
-    """The commits of a data directory, in a thread of its own: writes that arrive during a commit go into the next one.
-    Used from one event loop, that of the first write.
+    """Commits writes to a data directory, in one thread. Writes that arrive during a commit are part of the next one.
+    Used from one event loop.
 
     A sync of the disk costs the same for one write as for a thousand, so a node has one transaction at a time, for all
     of its partitions and its index of shards. Writes are committed in the order in which they were given.
@@ -244,10 +245,11 @@ class Journal:
         self.commits = 0
 
     def write(self, work: Work, *, lazily: bool = False) -> asyncio.Future[None]:
-        """Run `work` in the next transaction, in another thread; the future is done once that is on disk. It may run
-        again if a transaction was rolled back. `lazily`: with the next other write.
+        """Run `work` in the next transaction, in another thread. Returns a future that is done once the transaction is
+        on disk. `work` runs again if the transaction was rolled back. `lazily`: commit with the next other write, or
+        after `LAZY_S`.
 
-        Raises, by the future, DirectoryUnusable or Corrupt. Cancelling the future undoes nothing.
+        The future raises DirectoryUnusable, Corrupt or LimitExceeded. Cancelling it undoes nothing.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
@@ -259,8 +261,8 @@ class Journal:
         return future
 
     def run(self, work: Callable[Args, T], *args: Args.args, **kwargs: Args.kwargs) -> asyncio.Future[T]:
-        """Run `work`, which uses the database, in the thread of the commits: after the one in progress, and before
-        those that wait. The future has its result or error."""
+        """Run `work` in the thread of the commits, after the commit in progress and before waiting writes. Returns a
+        future with the result or error of `work`."""
         return asyncio.wrap_future(self._thread.submit(work, *args, **kwargs))
 
     def _begin(self) -> None:
@@ -312,12 +314,10 @@ class Journal:
 
 
 class Notes:
-    """Small values by name in a data directory, for a node that is started again.
+    """The notes of one kind: small values by name in a data directory, for a node that is started again.
 
-    Invariants: they are committed in the order in which they were given, with everything else that the journal writes;
-    a value with a wrong byte is Corrupt.
-
-    The notes of one kind. Used from the journal's loop.
+    Invariants: changes are committed in the order of the calls, together with the journal's other writes; a changed
+    value is Corrupt. Used from the journal's loop.
     """
 
     def __init__(self, database: Database, journal: Journal, kind: str) -> None:
@@ -326,7 +326,7 @@ class Notes:
         self.kind = kind
 
     def load(self) -> dict[str, bytes]:
-        """All notes. Raises Corrupt."""
+        """Return all notes of the kind. Raises Corrupt if one was changed."""
         return self._database.read(self._load)
 
     def _load(self, sql: sqlite3.Connection) -> dict[str, bytes]:
@@ -339,7 +339,7 @@ class Notes:
         return found
 
     def write(self, changes: Mapping[str, bytes | None], *, lazily: bool = False) -> asyncio.Future[None]:
-        """Set or delete the values of these names. The future is that of `Journal.write`."""
+        """Set the values of these names; None deletes a note. Returns a future as `Journal.write` does."""
         kept = [
             (self.kind, name, value, checksum(self.kind, name, value))
             for name, value in changes.items()

@@ -3,12 +3,11 @@
     DIR/node.sqlite     identity, logs of partitions, index of durable shards (`database`)
     DIR/shards/         the files of durable shards (`shards`)
 
-The directory determines the identity of a node: started again on it, it is the same member with the same logs. The lock
-is a flock on the directory itself, as for spill directories (`store.directory_claim`), which the kernel releases
-however the process ends.
+The directory determines the identity of a node: a node that is started again on it is the same member with the same
+logs. The lock is a flock on the directory itself. The kernel releases it however the process ends.
 
-Invariants: nothing is written to a directory of another process, program, version or cluster, nor to one with other
-files that is no data directory.
+Invariants: nothing is written to a directory of another process, program, version or cluster, nor to a directory with
+other files only.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from dataplane.store.durable.database import Database, DirectoryUnusable, checks
 
 DATABASE, SHARDS = "node.sqlite", "shards"
 NUMBERS = 1 << 24
-"""The shard numbers that one start of a node reserves, and reserves again when it has used most of them."""
+"""The count of shard numbers that a node reserves at each start, and again when it has used half of them."""
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _ODD = ("lost+found",)  # made by the file system in its root
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True):
-    """The identity of a node. `incarnation`: that of its logs; a new directory has another. `starts`: the number of
-    times it was opened. `numbers`: a number above those of all shards so far."""
+    """The identity of a node. `incarnation`: that of its logs; a new directory has another. `starts`: how often the
+    directory was opened. `numbers`: the first shard number that is not reserved."""
 
     node: bytes
     incarnation: int
@@ -51,11 +50,12 @@ class Identity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DataDirectory:
-    """See the module. `database` and `shards`, the open folder of files, are closed with it. `first`: the first shard
-    number of this start."""
+    """An open and locked data directory. `database` and `shards`, a descriptor of the folder of files, are closed with
+    it. `first`: the first shard number of this start."""
 
     def __init__(self, path: Path, cluster: str = "") -> None:
-        """Open it, or create it, for this process only. Raises DirectoryUnusable, Corrupt, Backpressure."""
+        """Open or create the directory, for this process only. `cluster`: the name of the node's cluster; empty: none.
+        Raises DirectoryUnusable if the node cannot use it, Corrupt for changed bytes, Backpressure for a full disk."""
         self.path = path
         with ExitStack() as undo:
             self._lock = self._locked(path)
@@ -144,14 +144,14 @@ class DataDirectory:
         return identity
 
     def more_numbers(self, sql: sqlite3.Connection, last: int) -> None:
-        """Reserve numbers up to `last` for this start: to be committed well before they are used."""
+        """Reserve shard numbers below `last`, in a transaction that has to commit before they are used."""
         kept = replace(self.identity, numbers=last)
         sql.execute("UPDATE identity SET value = ? WHERE name = 'node'", (msgspec.msgpack.encode(kept),))
         sql.execute("UPDATE identity SET value = ? WHERE name = 'sum'", (checksum(kept),))
         self.identity = kept
 
     def close(self) -> None:
-        """Release it. Idempotent."""
+        """Close the directory and release its lock. Idempotent."""
         self._undo.close()
 
 
@@ -197,7 +197,7 @@ _REASONS = {
 
 
 def refused(path: Path, error: OSError) -> DirectoryUnusable | Backpressure:
-    """The reason why the system refuses the operation there."""
+    """Return the error for a refused operation there: Backpressure if the disk is full, else DirectoryUnusable."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Backpressure(f"{path}: {error.strerror}", spill_error=f"writing {path} failed: {error.strerror}")
     reason, remedy = _REASONS.get(error.errno or 0, ("failed", "see what the system says of the disk"))

@@ -1,10 +1,10 @@
 """The log of one partition in a data directory: `replication.log.Storage` on SQLite.
 
-An entry is a row with a checksum over all its values. The log's own row has the indices of its beginning and end, so a
-missing entry is noticed too.
+Each entry is a row with a checksum of all its values. The log's own row has the indices of its beginning and end, so a
+missing entry is detected too.
 
-Invariants: a log is found in the state after some prefix of its operations, at least the written ones, or it is
-Corrupt; a log of another replica is not touched.
+Invariants: after a restart a log is in the state after a prefix of its operations, which includes all that were
+acknowledged, or it is Corrupt; a log of another replica is not changed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class SQLiteStorage(Storage):
     """The log `name` of `replica` in a database. Thread-safe."""
 
     def __init__(self, database: Database, name: str, replica: ReplicaId) -> None:
-        """Find the log, or create it. Raises DirectoryUnusable if it is another replica's, Corrupt, Backpressure."""
+        """Find or create the log. Raises DirectoryUnusable if it is another replica's or cannot be written, Corrupt if
+        it was changed, Backpressure if the disk is full."""
         self._database = database
         self._name = name
         self._replica = replica
@@ -34,7 +35,7 @@ class SQLiteStorage(Storage):
         self._id = self._made() if found is None else found[0]
 
     def _found(self, sql: sqlite3.Connection) -> tuple[int, int, int] | None:
-        """Its number, and the indices of its beginning and end."""
+        """The log's number, and the indices before its first entry and of its last; None if there is no log."""
         query = "SELECT id, node, incarnation, base, last, sum FROM logs WHERE name = ?"
         row = sql.execute(query, (self._name,)).fetchone()
         if row is None:
@@ -137,10 +138,10 @@ class SQLiteStorage(Storage):
 
 
 class JournaledLog(SQLiteStorage):
-    """A log that is written through the directory's journal, with everything else."""
+    """A log that is written through the directory's journal, in one commit with the journal's other writes."""
 
     def __init__(self, database: Database, journal: Journal, name: str, new: ReplicaId) -> None:
-        """Find the log of this node, of any incarnation, or create it for the replica `new`. Raises as the base."""
+        """Find this node's log, of any incarnation, or create it for the replica `new`. Raises as `SQLiteStorage`."""
         found = dict(names(database)).get(name, new)
         super().__init__(database, name, found if found[0] == new[0] else new)
         self._journal = journal
@@ -152,7 +153,7 @@ class JournaledLog(SQLiteStorage):
         return self._journal.refusal
 
     def save(self, operations: Sequence[Operation]) -> asyncio.Future[None]:
-        """Write operations after the previous ones. The future is that of `Journal.write`."""
+        """Write operations after the previous ones. Returns the future of `Journal.write`, with its errors."""
         return self._journal.write(lambda sql: self._write(sql, operations))
 
     def _write(self, sql: sqlite3.Connection, operations: Sequence[Operation]) -> None:
@@ -160,8 +161,8 @@ class JournaledLog(SQLiteStorage):
             super()._write(sql, operations)
 
     def remove(self) -> asyncio.Future[None]:
-        """Delete the log, with the next commit. Once the future is done, another log with its name begins empty. If it
-        fails, the next process finds the log."""
+        """Delete the log with the next commit. Once the returned future is done, a new log with its name begins empty.
+        If the future fails, the next process finds the old log."""
         self._removed = True
         return self._journal.write(self._remove, lazily=True)
 
@@ -174,6 +175,6 @@ class JournaledLog(SQLiteStorage):
 
 
 def names(database: Database) -> list[tuple[str, ReplicaId]]:
-    """The logs in a database, with their replicas."""
+    """Return the name and the replica of each log in a database."""
     rows = database.read(lambda sql: sql.execute("SELECT name, node, incarnation FROM logs ORDER BY id").fetchall())
     return [(name, (node, incarnation)) for name, node, incarnation in rows]
