@@ -1,14 +1,15 @@
 """Files of durable shards. A batch of shards is written behind the earlier ones, and synced before the index in the
 data directory's database names it. Bytes that the index names are never overwritten.
 
-Each batch begins at a page: large shards are on whole pages, so that they bypass the page cache between disk and arena,
-small ones (`MOST` bytes at most) are packed. The index has the positions and checksums of shards; a file has no header.
-So contents that the index does not name are unfinished, or not needed, and are deleted; a missing file, or one with
-other bytes, is Corrupt.
+Each batch begins at a page. Large shards are on whole pages, so that they bypass the page cache between disk and arena.
+Small shards (at most `MOST` bytes) are packed. The index has the positions and checksums of shards; a file has no
+header. Bytes that the index does not name are unfinished or not needed, and are deleted. A shard whose file is missing
+or has other bytes is Corrupt.
 
 Freed shards return the pages that no other shard uses, by punching holes; a file is deleted with its last shard.
 
-The functions here are for threads: each may wait for the disk. They raise OSError if the system refuses.
+Functions here that take a directory's descriptor may wait for the disk, so threads call them. They raise OSError if the
+system refuses.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from dataplane.store.small_extents import MOST
 from dataplane.store.spill_file import CHUNK, checksum, create, open_direct, pread, pwrite, whole_pages
 
 RESERVE, RESERVE_SHARE = 64 << 20, 8
-"""The bytes of the file system that no shard takes, and the part of a small file system. The database needs them for
-the commands that make room: its write-ahead log has about 4 MiB, its growth at a checkpoint is as much, and a snapshot
-of a partition is written before the former one is deleted."""
+"""The bytes of the file system that shards leave free: `RESERVE`, but at most the size divided by `RESERVE_SHARE`. The
+database needs them for the commands that make room: its write-ahead log has about 4 MiB, its growth at a checkpoint is
+as much, and a snapshot of a partition is written before the former one is deleted."""
 
 
 class FileRange(NamedTuple):
@@ -49,7 +50,7 @@ def name(file: int) -> str:
 
 
 def number(name: str) -> int | None:
-    """The number of a file, or None for other files."""
+    """The number of a file of shards by its name, or None for other files."""
     found = re.fullmatch(r"([0-9a-f]{16})\.shards", name)
     return int(found[1], 16) if found else None
 
@@ -70,9 +71,10 @@ def sums(content: memoryview) -> bytes:
 
 
 def write(directory: int, file: int, begin: int, contents: Sequence[memoryview], fresh: bool) -> list[FileRange]:
-    """Write shards with these bytes into a file, from `begin` (a page) on, and return their places once they are on
-    disk. The file is created for them if it is `fresh`. After a failure it is unchanged, as if less room than the
-    reserve would be left. Large shards begin at a page of memory, as O_DIRECT requires."""
+    """Write shards with these bytes into a file at the offset `begin`, a multiple of the page size. `fresh`: create the
+    file. Returns the shards' locations once the bytes are on disk. Raises OSError if the system refuses, or if less
+    room than the reserve would be left; then the file is cut to its former size, or deleted if fresh. The bytes of
+    large shards begin at a page of memory, as O_DIRECT requires."""
     places, path = _placed(file, begin, contents), name(file)
     _require_room(directory, whole_pages(places[-1].start + places[-1].size) - begin)
     fd = create(directory, Path(path)) if fresh else open_direct(directory, path, os.O_WRONLY | os.O_NONBLOCK)
@@ -106,7 +108,7 @@ def _require_room(directory: int, nbytes: int) -> None:
 
 
 def _write(fd: int, places: Sequence[FileRange], contents: Sequence[memoryview]) -> None:
-    packed, begin = bytearray(), 0  # small shards behind each other, and where they begin
+    packed, begin = bytearray(), 0  # consecutive small shards, and their page-aligned start in the file
 
     def flush() -> None:
         if packed:
@@ -128,8 +130,8 @@ def _write(fd: int, places: Sequence[FileRange], contents: Sequence[memoryview])
 
 
 def read(directory: int, place: FileRange, memory: memoryview) -> None:
-    """Fill memory, which begins at a page, with a shard's bytes, followed by zeros. Raises Corrupt if they differ
-    from those written."""
+    """Fill memory, which begins at a page, with a shard's bytes, followed by zeros. Raises Corrupt if the file is
+    missing or cut short, or if the bytes differ from those written."""
     path = name(place.file)
     try:
         fd = open_direct(directory, path, os.O_RDONLY | os.O_NONBLOCK)
@@ -161,7 +163,7 @@ def _corrupt(place: FileRange, what: str) -> Corrupt:
 
 
 def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool) -> None:
-    """Punch ranges of whole pages of a file, or delete the file. A missing one is ignored."""
+    """Punch ranges of whole pages of a file, or delete the file if it is `gone`. A missing file is ignored."""
     path = name(file)
     with suppress(FileNotFoundError):
         if gone:
@@ -170,7 +172,7 @@ def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
         try:
             size = os.fstat(fd).st_size
-            if not size:  # another program has cut it, and it cannot be mapped
+            if not size:  # another program has truncated the file, and it cannot be mapped
                 return
             with mmap.mmap(fd, 0) as mapped:
                 for start, end in holes:
@@ -181,7 +183,7 @@ def free(directory: int, file: int, holes: Iterable[tuple[int, int]], gone: bool
 
 
 def tidy(directory: int, holes: Mapping[int, Sequence[tuple[int, int]]]) -> None:
-    """Delete unknown files, and punch the holes of the others."""
+    """Delete the files of shards that `holes` does not name, and punch the holes of the others."""
     with os.scandir(directory) as found:
         there = [number(entry.name) for entry in found]
     for file in there:
@@ -213,7 +215,7 @@ class Pages:
         return (first, last) if first < last else None
 
     def holes(self) -> list[tuple[int, int]]:
-        """The unused ranges of whole pages, the last one without an end."""
+        """The unused ranges of whole pages. The last range ends beyond any file."""
         found, at = [], 0
         for start, end in self._live:
             first = start // PAGE * PAGE

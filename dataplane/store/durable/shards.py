@@ -1,16 +1,17 @@
-"""The durable shards of a data directory: written in batches, found again by the index, freed when no longer needed.
+"""The durable shards of a data directory: written in batches, recovered by the index, and freed.
 
-A durable shard has a `DurableShard` as its file, as a copy of another host's shard has a `Backing`: its memory can be
-taken at once, and its bytes are read back when it is pinned.
+A durable shard has a `DurableShard` as its file: its memory can be taken at once, and its bytes are read back when it
+is pinned.
 
 Invariants:
 
-- `write` returns once the bytes are on disk, and their rows of the index too; with `with_next` the rows are committed
-  before, or with, anything that is committed later. Shards that are given while a batch is being written go into the
-  next, so that a sync serves all;
-- a row of the index comes after its bytes and goes before them. So the file of each row is whole, unless another
-  program changed it; a file without a row is unfinished or not needed, and the next process removes it;
-- the next process finds each shard with a row that was not freed, under the same number.
+- `write` returns once the bytes and their rows of the index are on disk. With `with_next` it returns once the bytes
+  are; the rows are committed with, or before, the next write of the journal. Requests that arrive while a batch is
+  being written form the next batch, so that one sync serves all;
+- a row of the index is added after its bytes are on disk, and removed before they are. So the bytes of each row are
+  complete, unless another program changed them. A file without a row is unfinished or not needed, and the next process
+  removes it;
+- the next process finds each shard with a row under the same number.
 
 Rejected: an index in the files' own headers, which costs a rename and a second sync of the folder, cannot list the
 shards of a lost file, and takes a read of each file to recover (docs/decisions/0053).
@@ -41,7 +42,7 @@ Args = ParamSpec("Args")
 T = TypeVar("T")
 
 _THREADS = 4
-_FILE_BYTES = 64 << 20  # of a file, without its last batch: small files are soon freed as a whole
+_FILE_BYTES = 64 << 20  # the size at which a file gets no further batch: small files are soon freed as a whole
 
 
 class IndexEntry(msgspec.Struct, frozen=True, gc=False):
@@ -56,8 +57,8 @@ class IndexEntry(msgspec.Struct, frozen=True, gc=False):
 
 
 class DurableShard:
-    """The location of a durable shard. `free` it when the shard is no longer needed. `indexed`: done once its row is on
-    disk; None if the row was on disk from the beginning."""
+    """The location of a durable shard, to be freed with the shard. `indexed`: done once the shard's row is on disk;
+    None if the row was on disk from the beginning."""
 
     __slots__ = ("_shards", "indexed", "number", "place")
 
@@ -70,7 +71,7 @@ class DurableShard:
         self.indexed = indexed
 
     async def read(self, memory: memoryview) -> None:
-        """Fill the memory with its bytes. Raises Corrupt, or OSError if the system does not let it be read."""
+        """Fill the memory with the shard's bytes. Raises Corrupt if they changed, OSError if the read fails."""
         directory = self._shards.directory
         try:
             await self._shards.by_thread(files.read, directory.shards, self.place, memory)
@@ -79,7 +80,7 @@ class DurableShard:
             raise Corrupt(f"shard {self.number}: {error}", shard=self.number, path=str(path)) from None
 
     def free(self) -> None:
-        """Remove its row with the next commit, and then its bytes."""
+        """Remove the shard's row with the next commit, and then its bytes."""
         self._shards.free(self)
 
 
@@ -91,10 +92,10 @@ class _ReadRequest:
 
 
 class DurableShards:
-    """See the module. Used from one event loop."""
+    """The durable shards of one data directory. Used from one event loop."""
 
     def __init__(self, directory: DataDirectory) -> None:
-        """Takes the directory over. Raises OSError if the system starts no thread."""
+        """`directory`: closed with this object. Raises OSError if the system starts no thread."""
         self.directory = directory
         self.journal = Journal(directory.database)
         try:
@@ -116,11 +117,12 @@ class DurableShards:
     # Writing
 
     async def write(self, shards: Sequence[tuple[IndexEntry, memoryview]], *, with_next: bool) -> list[DurableShard]:
-        """Write the bytes of these shards, for large ones whole pages of the arena, which must not change meanwhile.
-        `with_next`: their rows are given to the journal, and committed with its next write.
+        """Write the bytes of these shards, which must not change meanwhile. Those of a large shard are whole pages of
+        the arena. Returns the shards' locations. `with_next`: return before the rows of the index are on disk.
 
-        Raises Backpressure if the disk is full, DirectoryUnusable if it refuses: then no shard is stored. While the
-        index cannot be written it waits. Not to be cancelled: a thread would go on reading.
+        Raises Backpressure if the disk has no room for the bytes, DirectoryUnusable or Corrupt if the directory cannot
+        be written. Then no shard is stored. While the disk is too full for the index, this waits. Not to be cancelled:
+        a thread would go on reading the bytes.
         """
         wanted = _ReadRequest(shards, with_next, asyncio.get_running_loop().create_future())
         self._wanted.append(wanted)
@@ -147,13 +149,13 @@ class DurableShards:
             made = iter(await self._written([shard for each in batch for shard in each.shards], with_next))
             for each in batch:
                 each.done.set_result(list(itertools.islice(made, len(each.shards))))
-        except Exception as error:  # the caller that asked for them gets the error
+        except Exception as error:  # the callers of `write` get the error
             for each in batch:
                 if not each.done.done():
                     each.done.set_exception(error)
         finally:
             for each in batch:
-                each.done.cancel()  # if it has neither a result nor an error
+                each.done.cancel()  # no effect on a future with a result or an error
             self._begin()
 
     async def _written(self, shards: Sequence[tuple[IndexEntry, memoryview]], with_next: bool) -> list[DurableShard]:
@@ -196,7 +198,7 @@ class DurableShards:
             self._background.spawn(self._free())
 
     async def _free(self) -> None:
-        """Free rows and bytes. If that fails, the next process frees the rest."""
+        """Remove the rows and then the bytes of freed shards. After a failure the next process removes the rest."""
         freed, self._freed = self._freed, []
         numbers = [durable.number for durable in freed]
         with suppress(DataplaneError):
@@ -221,8 +223,8 @@ class DurableShards:
     # Recovery
 
     async def recover(self) -> list[tuple[IndexEntry, DurableShard]]:
-        """The shards of the index; to be called before the first write. Unknown files, and unused pages, are
-        removed. Raises Corrupt if a row was changed."""
+        """Return the shards of the index, and remove unknown files and unused pages. To be called before the first
+        write. Raises Corrupt if a row was changed."""
         found = await self.by_thread(self.directory.database.read, _select)
         for _, place in found:
             self._files.setdefault(place.file, Pages()).add(place)
@@ -260,7 +262,7 @@ Row = tuple[int, int, int, int, int, int, int, bytes, str, bytes]
 
 
 def heard(written: asyncio.Future[None]) -> None:
-    """Mark the error of a write as retrieved: its caller may have gone, or the next write reports it."""
+    """Mark the error of a write as retrieved, because its caller may have gone, or the next write reports it."""
     if not written.cancelled():
         written.exception()
 
