@@ -5,7 +5,7 @@ has exactly one configuration and at most one leader, and a replica may trust a 
 it. For the same reason the compare-and-set can compare the value itself: no value ever recurs.
 
 A replica is identified by its node and the incarnation of its log. A node that has lost its log returns with another
-incarnation, as another replica. If the configuration contains the former replica, that does not apply to the new one.
+incarnation, as another replica. A configuration that names the former replica does not include the new one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ReplicaId = tuple[str, int]
 """(node, incarnation of the node's log)."""
 
 GENERATION = 1 << 16
-"""Epochs per generation. A partition whose configuration the coordinator has lost continues in the next generation; it
-never uses that many epochs in one generation."""
+"""Epochs per generation. A partition whose configuration the coordinator has lost continues in the next generation. No
+partition is expected to use up the epochs of one generation."""
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
@@ -30,7 +30,8 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
     followers: tuple[ReplicaId, ...] = ()
 
     def includes(self, replica: ReplicaId) -> bool:
-        """Whether the replica certainly has every command that was committed by this epoch."""
+        """Whether the replica is the leader or an in-sync follower, and so has every command committed in this
+        epoch."""
         return replica == self.leader or replica in self.followers
 
     def restarted(self) -> Configuration:
@@ -38,7 +39,7 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return Configuration(self.epoch + 1, self.leader, self.followers)
 
     def without(self, replicas: frozenset[ReplicaId]) -> Configuration:
-        """The next epoch, without these followers, which do not answer."""
+        """The next epoch, without these silent followers."""
         return Configuration(self.epoch + 1, self.leader, tuple(f for f in self.followers if f not in replicas))
 
     def joined_by(self, replica: ReplicaId) -> Configuration:
@@ -50,8 +51,8 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         return Configuration(self.epoch + 1, follower, tuple(f for f in self.followers if f != follower))
 
     def restored(self) -> Configuration:
-        """The same replicas in the next generation: the leader writes them to a coordinator that has lost the
-        partition. The epoch differs from every lost one."""
+        """The same replicas in the first epoch of the next generation, which differs from every lost epoch. The leader
+        writes this to a coordinator that has lost the partition."""
         return Configuration((self.epoch // GENERATION + 1) * GENERATION, self.leader, self.followers)
 
 

@@ -16,7 +16,7 @@ from dataplane.replication.messages import Message
 
 
 class Send(msgspec.Struct, frozen=True):
-    """Send a message to a replica, if that incarnation of it can be reached."""
+    """Send a message to this incarnation of a replica, if it can be reached."""
 
     to: ReplicaId
     message: Message
@@ -37,8 +37,8 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 class Swap(msgspec.Struct, frozen=True):
-    """Compare-and-set the partition's configuration (`expected` None: there is none), then pass the value to the
-    replica (`configured`, `forgotten`)."""
+    """Compare-and-set the partition's configuration. Then pass the coordinator's value to the replica (`configured`),
+    or the lack of one (`forgotten`). `expected` None: the coordinator must have no configuration."""
 
     expected: Configuration | None
     wanted: Configuration

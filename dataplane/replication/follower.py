@@ -35,8 +35,8 @@ class Follower:
         self._parts = bytearray()
 
     def append(self, message: AppendEntries, now: float) -> None:
-        """Append the leader's entries after the common prefix, and acknowledge them once they are on disk (section
-        2.1)."""
+        """Append the leader's entries after the common prefix, and acknowledge those on disk (section 2.1). Raises
+        Corrupt if they contradict a committed entry."""
         self._heard(message, now)
         state, log = self._state, self._state.log
         if not log.matches(message.previous, message.previous_epoch):
@@ -51,7 +51,7 @@ class Follower:
 
     def install(self, message: Install, now: float) -> None:
         """Accept a part of the leader's snapshot. Install the snapshot once it is complete, unless this replica
-        has committed its index meanwhile. Raises Corrupt for an invalid part."""
+        has committed the snapshot's index meanwhile. Raises Corrupt for an invalid part."""
         self._heard(message, now)
         state = self._state
         if message.index > state.committed:
@@ -78,8 +78,9 @@ class Follower:
             self._acknowledge()
 
     def wanted(self, now: float) -> Configuration | None:
-        """The configuration to request if this replica should become the leader, else None. It should if the leader was
-        silent for `grace_s` or has ended, or if an earlier process of this replica leads the epoch."""
+        """The configuration to request if this replica should become the leader, else None. A follower should if the
+        leader has ended, or was silent for `grace_s` and this process had no recent pause. A replica that its
+        configuration names as leader should too: an earlier process of it began the epoch."""
         state = self._state
         configuration = state.configuration
         if configuration.leader == state.me:
@@ -91,7 +92,7 @@ class Follower:
         return configuration.deposed_by(state.me)
 
     def deadline(self, now: float) -> float:
-        """The time, by this replica's clock, at which it must act without a message."""
+        """The time of the next `tick`, by this replica's clock. Infinite outside the configuration."""
         state = self._state
         configuration = state.configuration
         if configuration.leader == state.me:

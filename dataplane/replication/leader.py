@@ -2,13 +2,13 @@
 
 Invariants (PacificA, sections 2.1 and 2.4):
 
-- A command is committed once this replica has it and all others that may be in-sync according to the coordinator. The
-  next leader is one of these, so it has the command; `state.Reconfiguration` explains "may".
+- A command is committed once this replica and all others that may be in-sync have it. The next leader is one of these
+  replicas, so it has the command. `state.Reconfiguration` explains why a replica only *may* be in-sync.
 - A new leader first proposes all entries of its log again, followed by an entry of its own epoch. Once that entry is
   committed, the leader has every command that any leader answered (reconciliation), and entries that only other
   replicas have are discarded.
 - A leader answers only while it holds the lease of each in-sync follower, and after its own promise to earlier leaders
-  has ended (`lease`). The outcome of a command needs neither: a committed command stays committed under any leader.
+  has ended (`lease`). Commits need neither lease nor promise: a committed command stays committed under any leader.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Leader:
         return state.committed >= self._start and state.promise.over(now) and self._lease.holds(self._followers(), now)
 
     def request(self, number: int, request: bytes, now: float) -> None:
-        """Answer a request, now or when its commands are committed, or refuse it. Only while this replica `serves`."""
+        """Answer a request, now or when its commands are committed, or refuse it. Call only while this replica
+        `serves`."""
         state = self._state
         try:
             decision = state.machine.decide(request, self.term, now)
@@ -100,7 +101,8 @@ class Leader:
         peer.flow(now)
 
     def gone(self, node: str, before_s: float) -> None:
-        """Drop the replicas of a process that has ended by `before_s`, except those heard since."""
+        """Drop the replicas of a node whose process had ended by `before_s`, except those that acknowledged a later
+        message."""
         for replica in [*self._peers]:
             if replica[0] == node and not self._lease.heard_since(replica, before_s):
                 self._drop(replica, before_s)
@@ -118,14 +120,14 @@ class Leader:
     # Time, and the configuration
 
     def tick(self, now: float) -> None:
-        """Send heartbeats and repeated batches that are due, and give up silent recruits."""
+        """Send the heartbeats and repeat the batches that are due, and give up silent recruits."""
         self._recruitment.give_up(self._followers(), now)
         for peer in self._peers.values():
             peer.beat(now)
 
     def wanted(self, now: float) -> Configuration | None:
-        """The configuration to request, if a change is due: without silent followers, or with a recruit that has
-        caught up. A requested recruit stays requested until a newer configuration is seen."""
+        """The configuration to request: without silent followers, or with a recruit that has caught up. None if no
+        change is due. A requested recruit stays requested until a newer configuration is seen."""
         state = self._state
         configuration, reconfiguration = state.configuration, state.reconfiguration
         dropped = self._dropped(configuration.followers, now)
@@ -139,9 +141,9 @@ class Leader:
         return None if recruit is None else configuration.joined_by(recruit)
 
     def restored(self, now: float) -> Configuration | None:
-        """The configuration to write to a coordinator that has lost it; None if another replica may have taken over. No
-        other can have taken over if, for each follower and each replica that may have become one, this replica holds
-        the lease, or held it when the process of that replica ended."""
+        """The configuration to write to a coordinator that has lost it, or None if another replica may have taken over.
+        No other has taken over if this replica holds the lease of each present and possible follower. For a follower
+        whose process has ended, it is enough to have held the lease at that time."""
         configuration, lease = self._state.configuration, self._lease
         if all(lease.holds((f,), min(now, self._out.get(f, now))) for f in self._followers()):
             return configuration.restored()
@@ -165,7 +167,7 @@ class Leader:
         self.commit()
 
     def recruit(self, replica: ReplicaId, now: float) -> None:
-        """Bring a replica's log up to this one, then request it as a follower."""
+        """Send the log to a replica until it has caught up, then request it as a follower. Ignores a known peer."""
         state = self._state
         if replica == state.me or replica in self._peers:
             return
@@ -195,8 +197,8 @@ class Leader:
         return frozenset(f for f in followers if f in out or (judges and lease.silent(f, self._peers[f].since, now)))
 
     def _heard(self, sender: ReplicaId, sent_s: float) -> PeerProgress | None:
-        """The peer that acknowledges a message; None if the sender is not a peer, or sent it before its process
-        ended."""
+        """Renew the lease of the peer that acknowledges a message, and return its progress. None if the sender is not a
+        peer, or if this leader sent the message (at `sent_s`) before the peer's process ended."""
         peer = self._peers.get(sender)
         if peer is None or sent_s <= self._out.get(sender, -math.inf):
             return None
@@ -219,8 +221,8 @@ class Leader:
 def choose(
     partition: str, configuration: Configuration, candidates: Iterable[ReplicaId], wanted: int
 ) -> tuple[ReplicaId, ...]:
-    """The candidates to recruit for `wanted` followers in all: those with the highest rendezvous hashes, on nodes
-    without a replica."""
+    """The candidates to recruit so that the partition has `wanted` followers, if there are enough. They are on nodes
+    without a replica, and have the highest rendezvous hashes of `partition` and node."""
     lack = wanted - len(configuration.followers)
     if lack <= 0:
         return ()
@@ -272,20 +274,19 @@ class Recruitment:
         self._lease.forget(peer)
 
     def ready(self, state: State, now: float) -> ReplicaId | None:
-        """A recruit that answers and is in sync: it has all committed entries and nearly all others. None if there is
-        none."""
+        """A recruit whose lease holds and that is in sync, or None."""
         for replica, progress in self._recruits.items():
             if self.in_sync(progress, state) and self._lease.holds((replica,), now):
                 return replica
         return None
 
     def in_sync(self, progress: PeerProgress, state: State) -> bool:
+        """Whether a recruit has all committed entries, and lacks at most one batch of the others."""
         return progress.match >= state.committed and state.log.last - progress.match <= state.settings.max_batch
 
     def spare(self, state: State) -> int:
-        """The number of entries that are kept, rather than replaced by a snapshot, because recruits are about to
-        receive them; at most three times `snapshot_every`. Without this, a slow recruit would be sent one snapshot
-        after another."""
+        """The number of committed entries to keep in the log because a recruit lacks them, at most three times
+        `snapshot_every`. If a snapshot replaced them, a slow recruit would be sent one snapshot after another."""
         if not self._recruits:
             return 0
         slowest = min(progress.match for progress in self._recruits.values())

@@ -11,8 +11,8 @@ compare-and-set of its own that takes effect late, after it has heard the old le
 follower may continue to acknowledge entries while it requests to lead, and the partition continues to work while the
 coordinator does not answer.
 
-When a process ends, the promises to it end too. Its end must be certain: that its host refuses connections to its
-address proves it; a broken connection or silence does not.
+When a process ends, the promises to it end too. The end must be certain. It is proved if the host refuses connections
+to the process's address, but not by a broken connection or silence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _LEADERS = 4  # if more leaders are remembered, those whose promises have ended 
 
 
 class Lease:
-    """The leader's half: for each peer the send time, by the leader's clock, of the last message it acknowledged."""
+    """The leader's half: for each peer, the time at which the leader sent the last message that the peer
+    acknowledged. All times are by the leader's clock."""
 
     __slots__ = ("_lease_s", "_renewed")
 
@@ -86,7 +87,7 @@ class Promise:
         self._heard = {_ANY: -math.inf}
 
     def end_of_node(self, node: str, before_s: float) -> None:
-        """End the promises to a node's process that has ended, if it was last heard by `before_s`."""
+        """End the promises to the leaders on a node that were last heard by `before_s`: their process has ended."""
         for leader, at in self._heard.items():
             if leader[0] == node and at <= before_s:
                 self._heard[leader] = -math.inf
@@ -98,7 +99,7 @@ class Promise:
         self._heard[leader] = -math.inf
 
     def over(self, now: float) -> bool:
-        """Whether all promises have ended: then no earlier leader can still hold a lease from this replica."""
+        """Whether all promises have ended, so that no earlier leader can still hold a lease of this replica."""
         return now - max(self._heard.values()) >= self._grace_s
 
     def silent(self, leader: ReplicaId, now: float) -> bool:

@@ -19,8 +19,8 @@ from dataplane.replication.messages import LogEntry, StateSnapshot
 
 
 class Log:
-    """The log of a replica. `changes` has (ticket, operation) pairs, which the replica takes for the disk. Indices
-    begin at 1."""
+    """The log of a replica. Indices begin at 1. `changes` lists the (ticket, operation) pairs of a durable log that are
+    still to be passed to storage."""
 
     __slots__ = ("_entries", "_pending", "_ticket", "base", "changes", "durable", "last", "persisted", "snapshot")
 
@@ -48,12 +48,12 @@ class Log:
     def matches(self, index: int, epoch: int) -> bool:
         """Whether this log equals, up to `index`, any log that has an entry of `epoch` there."""
         if index < self.base:
-            return True  # the snapshot holds committed commands only, and all logs agree on those
+            return True  # the snapshot has committed commands only, which are equal in all logs
         return index <= self.last and self.epoch_at(index) == epoch
 
     def after(self, index: int, most: int, most_bytes: int) -> tuple[LogEntry, ...]:
-        """At most `most` entries after an index, which is at least `base`. They have at most `most_bytes`, unless the
-        first has more."""
+        """At most `most` entries after `index`, with commands of at most `most_bytes` in all. The first entry may be
+        larger. `index` must be at least `base`."""
         start = index - self.base
         entries = self._entries[start : start + most]
         for count, entry in enumerate(entries):
@@ -69,11 +69,11 @@ class Log:
         self._change(ExtendLog(first, entries))
 
     def merge(self, previous: int, entries: tuple[LogEntry, ...], committed: int) -> None:
-        """Append entries after `previous`, up to which this log equals the sender's. From the first difference on, this
-        log's own entries are removed: they were proposed in an epoch that has ended, and never committed (PacificA,
-        section 2.4).
+        """Append the leader's entries after the index `previous`; up to it, both logs are equal. From the first
+        difference on, this log's entries are removed first: they were proposed in an epoch that has ended, and never
+        committed (PacificA, section 2.4).
 
-        Raises Corrupt if that would remove a committed entry: a log or message was altered.
+        Raises Corrupt if an entry up to `committed` would be removed: a log or message was altered.
         """
         skip = max(0, self.base - previous)
         for i in range(skip, len(entries)):
@@ -104,7 +104,7 @@ class Log:
 
     def install(self, snapshot: StateSnapshot) -> None:
         """Replace the log up to the index of the leader's snapshot by the snapshot. Later entries are kept if the
-        log's entry at that index is the snapshot's last one: a follower that has just restarted may have committed
+        log's entry at that index is the snapshot's last one. A follower that has just restarted may have committed
         entries beyond the snapshot, and may become the leader before it gets them again (Raft's InstallSnapshot;
         Ongaro and Ousterhout, ATC 2014, section 7)."""
         if self.matches(snapshot.index, snapshot.epoch):
@@ -185,17 +185,17 @@ class Storage(ABC):
     """The storage of one replica's log. Called by one thread at a time."""
 
     durable = True
-    """Whether it outlives the process."""
+    """Whether the log outlives the process."""
 
     @abstractmethod
     def load(self) -> tuple[ReplicaId, StoredLog]:
-        """The replica that owns the log, and the log. A torn last write is ignored; any other wrong byte raises
-        Corrupt."""
+        """Return the replica that owns the log, and the log. A torn last write is ignored. Raises Corrupt for any other
+        wrong byte."""
 
     @abstractmethod
     def write(self, operations: Sequence[Operation]) -> None:
-        """Write operations after the earlier ones. Returns once they survive a crash. Raises Backpressure if there is
-        no room; then none of them is written."""
+        """Write operations after the earlier ones. Returns once they survive a crash. Raises Backpressure, and writes
+        none of them, if there is no room."""
 
 
 class MemoryStorage(Storage):

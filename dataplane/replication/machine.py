@@ -17,8 +17,8 @@ from dataplane.replication.outbox import LostNodes
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Commands to commit, none of them empty; the result of the last answers the request. Without commands, `result`
-    answers it at once."""
+    """Commands to commit, none of them empty. The result of the last command answers the request. Without commands,
+    `result` answers the request at once."""
 
     commands: tuple[bytes, ...] = ()
     result: bytes = b""
@@ -34,37 +34,37 @@ class StateMachine(ABC):
     def decide(self, request: bytes, term: int, now: float) -> Decision:
         """The commands for a request, on the leader. Earlier commands may be decided and not applied yet.
 
-        `term` is the epoch in which this leader began: its grants (leases of rows) are valid in that term only.
-        `now`, in seconds of its clock, may be used for volatile state. Raises DataplaneError to refuse.
+        `term` is the epoch in which this leader began. Leases of rows that it grants are valid in that term only.
+        `now` is in seconds of the leader's clock, and may affect volatile state only. Raises DataplaneError to refuse.
         """
 
     def withdraw(self, request: bytes) -> None:  # noqa: B027 - most machines do not remember decisions
-        """Forget the last decision, since its commands are not committed and the request is refused."""
+        """Forget the last decision. Its commands will not be committed, and the request is refused."""
 
     def reads(self, request: bytes) -> bool:
         """Whether `decide` gives no command for the request, so that it can be answered while the disk is full."""
         return False
 
     def undo(self, request: bytes, result: bytes) -> bytes:
-        """The request that gives back the grant in this result, for when the requester cannot be reached; b"" if the
-        result has no grant."""
+        """The request that gives back the lease, permit or snapshot granted by this result, for a requester that cannot
+        be reached. b"" if there is nothing to give back."""
         return b""
 
     @property
     def version(self) -> int:
-        """A number that changes with the state. Waiting requests that only time or a returned permit lets be served are
-        tried again at each beat."""
+        """A number that changes with the state. Time and returned permits do not change it: requests that wait for
+        these are tried again at each beat."""
         return 0
 
     def serves(self, request: bytes, in_vain: int) -> bool:
-        """Whether `decide` may serve a waiting request now, such as one for ready rows. Changes nothing. This is only a
-        hint: it may be true although `decide` then answers with nothing (b""). `in_vain`: the `version` at which the
-        request was last not served; -1 for none."""
+        """Whether `decide` may serve a waiting request now, such as one for ready rows. Changes nothing. The result
+        is only a hint: `decide` may still give nothing (b""). `in_vain`: the `version` at which the request was last
+        not served, or -1."""
         return True
 
     def deadline(self, now: float) -> float:
-        """The time, by the leader's clock, at which the leader must execute the request of `tick`. `now` or an earlier
-        time means at once."""
+        """The time, by the leader's clock, at which the leader must execute the request of `tick`. A time up to `now`
+        means at once, infinity means never."""
         return math.inf
 
     def tick(self) -> bytes:
@@ -89,13 +89,13 @@ class StateMachine(ABC):
     def forget(self) -> None:
         """Drop volatile state, since this replica stops or begins to lead."""
 
-    # Clients that may end, and nodes that store columns of its rows. By default there are none.
+    # Clients that may end, and nodes that store columns of the rows. By default there are none.
 
     lost_nodes = LostNodes()
     """The lost nodes."""
 
     def clients(self) -> Iterable[str]:
-        """The NODE/LIFE prefixes of its clients, without duplicates."""
+        """The NODE/LIFE prefixes of the clients' names, without duplicates."""
         return ()
 
     def leaving(self, process: str) -> bytes:
@@ -103,7 +103,7 @@ class StateMachine(ABC):
         raise NotImplementedError
 
     def holders(self) -> Iterable[str]:
-        """The nodes, not lost, that have columns of its rows."""
+        """The nodes that store columns of the rows and are not lost."""
         return ()
 
     def losing(self, node: str) -> bytes:
@@ -119,9 +119,9 @@ class StateMachine(ABC):
         return ()
 
     def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
-        """The oldest entries of the outbox of a node, and the number of the last of them."""
+        """At most `most` of the oldest entries of a node's outbox, and the number of the last of these."""
         return (), 0
 
     def telling(self, node: str, told: int) -> bytes:
-        """The request that removes the entries up to this number from the outbox of a node. May be repeated."""
+        """The request that removes the entries up to number `told` from the outbox of a node. May be repeated."""
         raise NotImplementedError

@@ -1,7 +1,8 @@
 """The messages between replicas of a partition.
 
-A leader sends `AppendEntries` and `Install`; the rest are answers. Each has its epoch: a message of an older epoch is
-answered by `Outdated` with the newer configuration, and an answer of another epoch than the leader's is ignored.
+A leader sends `AppendEntries` and `Install`. The others answer them, except that a leader also sends `Outdated` to a
+dropped replica. Each message names its epoch. A leader's message of an older epoch is answered by `Outdated` with the
+newer configuration. An answer of another epoch than the leader's is ignored.
 
 Indices of a log begin at 1. `sent_s` is by the leader's clock and is returned unchanged: a follower's
 acknowledgement renews the leader's lease from the time at which the message was *sent* (PacificA, section 2.3).
@@ -74,7 +75,7 @@ class Missing(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Outdated(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """A newer configuration, in answer to a message of an epoch that has ended."""
+    """A newer configuration, for the sender of a message of an epoch that has ended, or for a dropped replica."""
 
     configuration: Configuration
 

@@ -1,10 +1,11 @@
-"""Outboxes: they tell the nodes that store columns of a partition's rows which columns no row needs any more.
+"""Outboxes: the releases of columns that a partition's rows no longer need, for the nodes that store these columns.
 
-An entry ends one need of a reference. Each node that stores a part of the reference's columns, or a copy, has an
-outbox. Its entries are numbered from 1 without gaps, so that a node that receives an entry again, perhaps from another
-leader, recognises it. Outboxes are part of the partition's state.
+An entry releases one reference. Each node that stores a part of the reference's columns, or a copy of them, has an
+outbox. The entries of an outbox are numbered from 1 without gaps. So a node recognises an entry that it receives again,
+perhaps from another leader. Outboxes are part of the partition's state.
 
-The references that rows need are counted for each node. The counts are no part of the state: they follow from the rows.
+The references that rows need are counted for each node. These counts are not part of the state: they follow from the
+rows.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BYTES = 1 << 20  # the most bytes of entries in one message, unless the first e
 
 
 class OutboxState(msgspec.Struct, array_like=True):
-    """The outbox of a node: the number of its last entry, and the entries that it has not confirmed."""
+    """The outbox of a node: the number of its last entry, and the entries that the node has not confirmed."""
 
     node: bytes
     last: int
@@ -29,13 +30,13 @@ class OutboxState(msgspec.Struct, array_like=True):
 
 
 class Outboxes:
-    """The outboxes of a partition; nodes that are `lost` get no entries. Iteration gives the nodes with unconfirmed
+    """The outboxes of a partition. Nodes in `lost` get no entries. Iteration gives the nodes with unconfirmed
     entries."""
 
     def __init__(self, lost: LostNodes, state: Sequence[OutboxState] = ()) -> None:
         self._lost = lost
         self.holders: dict[bytes, int] = {}
-        """The nodes that have columns that rows need, and the number of their references."""
+        """By node: the number of references with columns on the node that rows need."""
         self._last = {each.node: each.last for each in state}
         self._entries = {each.node: deque(each.entries) for each in state if each.entries}
 
@@ -46,12 +47,12 @@ class Outboxes:
         return iter(list(self._entries))
 
     def hold(self, nodes: Iterable[bytes]) -> None:
-        """Count a reference that rows need, for the nodes that have a part of it."""
+        """Count a reference that rows need, for the nodes that store its columns."""
         for node in dict.fromkeys(nodes):
             self.holders[node] = self.holders.get(node, 0) + 1
 
     def release(self, entry: bytes, nodes: Iterable[bytes]) -> None:
-        """End a reference that no row needs any more: add the entry for the nodes that are not lost."""
+        """Count a reference as no longer needed, and add the entry that releases it for the nodes that are not lost."""
         for node in dict.fromkeys(nodes):
             held = self.holders.pop(node, 0) - 1
             if held > 0:
@@ -75,7 +76,7 @@ class Outboxes:
             del self._entries[node]
 
     def first(self, node: bytes, most: int) -> tuple[tuple[bytes, ...], int]:
-        """The first entries of a node's outbox that fit into a message, at most `most`, and the number of the last of
+        """At most `most` of the first entries of a node's outbox that fit into a message, and the number of the last of
         these."""
         entries, left = self._entries.get(node, deque()), _BYTES
         some: list[bytes] = []
@@ -113,10 +114,10 @@ class LostNodes:
     """The nodes that a partition considers lost, and which of their shards are lost. This is part of the partition's
     state.
 
-    When a node returns, its older shards stay lost; shards from a certain number on count as present. The last
-    `MAX_LOST_NODES` lost nodes are remembered.
+    When a node returns, its older shards stay lost, and shards from a given number on count as present. The last
+    `MAX_LOST_NODES` nodes that were lost are remembered, and the others count as present.
 
-    A node is `in` this until it returns.
+    `node in lost_nodes` is true from the loss of the node until it returns or is forgotten.
     """
 
     def __init__(self, state: Iterable[tuple[bytes, int]] = ()) -> None:
@@ -130,7 +131,7 @@ class LostNodes:
         return node in self.lost
 
     def there(self, node: bytes, shard: int) -> bool:
-        """Whether this shard was not lost with its node. For the shard ALL: whether the node is not lost."""
+        """Whether this shard of the node is not lost."""
         return shard >= self._before.get(node, 0) and node not in self.lost
 
     def require(self, shards: Iterable[tuple[bytes, int]]) -> None:

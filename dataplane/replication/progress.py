@@ -1,7 +1,7 @@
-"""The progress of one peer: the part of the leader's log that it has, and the batch in flight to it.
+"""The progress of one peer: the part of the leader's log that the peer has, and the batch in flight to it.
 
-One batch is in flight to a peer at a time; commands that arrive meanwhile are in the next one. So batches grow with
-load and latency, and there is no window to tune.
+One batch is in flight to a peer at a time. Commands that arrive meanwhile are sent in the next batch. So batches grow
+with load and latency, and there is no window to tune.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataplane.replication.state import State
 
 
 class PeerProgress:
-    """The progress of one peer, a follower or a recruit. `match`: the last index that it is known to have, 0 for
+    """The progress of one peer, a follower or a recruit. `match`: the last index that the peer is known to have, 0 for
     none.
 
-    Invariant: the batch in flight, if there is one, has the entries from `_next` to `_target`. It ends when the peer
-    acknowledges `_target` or reports that it lacks the entry before; after `retry_s` it is sent again, from the first
-    entry that the peer may lack. A heartbeat is no batch.
+    Invariant: the batch in flight, if there is one, has the entries from `_next` to `_target`. It is in flight until
+    the peer acknowledges `_target` or reports that it lacks the entry before `_next`. After `retry_s` the leader sends
+    again from the first entry that the peer may lack. A heartbeat is no batch.
     """
 
     __slots__ = (
@@ -61,13 +61,13 @@ class PeerProgress:
             self._next = self.match + 1
 
     def missing(self, message: Missing) -> None:
-        """Handle the answer that the peer lacks the entry before a batch: continue after the peer's committed entries,
-        which all logs have in common."""
+        """Handle the answer that the peer lacks the entry before a batch. The next batch begins after the peer's
+        committed entries, which are equal in all logs."""
         self._on_its_way = False
         self._next = min(max(message.committed, self.match), self._state.log.last) + 1
 
     def installing(self, message: Installing) -> None:
-        """Note the part of the snapshot that the peer has received, to continue there."""
+        """Note how many bytes of the snapshot the peer has received. The next part begins there."""
         if self._snapshot is not None and message.index == self._snapshot.index and message.sent_s == self._batch_s:
             self._received = min(message.received, len(self._snapshot.state))
             self._on_its_way = False
@@ -78,7 +78,8 @@ class PeerProgress:
             self.send_batch(now)
 
     def beat(self, now: float) -> None:
-        """Repeat a batch that was not acknowledged in time; send a heartbeat if nothing was sent for a beat."""
+        """Repeat a batch that was not acknowledged for `retry_s`. If nothing was sent for a beat, send a heartbeat, or
+        the snapshot to a peer that lacks it."""
         settings = self._state.settings
         if self._on_its_way and now - self._batch_s >= settings.retry_s:
             self._next = max(self._next, self.match + 1)
@@ -109,8 +110,8 @@ class PeerProgress:
         return previous + len(entries)
 
     def _send_part(self, now: float) -> int:
-        """Send the next part of a snapshot. Returns the index of the snapshot. A snapshot of which a part was sent is
-        sent to its end, even if the log has a newer one."""
+        """Send the next part of a snapshot. Returns the index of the snapshot. Once the peer has received a part,
+        the same snapshot is sent to its end, even if the log has a newer one."""
         state = self._state
         if self._snapshot is None or not self._received:
             self._snapshot, self._received = state.log.snapshot, 0

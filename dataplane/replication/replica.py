@@ -26,8 +26,8 @@ from dataplane.replication.state import State
 
 
 class NotLeader(Retryable):
-    """The refusal of a replica that does not lead the partition, or leads it and may not answer yet. Nothing was
-    changed. It is sent to the requester, never raised here.
+    """The error of a request to a replica that does not lead the partition, or leads it and may not answer now. Nothing
+    was changed. The error is sent to the requester, never raised here.
 
     `leader`: the node that leads the partition in `epoch`, as known to this replica. It may be the node of this
     replica.
@@ -37,9 +37,9 @@ class NotLeader(Retryable):
 
 
 class Replica:
-    """One replica. `stored`: the log on its disk; `StoredLog()` for a new one. `fresh`: no replica with this id was
-    ever started before, so it has made no promise and has proposed nothing. `alone`: there is and was no other replica,
-    so it has made no promise."""
+    """One replica. `stored`: the log on its disk, or `StoredLog()` for a new one. `fresh`: no process with this
+    replica's id was ever started before, so the replica has made no promise and proposed nothing. `alone`: the
+    partition never had another replica, so this one has made no promise."""
 
     __slots__ = ("_adopted_s", "_follower", "_forgotten", "_fresh", "_leader", "_state", "_ticked_s")
 
@@ -87,7 +87,7 @@ class Replica:
         return self._forgotten and not self.leads
 
     def serves(self, now: float) -> bool:
-        """Whether it would answer a request now."""
+        """Whether this replica would answer a request now."""
         return self._leader is not None and self._leader.serves(now)
 
     @property
@@ -97,7 +97,7 @@ class Replica:
             return self._ticked_s + self._state.settings.beat_s
         return self._follower.deadline(self._ticked_s)
 
-    # Events
+    # Events. Each returns the effects to execute, in order.
 
     def configured(self, configuration: Configuration, now: float) -> list[Effect]:
         """The coordinator has, or had, this configuration. The first one must be read after the replica was created."""
@@ -112,7 +112,7 @@ class Replica:
         return self._finish(now)
 
     def request(self, number: int, request: bytes, now: float) -> list[Effect]:
-        """A client has sent a request. `number` is returned with the answer."""
+        """A client has sent a request. The effect that answers or refuses it has the same `number`."""
         if self._leader is not None and self._leader.serves(now):
             self._leader.request(number, request, now)
         else:
@@ -124,7 +124,8 @@ class Replica:
         return self._finish(now)
 
     def receive(self, sender: ReplicaId, message: Message, now: float) -> list[Effect]:
-        """A message of another replica has arrived. Raises Corrupt if its log cannot be one of this partition."""
+        """A message of another replica has arrived. Raises Corrupt if it contradicts what this replica has committed,
+        or has an invalid snapshot."""
         if not self._state.configuration.epoch:
             return []
         if isinstance(message, AppendEntries | Install):
@@ -157,9 +158,9 @@ class Replica:
         return self._finish(now)
 
     def gone(self, node: str, before_s: float, now: float) -> list[Effect]:
-        """End the promises to the process that `node` had at `before_s`, by this replica's clock; a leader drops that
-        node's replicas that were not heard since. To be called only if it is certain that the process has ended
-        (`lease`). The node may have started another process since."""
+        """The process that `node` had at `before_s`, by this replica's clock, has certainly ended (`lease`). The
+        promises to it end. A leader drops the node's replicas that have acknowledged no later message. The node may
+        have started another process since."""
         state = self._state
         leader = state.configuration.leader
         if leader[0] == node and leader != state.me and self._adopted_s <= before_s:
@@ -170,8 +171,8 @@ class Replica:
         return self._finish(now)
 
     def recruit(self, replica: ReplicaId, now: float) -> list[Effect]:
-        """Make another replica a follower, if this one leads. The other may have any log of this partition, or
-        none."""
+        """Begin to make another replica a follower, if this one `serves`. The other may have any log of this partition,
+        or none."""
         if self._leader is not None and self._leader.serves(now):
             self._leader.recruit(replica, now)
         return self._finish(now)
@@ -179,8 +180,8 @@ class Replica:
     # Internals
 
     def _accept(self, sender: ReplicaId, configuration: Configuration, now: float) -> bool:
-        """Adopt the configuration of a leader's message if it is newer. Returns whether the message is then one of the
-        leader of this replica's epoch."""
+        """Adopt the configuration of a leader's message if it is newer. Returns whether the sender then leads this
+        replica's epoch."""
         state = self._state
         if configuration.epoch < state.configuration.epoch:
             state.send(sender, Outdated(state.configuration))

@@ -1,8 +1,8 @@
-"""Producer sequences: a repeated command gets the answer of the first.
+"""Producer sequences: a repeated command gets the result of its first execution.
 
 A producer numbers its commands 1, 2, 3, ... and has at most `WINDOW` of them unanswered. The table keeps the results of
 each producer's last `WINDOW` numbers, so commands may overtake each other, and a retry within the window gets the
-result of the first attempt. A command with a lower number was answered, since the producer has sent later ones; its
+result of the first attempt. A command with a lower number was answered, since the producer has sent later ones. Its
 result is no longer kept, so a retry is refused rather than executed again. Kafka keeps five batches per producer for
 the same reason.
 
@@ -21,7 +21,7 @@ WINDOW = 16
 """The number of a producer's last commands whose results are kept."""
 
 MAX_SESSIONS = 1 << 16
-"""The most producers that are remembered: those with the latest commands."""
+"""The most producers that are remembered. Those with the latest commands are."""
 
 
 class _Session(msgspec.Struct, array_like=True):
@@ -65,7 +65,7 @@ class Sessions:
         return list(self._sessions)
 
     def drop(self, producers: Iterable[str]) -> None:
-        """Forget producers that are known to have ended. Only to be called by commands."""
+        """Forget producers that are known to have ended. Call only while a command is applied."""
         for producer in producers:
             self._sessions.pop(producer, None)
 

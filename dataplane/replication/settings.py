@@ -6,13 +6,14 @@ import msgspec
 
 
 class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Each replica counts these seconds by its own clock; clocks drift by at most `drift`."""
+    """The settings of a partition. Each replica measures times by its own clock. Raises ValueError for values that
+    would let two leaders answer at once, or that are out of range."""
 
     lease_s: float = 3.0
     """A leader answers while each follower has acknowledged a message that was sent within this time."""
     grace_s: float = 4.0
-    """A follower replaces its leader, or answers as a leader, only after no other leader was heard for this time, or is
-    known to have ended."""
+    """A follower replaces its leader only after the leader was silent for this time or has ended. A new leader answers
+    only after the same is true of all earlier leaders."""
     drift: float = 0.01
     """The largest deviation of a clock's second from a true second, as a fraction."""
     beat_s: float = 0.5
@@ -26,7 +27,7 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_command: int = 3 << 20
     """The most bytes of one command; a larger one is refused. A command must fit into a message between nodes."""
     snapshot_every: int = 4096
-    """The number of commands in the log after which a snapshot replaces them."""
+    """The least number of committed commands that a snapshot replaces. They must have as many bytes as the last one."""
     durable: bool = False
     """Whether a replica acknowledges and commits commands only once they are on its disk (`log.Storage`)."""
 

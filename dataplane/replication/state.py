@@ -45,7 +45,7 @@ class State:
         self.log = Log(stored, durable=settings.durable)
         self.committed = self.log.base
         self.since_snapshot = 0
-        """Bytes of the log from the snapshot to `committed`."""
+        """Approximate bytes of the log from the snapshot to `committed`."""
         self.promise = Promise(settings.grace_s, now)
         self.suspend_guard = SuspendGuard(settings.beat_s, now)
         self.reconfiguration = Reconfiguration(settings.retry_s)
@@ -60,7 +60,7 @@ class State:
     def commit(self, to: int, requests: dict[int, int]) -> None:
         """Apply commands up to an index that every in-sync replica has, and answer their requests.
 
-        `requests`: request number by index.
+        `requests`: the number of the request by the index of its last command. Answered requests are removed.
         """
         log, machine = self.log, self.machine
         while self.committed < to:
@@ -138,8 +138,8 @@ class Reconfiguration:
         """The requested configurations that may have taken effect, in the order of the requests."""
 
     def ask(self, current: Configuration | None, wanted: Configuration, now: float, effects: list[Effect]) -> None:
-        """Request a change, or repeat a request that was not answered for `retry_s`. `current` None: there is no
-        configuration."""
+        """Add the request of a change to `effects`, unless the same was requested less than `retry_s` ago. `current`
+        None: the coordinator has no configuration."""
         if wanted in self.asked:
             if now - self._asked_s < self._retry_s:
                 return
