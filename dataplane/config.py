@@ -99,7 +99,7 @@ class NodeConfig:
         spill_dir = _directory("spill_dir", environment().spill_dir if self.spill_dir is None else self.spill_dir)
         spill = parse_size(_default_spill(memory, spill_dir) if self.spill is None else self.spill, "spill")
         if self.spill is None and not spill:
-            _check_directory(spill_dir, SPILL_REMEDY)
+            _check_spill_dir(spill_dir)
             warnings.warn(f"no space is free in {spill_dir}, so nothing will be spilled", RuntimeWarning, stacklevel=3)
         prewarm = parse_size(min(512 * _MIB, memory // 2) if self.prewarm is None else self.prewarm, "prewarm")
         if prewarm > memory:
@@ -445,7 +445,7 @@ def _directory(name: str, path: object) -> Path:
     return Path(path).expanduser().absolute()
 
 
-def _check_directory(directory: Path, remedy: str) -> None:
+def _check_spill_dir(directory: Path) -> None:
     """Raises Rejected, with advice, if this is no directory and none can be made. Leaves none behind."""
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     try:
@@ -455,7 +455,7 @@ def _check_directory(directory: Path, remedy: str) -> None:
         elif not directory.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
-        raise Rejected(f"no directory can be made in {directory}: {error.strerror}; {remedy}") from None
+        raise Rejected(f"no directory can be made in {directory}: {error.strerror}; {SPILL_REMEDY}") from None
 
 
 def _default_spill(memory: int, spill_dir: Path) -> int:

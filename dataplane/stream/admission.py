@@ -1,7 +1,8 @@
 """The limits of a stream, and the permits to append.
 
 A producer gets a permit for a number of rows and bytes before it writes anything. These count from then on, until the
-rows are appended or the permit is given back. A producer that is refused may wait (`waiters`) and ask again.
+rows are appended or the permit is given back. A producer that is refused waits at the driver of the partition, which
+asks again when rows were removed.
 
 Invariant: rows and bytes in the stream, together with those of permits, never exceed a limit.
 """
@@ -53,7 +54,8 @@ class Admission:
         self._nbytes = 0
 
     def admit(self, entry: AppendSize) -> int | None:
-        """A permit; None if a limit would be exceeded now. Raises LimitExceeded if waiting cannot help."""
+        """The ticket of a new permit; None if a limit would be exceeded now. Raises LimitExceeded if the append is
+        larger than `max_rows` or `max_bytes`, so that waiting cannot help."""
         for what, asked, limit in (
             ("rows of a stream", entry.rows, self._settings.max_rows),
             ("bytes of a stream", entry.nbytes, self._settings.max_bytes),

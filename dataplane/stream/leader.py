@@ -43,7 +43,7 @@ _NAMED = 3  # the most rows that a log message names
 _NAMED_GROUPS = 3  # the most groups that an error names
 _HOLDERS = 64  # the most clients that an error names
 _MOST_RETRIED = 1 << 16  # the most rows of one command
-_TERM = 1 << 32  # grants of one term
+_TERM = 1 << 32  # the most grants of one term; the first number of term t is t * _TERM + 1
 _NONE: Index = np.empty(0, np.int64)
 
 
@@ -161,7 +161,8 @@ class StreamLeader(ReplicatedStream):
         return AppendSize(asked.client, len(asked.ref), asked.ref.stored_nbytes, version)
 
     def _admit(self, asked: r.Append | r.Admit) -> int:
-        """A permit for an append. Raises Backpressure if a limit is exceeded now, Closed, LimitExceeded."""
+        """The ticket of a new permit for an append. Raises Backpressure if a limit would be exceeded now, LimitExceeded
+        if it would be exceeded in an empty stream, and Closed."""
         self.leased.check_open()
         ticket = self.leased.admission.admit(entry := self.entry_of(asked))
         if ticket is None:
@@ -179,8 +180,8 @@ class StreamLeader(ReplicatedStream):
         return replace(asked, rows=rows, keys=[], replace=again)
 
     def _begun(self, asked: r.BegunRow, token: int = 0) -> int | None:
-        """The number of a row in progress; None if the holder of the token has finished it or given it up. Raises
-        LeaseExpired if the row is gone."""
+        """The number of the row in progress that a request names by number, key or token. None if the row of this token
+        was finished or given up, or no row has it. Raises LeaseExpired for the key of a row that does not exist."""
         partition = self.leased.partition
         if token in partition.unfinished.ended:
             return None
@@ -361,7 +362,7 @@ def _never_free(leased: LeasedRows) -> str:
 
 
 def _itself(leader: StreamLeader, asked: r.StreamRequest, now: float) -> r.StreamRequest:
-    """The request itself, as a command that needs no decision."""
+    """The request, which is a command as it is."""
     return asked
 
 

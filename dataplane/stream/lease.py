@@ -1,8 +1,8 @@
 """Leases: the client that holds each leased row of a task, and the end of its lease.
 
-A grant is the rows of one delivery, held by a client. Ranks that must see the same rows name the same member and
-different replicas. Each replica is given the grants of the member in order, each once. A replica that returns as
-another client was restarted, and gets the grants again that it has not acked.
+A grant is the rows of one delivery, with one lease, held by a client (`RowLease`). Ranks that must see the same rows
+name the same member and different replicas. Each replica is given the grants of the member in order, each once. A
+replica that returns as another client was restarted, and gets the grants again that it has not acked.
 
 A grant ends when it is acked, nacked or not renewed in time, or when its holder ends. A grant of replicas is acked once
 the announced number of replicas has acked or, if that is unknown, at least two, among them all that the member ever
@@ -165,7 +165,7 @@ class Leases:
                 self._replicas[key] = replicas
 
     def live(self, number: int) -> RowLease | None:
-        """The grant with this number; None if it has ended."""
+        """The grant with this number; None if it has ended, or never began."""
         return self._grants.get(number)
 
     def ended_unacked(self, number: int) -> bool:
@@ -177,7 +177,8 @@ class Leases:
         return {number for number, grant in self._grants.items() if np.isin(grant.rows, rows).any()}
 
     def find(self, number: int, client: Hashable, replica: int | None) -> RowLease:
-        """The grant of this number, held by this client. Raises LeaseExpired."""
+        """The grant of this number. Raises LeaseExpired if it has ended, or this replica of it was not given to this
+        client or has been given back."""
         grant = self._grants.get(number)
         if grant is None or grant.held_by.get(replica) != client:
             raise LeaseExpired(
@@ -188,13 +189,14 @@ class Leases:
         return grant
 
     def renew(self, number: int, client: Hashable, replica: int | None, now: float) -> None:
-        """Renew the lease. Raises LeaseExpired."""
+        """Let the lease end `lease_s` seconds from now. Raises LeaseExpired as `find` does."""
         grant = self.find(number, client, replica)
         grant.expires = now + grant.lease_s
         self._reach(grant)
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> RowLease | None:
-        """Record the ack of one holder. Returns the grant if the ack has ended it, else None. Raises LeaseExpired."""
+        """Record the ack of one holder. Returns the grant if the ack has ended it, else None: other replicas have to
+        ack too, or the same holder has acked before. Raises LeaseExpired as `find` does."""
         if (number, client, replica) in self._acks:
             return None
         grant = self.find(number, client, replica)
@@ -218,8 +220,8 @@ class Leases:
             first.unseen = False
 
     def let_go(self, grant: RowLease, replica: int | None) -> bool:
-        """Give back rows that one holder has not seen. Returns whether that ends the grant. A grant of replicas stays,
-        and this replica may ask for it again."""
+        """Give back rows that one holder has not seen. Returns whether that has ended the grant. A grant of replicas
+        goes on, and this replica is given it again at its next request."""
         if not grant.shared:
             self.settle(grant)
             return True
@@ -227,7 +229,7 @@ class Leases:
         return False
 
     def end(self, grant: RowLease, *, done: bool = False) -> None:
-        """End the grant. `done`: its rows were acked."""
+        """End a grant that has not ended yet. `done`: its rows were acked."""
         del self._grants[grant.number]
         if not done:
             self._lost[grant.number] = None

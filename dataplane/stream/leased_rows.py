@@ -61,7 +61,8 @@ class LeasedRows:
         """At the leader: dropped rows whose leases may have ended."""
         self._leading = False
         self.group_sizes: dict[int, int] = {}
-        """By task, the size of the whole groups of its last request."""
+        """By task, the `group_size` of the sampler of its last request that had one: the number of rows of a whole
+        group. A task whose samplers had none is not here."""
         self.lost: dict[int, LossRecord] = {}
         """The lost rows that were not reported yet, by number."""
         self.replaced = ReplacedBatches()
@@ -109,10 +110,12 @@ class LeasedRows:
     def append(
         self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
     ) -> tuple[int, bool]:
-        """Append admitted rows. Returns the number of the first, and whether they are new. A repeated append with the
-        same digest gets the first answer; its columns are not needed.
+        """Append rows that were admitted. Returns the number of the first row, and whether the rows are new. They are
+        not if an append with these keys and the same `digest`, that of its request, was applied before: the number is
+        that of its first row, and the columns of this one are not needed.
 
-        Raises Misuse for an existing key, SchemaMismatch, LimitExceeded, Closed.
+        Raises Misuse for a key that exists otherwise, SchemaMismatch for columns of other types, LimitExceeded for too
+        many columns, and Closed.
         """
         self.check_open()
         said = self.partition.keys.retried(keys, digest) if keys else None
@@ -197,8 +200,9 @@ class LeasedRows:
     # settling
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> SettleCommand:
-        """The command that acknowledges the rows of a grant: none of them if other replicas have to ack too, or if it
-        was acked before. Raises LeaseExpired."""
+        """Record the ack of one holder. Returns the command that marks the rows of the grant as acked; it has no rows
+        if other replicas have to ack too, or this holder has acked before. Raises LeaseExpired as `Leases.find`
+        does."""
         grant = self.leases.ack(number, client, replica)
         self.changes += 1
         return _nothing() if grant is None else SettleCommand(task=grant.task, rows=grant.rows, state=ACKED)
@@ -206,8 +210,10 @@ class LeasedRows:
     def nack(
         self, number: int, client: Hashable, replica: int | None, *, seen: bool = True, reason: str = ""
     ) -> SettleCommand:
-        """The command that gives back the rows of a grant. Unless they were `seen`, this does not count as a delivery,
-        and needs no command. Raises LeaseExpired."""
+        """Give back the rows of a grant. Returns the command that makes them pending, or dead letters after
+        `max_deliveries` deliveries. Rows that were not `seen` become pending at once, which is no delivery, and the
+        command has no rows. Of a grant of replicas, unseen rows are given back by this replica alone. `reason`: for
+        the dead letter. Raises LeaseExpired as `Leases.find` does."""
         grant = self.leases.find(number, client, replica)
         self.changes += 1
         if seen:

@@ -26,8 +26,8 @@ from dataplane.stream.page import PAGE, Flags, Index, Page, grown
 from dataplane.stream.rows import Places, StreamRows
 
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
-REDELIVERED = 5  # only in `counts`; not a state
-_COUNTS = 6
+REDELIVERED = 5  # a count of `counts` that is no state: leases of rows that had been leased before
+_COUNTS = 6  # the states, and REDELIVERED
 STATES = ("pending", "leased", "acked", "expired", "dead")
 
 
@@ -63,7 +63,8 @@ class StreamProgress:
         self.left: list[dict[int, int]] = [{} for _ in range(tasks)]
         """By task: the number of rows left to do, by policy version."""
         self.counts = [[0] * _COUNTS for _ in range(tasks)]
-        """By task and state: the number of rows that ever entered the state."""
+        """By task and state: how often a row entered the state since the stream began; it never decreases, except for
+        leases that count as no delivery. The last entry is REDELIVERED."""
 
     def _sheet(self, page: Page) -> _ProgressPage:
         number = page.first // PAGE
@@ -188,7 +189,8 @@ class StreamProgress:
             self.counts[task][REDELIVERED] -= int(np.count_nonzero(sheet.tries[task, inside]))
 
     def give_back(self, task: int, places: Places, versions: Index, most: int) -> tuple[Flags, Flags]:
-        """Make leased rows pending or, after `most` tries, dead. Returns flags of the dead, and of the dropped."""
+        """Make leased rows pending or, after `most` tries, dead. Returns a flag for each row whether it is dead now,
+        and whether it was dropped."""
         dead, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -210,7 +212,8 @@ class StreamProgress:
         _more(self.left[task], _by_value(versions))
 
     def settle(self, task: int, places: Places, versions: Index, state: int) -> tuple[Flags, Flags]:
-        """Mark rows as done by the task. Returns flags of the rows that all tasks have done, and of the dropped."""
+        """Set the state of rows of these versions to ACKED or EXPIRED for the task. Returns a flag for each row whether
+        all tasks have acked it or let it expire, and whether it was dropped."""
         finished, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)

@@ -423,7 +423,7 @@ class StreamSchema:
 
     def append(self, ref: BatchRef) -> tuple[tuple[str, ...], np.uint64]:
         """As `fits` and `add`, faster for columns that were appended before. Returns their sorted names, and their
-        bits."""
+        bits. Raises SchemaMismatch for columns of other types than before, LimitExceeded for too many columns."""
         columns = ref.columns
         known = self._appended.get(columns)
         if known is None or any(map(ne, map(self.fields.__getitem__, columns), ref.schema.values())):

@@ -76,7 +76,8 @@ class UnfinishedRowsTable:
         page.columns[inside] = 0
 
     def require(self, row: int, *tokens: int) -> Begun:
-        """Raises LeaseExpired unless the row is in progress with one of these tokens."""
+        """The row with this number. Raises LeaseExpired unless it is in progress and its producer has one of these
+        tokens."""
         begun = self.begun.get(row)
         if begun is None or begun.token not in tokens:
             why = (
@@ -88,7 +89,9 @@ class UnfinishedRowsTable:
         return begun
 
     def is_new(self, row: int, piece: RowPiece) -> bool:
-        """Whether the piece is the next one; False if it was added before. Raises LeaseExpired, Misuse."""
+        """Whether the piece is the next one; False if it was added before. Raises LeaseExpired if the row is not in
+        progress or has another producer, and Misuse if the piece is neither the next nor the latest one, or one beyond
+        `MAX_PIECES`."""
         if piece.last and piece.token in self.ended:
             return False
         begun = self.require(row, piece.token)
@@ -99,7 +102,8 @@ class UnfinishedRowsTable:
         return True
 
     def check(self, row: int, ref: BatchRef) -> None:
-        """Raises SchemaMismatch if these columns cannot be a piece of the row, or of the stream."""
+        """Raises SchemaMismatch if these columns have other types than in the stream, or in earlier pieces of the row,
+        and Misuse if they are not of one row."""
         if len(ref) != 1:
             raise Misuse(f"a piece of {len(ref)} rows; it is of one")
         self.rows.schema.fits(ref)
@@ -112,7 +116,8 @@ class UnfinishedRowsTable:
     def grow(
         self, row: int, piece: RowPiece, ref: BatchRef, lengths: Mapping[str, Index], spares: Sequence[bytes]
     ) -> None:
-        """Add the next piece, after `check`. Raises LimitExceeded."""
+        """Add the next piece, after `is_new` and `check`. `lengths`: by column, the length of its array, [1]. `spares`:
+        nodes that have copies. Raises LimitExceeded for too many columns of the stream."""
         self.rows.schema.add(ref)
         begun, number = self.begun[row], self._number(row)
         before = self.rows.batches[number]

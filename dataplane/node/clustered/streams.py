@@ -229,7 +229,7 @@ class ClusteredStreams:
             for hosted in self.partitions.replicas
             if isinstance(hosted.machine, StreamMachine)
             and hosted.replica.serves(now)
-            and self.partitions.directory.records.may_be(hosted.partition)
+            and self.partitions.directory.records.may_have(hosted.partition)
         }
 
     # other nodes

@@ -59,7 +59,7 @@ class Records:
         """The record as last seen here."""
         return self._records.get(name)
 
-    def may_be(self, partition: str) -> bool:
+    def may_have(self, partition: str) -> bool:
         """Whether a record may have this partition. False if the record here has another, or its stream was dropped."""
         record = self._records.get(name_of(partition))
         return generation_of(partition) not in self._dropped if record is None else record.key == partition

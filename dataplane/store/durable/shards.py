@@ -85,7 +85,7 @@ class DurableShard:
 
 
 @dataclass(slots=True)
-class _ReadRequest:
+class _WriteRequest:
     shards: Sequence[tuple[IndexEntry, memoryview]]
     with_next: bool
     done: asyncio.Future[list[DurableShard]]
@@ -106,7 +106,7 @@ class DurableShards:
         self._files: dict[int, Pages] = {}
         self._names = itertools.count(1)
         self._file = self._end = 0  # the current file, and the offset of the next batch; 0: a new file
-        self._wanted: list[_ReadRequest] = []
+        self._wanted: list[_WriteRequest] = []
         self._writing = self._closed = False
         self._freed: list[DurableShard] = []
         self._background = BackgroundTasks()
@@ -124,7 +124,7 @@ class DurableShards:
         be written. Then no shard is stored. While the disk is too full for the index, this waits. Not to be cancelled:
         a thread would go on reading the bytes.
         """
-        wanted = _ReadRequest(shards, with_next, asyncio.get_running_loop().create_future())
+        wanted = _WriteRequest(shards, with_next, asyncio.get_running_loop().create_future())
         self._wanted.append(wanted)
         if not self._writing:
             self._begin()
@@ -132,7 +132,7 @@ class DurableShards:
 
     def _begin(self) -> None:
         """Write a batch of the requested shards, if there are any."""
-        batch: list[_ReadRequest] = []
+        batch: list[_WriteRequest] = []
         nbytes = 0
         for each in self._wanted if self._closed else ():
             each.done.cancel()
@@ -143,7 +143,7 @@ class DurableShards:
         if batch:
             self._background.spawn(self._write(batch))
 
-    async def _write(self, batch: Sequence[_ReadRequest]) -> None:
+    async def _write(self, batch: Sequence[_WriteRequest]) -> None:
         try:
             with_next = all(each.with_next for each in batch)
             made = iter(await self._written([shard for each in batch for shard in each.shards], with_next))
