@@ -152,7 +152,7 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
         return f"the stream's leader does not answer: {error}"
     of, known = figures["task"][task], figures["columns"]
     pending, begun = of["pending"], figures["unfinished"]
-    held = [f"{each['rows']} by {each['holder']} for {each['left_s']:.0f} s more" for each in of["holders"]]
+    held = [*map(_held, of["holders"])]
     said = [f"{_count(pending, 'row')} {'is' if pending == 1 else 'are'} pending"]
     said.append(f"{of['leased']} leased" + (f" ({', '.join(held)})" if held else ""))
     said += [f"dead letters: {of['dead']}"] * (of["dead"] > 0)
@@ -177,6 +177,14 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
         what = "a row without a group" if each["group"] is None else f"group {each['group']!r}"
         said.append(f"{what} has {each['rows']} of {each['of']} rows")
     return "; ".join(said)
+
+
+def _held(by: Mapping[str, Any]) -> str:
+    """Who holds leased rows, by an entry of the task's `holders`."""
+    if not by["holder"]:
+        return f"{by['rows']} that {by['replica']} has not taken"
+    replica = f", {by['replica']}," if by["replica"] else ""
+    return f"{by['rows']} by {by['holder']}{replica} for {by['left_s']:.0f} s more"
 
 
 def _count(count: int, what: str) -> str:

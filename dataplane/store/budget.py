@@ -113,7 +113,7 @@ class Budget:
         if nbytes > self.capacity:
             raise LimitExceeded(
                 f"{format_size(nbytes)} at once is more than the memory budget of {format_size(self.capacity)};"
-                " raise NodeConfig.memory or put smaller batches",
+                " raise NodeConfig.memory (--memory) or put smaller batches",
                 what="memory",
                 asked=nbytes,
                 limit=self.capacity,

@@ -320,7 +320,7 @@ def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
         task: sum(rows.values())
         for task, rows in zip(leased.settings.tasks, leased.partition.progress.left, strict=True)
     }
-    acks = ", ".join(f"{task!r} ({rows} rows left)" for task, rows in left.items() if rows)
+    acks = ", ".join(f"{task!r} ({rows} row{'s' * (rows > 1)} left)" for task, rows in left.items() if rows)
     return (
         f"{why}; the append waits for acks of {acks}: give it a longer timeout, or the stream a higher limit"
         if acks
@@ -331,7 +331,7 @@ def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
 def _holders(leased: LeasedRows) -> Iterator[dict[str, Any]]:
     """The holders of room in the stream: tasks that are behind, and clients with permits."""
     partition = leased.partition
-    behind = [(name, "not consumed") for name in partition.behind()]
+    behind = [(name, "not acked") for name in partition.behind()]
     for name, how in behind or [(name, "dead letters") for name in partition.dead_letters()]:
         yield {"holder": f"task {name!r}", "bytes": partition.nbytes, "how": how}
     for client, nbytes in islice(leased.admission.coming().items(), _HOLDERS):

@@ -188,6 +188,13 @@ class Leases:
             )
         return grant
 
+    def to_ack(self, grant: RowLease) -> dict[int | None, Hashable]:
+        """By replica that has not acked the grant, the client that was given it; None for one that was not."""
+        replicas: set[int | None] = {*range(grant.who.replicas), *grant.held_by}
+        if grant.shared:
+            replicas |= self._replicas.get((grant.task, grant.who.member), set())
+        return {replica: grant.held_by.get(replica) for replica in replicas - grant.acked}
+
     def renew(self, number: int, client: Hashable, replica: int | None, now: float) -> None:
         """Let the lease end `lease_s` seconds from now. Raises LeaseExpired as `find` does."""
         grant = self.find(number, client, replica)

@@ -75,17 +75,22 @@ def _task(leased: LeasedRows, task: int, now: float, waiting: Waiting) -> dict[s
 
 
 def _holders(leased: LeasedRows, now: float) -> list[list[dict[str, Any]]]:
-    """By task: the clients that hold rows and have not acked them, those whose leases last longest first."""
-    found: list[dict[Any, tuple[int, float]]] = [{} for _ in leased.settings.tasks]
+    """By task: the clients that hold rows and have not acked them, and the replicas that have not been given them;
+    those whose leases last longest first."""
+    found: list[dict[tuple[str, str], tuple[int, float]]] = [{} for _ in leased.settings.tasks]
     for grant in leased.leases:
         holding = found[grant.task]
-        for client in {client for replica, client in grant.held_by.items() if replica not in grant.acked}:
-            rows, until_s = holding.get(client, (0, 0.0))
-            holding[client] = rows + len(grant.rows), max(until_s, grant.expires)
+        for replica, client in leased.leases.to_ack(grant).items():
+            named = "" if replica is None else f"replica {replica} of member {grant.who.member!r}"
+            key = "" if client is None else str(client), named
+            rows, until_s = holding.get(key, (0, 0.0))
+            holding[key] = rows + len(grant.rows), max(until_s, grant.expires)
     return [
         [
-            {"holder": str(client), "rows": rows, "left_s": until_s - now}
-            for client, (rows, until_s) in heapq.nlargest(_HOLDERS, holding.items(), key=lambda each: each[1][1])
+            {"holder": client, "replica": named, "rows": rows, "left_s": until_s - now}
+            for (client, named), (rows, until_s) in heapq.nlargest(
+                _HOLDERS, holding.items(), key=lambda each: each[1][1]
+            )
         ]
         for holding in found
     ]
@@ -93,10 +98,11 @@ def _holders(leased: LeasedRows, now: float) -> list[list[dict[str, Any]]]:
 
 def labelled(values: dict[str, Any], label: Callable[[str], str]) -> dict[str, Any]:
     """The statistics of a stream with the labels of the holders in the place of their names."""
-    tasks = {
-        name: {**task, "holders": [{**each, "holder": label(each["holder"])} for each in task["holders"]]}
-        for name, task in values["task"].items()
-    }
+
+    def holder(each: dict[str, Any]) -> dict[str, Any]:
+        return {**each, "holder": label(each["holder"]) if each["holder"] else ""}
+
+    tasks = {name: {**task, "holders": [*map(holder, task["holders"])]} for name, task in values["task"].items()}
     return {**values, "task": tasks}
 
 

@@ -343,6 +343,17 @@ def test_a_wait_names_the_holder_of_leased_rows_and_counts_rows_in_progress_apar
     row.abandon()
 
 
+def test_a_wait_names_the_replicas_that_have_not_acked(plane: dp.Plane) -> None:
+    stream, how = stream_of(plane, 2), {"rows": 2, "columns": ["x"], "member": "dp", "replicas": 2}
+    stream.consume("actor", replica=0, **how).ack()
+    with pytest.raises(dp.NotReady, match=r"2 leased \(2 that replica 1 of member 'dp' has not taken\)"):
+        stream.consume("actor", rows=1, columns=["x"], timeout=0.1)
+    with dp.connect(plane.address) as other:
+        other.stream(stream.name).consume("actor", replica=1, **how)
+    with pytest.raises(dp.NotReady, match=r"\(2 by a process that has ended, replica 1 of member 'dp', for \d+ s more"):
+        stream.consume("actor", rows=1, columns=["x"], timeout=0.1)
+
+
 def test_streams_and_tables_that_a_process_unpickles_share_a_connection(plane: dp.Plane) -> None:
     stream, table = stream_of(plane, 1), plane.table("rows")
     before = plane.stats().clients

@@ -25,7 +25,7 @@ from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.clustered.session import PartitionSession, patiently
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import EPOCHS, Record
-from dataplane.node.sessions.interface import ASK_S, MAX_STREAMS, Outcome
+from dataplane.node.sessions.interface import ASK_S, ENDED, MAX_STREAMS, Outcome
 from dataplane.stream import requests as r
 from dataplane.stream.leased_rows import LeasedRows
 from dataplane.stream.machine import StreamMachine
@@ -93,8 +93,8 @@ class ClusteredStreams:
 
     def label(self, client: str) -> str:
         """The label of a client of this node; of another node's, the node."""
-        owner = self._owners.get(client)
-        return f"a process of node {client.partition('/')[0]}" if owner is None else str(owner)
+        node = client.partition("/")[0]
+        return str(self._owners.get(client, ENDED)) if node == self._me else f"a process of node {node}"
 
     def forget(self, client: str) -> None:
         self._owners.pop(client, None)

@@ -22,7 +22,7 @@ from dataplane.clock import Clock, Deadline
 from dataplane.errors import Backpressure, Closed, DataplaneError, LimitExceeded, Misuse, NotReady, Rejected
 from dataplane.node.local.unreplicated import UnreplicatedStream
 from dataplane.node.partitions.waiters import NOTHING, WaitingRequest
-from dataplane.node.sessions.interface import MAX_STREAMS, NOT_ASKED, ColumnClaim, Outcome, R, at_once
+from dataplane.node.sessions.interface import ENDED, MAX_STREAMS, NOT_ASKED, ColumnClaim, Outcome, R, at_once
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.stream import requests as r
 from dataplane.stream.column_batch import ColumnBatch
@@ -286,7 +286,7 @@ class LocalStreams:
         return session
 
     def label(self, client: str) -> str:
-        return str(self._owners.get(client, client))
+        return str(self._owners.get(client, ENDED))
 
     def forget(self, client: str) -> None:
         self._owners.pop(client, None)

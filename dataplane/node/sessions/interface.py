@@ -31,6 +31,9 @@ ASK_S = 10.0
 
 NOT_ASKED = "it was given up before it was asked"
 
+ENDED = "a process that has ended"
+"""The label of a client that has gone."""
+
 
 def asked_until(deadline: Deadline) -> Deadline:
     """The deadline, but at least `ASK_S` from now, because earlier steps may have used up the caller's time."""
@@ -125,7 +128,8 @@ class StreamService(Protocol):
         """A session for a new client. The text of `owner` names the client in messages of errors."""
 
     def label(self, client: str) -> str:
-        """The name of a session's client in error messages. `client`: the name of the session."""
+        """The name of a session's client in error messages; `ENDED` for one that has gone. `client`: the name of the
+        session."""
 
     def forget(self, client: str) -> None:
         """Forget a client that has gone."""
