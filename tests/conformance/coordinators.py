@@ -35,11 +35,6 @@ class CoordinatorSuite:
     def coordinator(self) -> AsyncIterator[Coordinator]:
         raise NotImplementedError
 
-    async def test_a_swap_creates_an_absent_value(self, coordinator: Coordinator) -> None:
-        assert await coordinator.read("k") is None
-        assert await coordinator.swap("k", None, b"1") == b"1"
-        assert await coordinator.read("k") == b"1"
-
     async def test_a_swap_changes_a_value_only_if_it_is_the_expected_one(self, coordinator: Coordinator) -> None:
         await coordinator.swap("k", None, b"1")
         assert await coordinator.swap("k", None, b"2") == b"1"

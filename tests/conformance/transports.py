@@ -100,11 +100,6 @@ class TransportSuite:
         assert np.array_equal(target.bytes, one.content)
         await server.withdraw(ticket)
 
-    async def test_a_transport_reads_its_local_offers(self, server: Transport, shelf: Shelves) -> None:
-        one = shelf(64 * KIB)
-        target = await self.read(server, server, server.offer(one.memory), 64 * KIB)
-        assert np.array_equal(target.bytes, one.content)
-
     async def test_concurrent_reads_of_several_offers_are_complete(
         self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:

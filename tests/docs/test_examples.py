@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import dataplane as dp
@@ -61,15 +60,6 @@ def test_documentation_code_runs_and_prints_its_listed_output(page: str, tmp_pat
     assert "ResourceWarning" not in said
     assert "never retrieved" not in said
     eventually(lambda: not list(left.glob("dataplane-*")), f"the node's files went: {list(left.iterdir())}")
-
-
-def test_processes_started_by_failing_documentation_code_are_ended(tmp_path: Path) -> None:
-    block = tmp_path / "block.py"
-    block.write_text("import subprocess\nprint(subprocess.Popen(['sleep', '1000']).pid, flush=True)\n1 / 0")
-    code, out, said = running.run([block], tmp_path, {}, RUN_S)
-    assert code == 1
-    assert "ZeroDivisionError" in said
-    eventually(lambda: not psutil.pid_exists(int(out)), "the process that it started has ended")
 
 
 def test_code_is_valid_and_not_too_wide() -> None:

@@ -89,16 +89,3 @@ def test_a_comment_begins_with_a_noun_or_a_verb(module: Path) -> None:
 )
 def test_a_retired_word_is_found(sentence: str) -> None:
     assert found(sentence)
-
-
-@each_case(
-    "sentence",
-    [
-        "It is in your home directory.",
-        "Run `dataplane.node.local.streams`.",
-        "See [the record](decisions/0046-replication-as-in-pacifica.md).",
-        "```py\nfrom dataplane.integrations import openrlhf as door\n```",
-    ],
-)
-def test_retired_words_are_allowed_in_code_and_addresses(sentence: str) -> None:
-    assert found(sentence) == []

@@ -47,27 +47,6 @@ def check(batch: dp.Batch, rows: list[int], total: int = 6) -> None:
             assert batch[name].to_list() == [values[row] for row in rows]
 
 
-def test_rows_and_columns_are_selected_by_reference(plane: Any) -> None:
-    ref = plane.put(columns())
-    assert list(plane.get(ref)) == list(columns())
-    check(plane.get(ref[2:5]), [2, 3, 4])
-    check(plane.get(ref[[5, 0, 0, 3]]), [5, 0, 0, 3])
-    check(plane.get(ref[np.array([True, False] * 3)]), [0, 2, 4])
-    check(plane.get(ref.select("answer", "big")[-1:]), [5])
-    check(plane.get(ref.drop("big").repeat(2)), [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5])
-    check(plane.get(dp.concat([ref[4:], ref[:2]])), [4, 5, 0, 1])
-    left, right = ref.split([2, 4])
-    check(plane.get(right), [2, 3, 4, 5])
-    check(plane.get(left), [0, 1])
-
-
-def test_the_first_put_of_a_process_may_reserve_memory(node: StandingNode) -> None:
-    """It is made while no event loop runs."""
-    with dp.connect(node.address) as plane:
-        assert len(plane.get(plane.put({"x": np.zeros((256, 128), np.int32)}))["x"]) == 256
-        assert plane.stats().reserved_bytes == 0
-
-
 def test_single_rows_of_a_shard_can_be_freed(plane: Any) -> None:
     ref = plane.put(columns())
     plane.free(ref[1:3])
@@ -112,22 +91,6 @@ def test_scopes_are_freed_together(plane: Any) -> None:
     plane.free(scope="step-2")
     assert plane.get(kept)["x"].to_list() == [3]
     assert plane.stats().shards == 1
-
-
-def test_puts_beyond_memory_are_spilled_and_restored(plane: Any) -> None:
-    refs = [plane.put({"x": pattern(seed, 4 * MIB, 4), "t": [str(seed)] * 4}) for seed in range(16)]
-    stats = plane.stats()
-    assert stats.spilled_bytes > 0
-    assert stats.memory_used <= stats.memory_budget
-    for seed in (15, 0, 7, 3):
-        batch = plane.get(refs[seed])
-        assert np.array_equal(batch["x"].numpy(), pattern(seed, 4 * MIB, 4))
-        assert batch["t"].to_list() == [str(seed)] * 4
-        del batch
-    assert plane.stats().restored_bytes > 0
-    for ref in refs:
-        plane.free(ref)
-    eventually(lambda: plane.stats().disk_used == plane.stats().memory_used == 0, "all of it is back")
 
 
 @each_case("size", [4096, 4 * MIB], ids=["inline", "shared"])

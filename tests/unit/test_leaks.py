@@ -56,17 +56,3 @@ def test_a_leaking_test_fails_unless_it_is_exempt_with_a_reason(pytester: pytest
         result.stdout.fnmatch_lines_random([f"test_{kind}.py::test_it PASSED *", f"test_{kind}.py::test_it ERROR *"])
         result.stdout.fnmatch_lines(["*ERROR at teardown of test_it*", "left behind after the test:", f"  {kind}: *"])
     result.stdout.fnmatch_lines(["test_unreasoned.py::test_it ERROR *"])
-
-
-STOOD = """
-import pathlib, subprocess
-stood = subprocess.Popen(['sh', '-c', 'read x; sleep 2; true'], stdin=subprocess.PIPE)
-children = pathlib.Path(f'/proc/{stood.pid}/task/{stood.pid}/children')
-"""
-
-
-def test_children_of_a_process_started_before_the_test_are_no_leak(pytester: pytest.Pytester) -> None:
-    """As a node does, that runs an etcd when it finds that one is missing."""
-    body = "stood.stdin.write(b'x\\n'); stood.stdin.flush()"
-    waits = f"{body}\n    while not (kept := children.read_text()):\n        pass"
-    run(pytester, stood=made(waits, STOOD)).assert_outcomes(passed=2)

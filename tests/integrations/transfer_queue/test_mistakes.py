@@ -107,18 +107,6 @@ def test_a_close_after_the_node_was_killed_ends_the_job(program: Callable[..., P
         assert process.hear() == [["cleared"], {}]
 
 
-def test_an_init_after_the_node_was_killed_starts_another(program: Callable[..., Process]) -> None:
-    code = """
-        from dataplane.integrations import process
-        tq.init(SMALL)
-        os.kill(process.plane().stats().pid, signal.SIGKILL)
-        tq.init(SMALL)
-        tell(tq.kv_list())
-    """
-    with program(code) as process:
-        assert process.hear() == {}
-
-
 @pytest.mark.parametrize(
     ("first", "then", "match"),
     [
@@ -324,14 +312,3 @@ def test_a_node_of_another_user_is_refused_with_a_remedy(program: Callable[..., 
         kind, said = process.hear()
     assert kind == "Unauthenticated"
     assert "start a node as this user" in said
-
-
-def test_a_memory_setting_beyond_the_host_is_refused(program: Callable[..., Process]) -> None:
-    code = """
-        tell(error_of(lambda: tq.init({"backend": {"Dataplane": {"memory": "900TiB", "spill": 0}}})))
-    """
-    with program(code) as process:
-        kind, said = process.hear()
-    assert kind == "Rejected"
-    assert "memory is 900.0 TiB, and this host, or its container, has" in said
-    assert "give at most that" in said

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from types import SimpleNamespace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,7 @@ import pytest
 import dataplane as dp
 from dataplane.client import background
 from dataplane.client.background import Background, end_all
-from dataplane.client.blocking import Blocking
 from dataplane.client.embedded import ClusterNode
-from dataplane.errors import PeerUnavailable
 from tests.processes import StandingNode, eventually
 
 
@@ -67,33 +64,6 @@ async def test_a_plane_does_not_wait_for_work_that_got_no_thread(monkeypatch: py
             await end_all(place)
     finally:
         work._begun.set()
-
-
-# Blocking iterators: what is left to be closed at their end.
-
-
-class Caller:
-    """Runs coroutines, until its node has gone."""
-
-    gone = False
-
-    def __call__(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        if not self.gone:
-            return asyncio.run(coroutine)
-        coroutine.close()
-        raise PeerUnavailable("the node has gone", address="there")
-
-
-def test_a_blocking_iterator_closes_without_error_after_the_node_is_lost() -> None:
-    async def items() -> AsyncIterator[int]:
-        yield 1
-        yield 2
-
-    calls, turns = Caller(), SimpleNamespace(within=False)
-    made: Any = Blocking(None, calls, turns)._each(items())  # type: ignore[arg-type]
-    assert next(made) == 1
-    calls.gone = True
-    made.close()
 
 
 # The end of a node of a cluster that this process started.

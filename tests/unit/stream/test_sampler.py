@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -16,7 +15,6 @@ from hypothesis import example, given, settings
 from dataplane.errors import Misuse
 from dataplane.stream.balance import balanced
 from dataplane.stream.sampler import (
-    BuiltIn,
     Candidates,
     CompleteGroups,
     Fifo,
@@ -60,25 +58,6 @@ def ready(
 def chosen(sampler: Sampler, candidates: Candidates, want: int) -> tuple[list[int], list[int]]:
     choice = checked(sampler.choose(candidates, want), candidates, want)
     return choice.rows.tolist(), choice.expired.tolist()
-
-
-SAMPLERS: list[BuiltIn] = [
-    Fifo(),
-    CompleteGroups(2),
-    CompleteGroups(4, timeout=2.5),
-    Freshest(3),
-    Freshest(3, max_age=1.5),
-    Weighted("domain", {"math": 0.7, "code": 0.3, 7: 1, 0.5: 2}, seed=5),
-    TokenBalanced("response_ids", 8),
-    TokenBalanced("response_ids", 8, within=CompleteGroups(8, timeout=1.0)),
-]
-
-
-@each_case("sampler", SAMPLERS, ids=repr)
-def test_samplers_round_trip_through_encoding(sampler: BuiltIn) -> None:
-    again: BuiltIn = msgspec.msgpack.decode(msgspec.msgpack.encode(sampler), type=BuiltIn)
-    assert again == sampler
-    assert type(again) is type(sampler)
 
 
 class TestCompleteGroups:
