@@ -80,7 +80,6 @@ def each_case(
 
 
 def _case(names: list[str], value: Any) -> dict[str, Any]:
-    """The arguments of one case by name."""
     if hasattr(value, "values") and hasattr(value, "marks"):  # of pytest.param
         assert not value.marks, "a marked case is a test of its own"
         return dict(zip(names, value.values, strict=True))

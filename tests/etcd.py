@@ -110,7 +110,6 @@ class EtcdServer:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it answers."""
         program = _program()
         assert program is not None, "the test is skipped"
         at, peer = f"http://{self.address}", f"http://127.0.0.1:{self._peer_port}"
@@ -170,7 +169,6 @@ class EtcdServer:
             time.sleep(0.001)
 
     def thaw(self) -> None:
-        """Let it go on."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
@@ -181,15 +179,12 @@ class EtcdServer:
             return json.load(answer)
 
     def put(self, key: str, value: str) -> None:
-        """Write a key."""
         self.ask("kv/put", {"key": _base64(key), "value": _base64(value)})
 
     def delete(self, key: str) -> None:
-        """Take a key away."""
         self.ask("kv/deleterange", {"key": _base64(key)})
 
     def count(self, prefix: str) -> int:
-        """How many keys begin so."""
         end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         return int(self.ask("kv/range", {"key": _base64(prefix), "range_end": _base64(end)}).get("count", 0))
 
@@ -201,7 +196,6 @@ class EtcdServer:
         self.ask("auth/enable", {})
 
     def compact(self) -> None:
-        """Forget how it came to what it knows."""
         revision = self.ask("kv/range", {"key": _base64("/")})["header"]["revision"]
         self.ask("kv/compaction", {"revision": revision, "physical": True})
 

@@ -77,7 +77,6 @@ class Host(Worker):
         ip("-n", self.name, "link", "set", self.name, "down")
 
     def heal(self) -> None:
-        """As before `cut`."""
         ip("-n", self.name, "link", "set", self.name, "up")
 
     def mute_to(self, other: Host) -> None:
@@ -85,7 +84,6 @@ class Host(Worker):
         mute(self.name, other.ip)
 
     def speak_to(self, other: Host) -> None:
-        """As before `mute_to`."""
         mute(self.name, other.ip, how="del")
 
     def slow_down(self, rate: str) -> None:

@@ -115,7 +115,6 @@ def own_memory(pid: int) -> int:
 
 
 def gone(pid: int) -> bool:
-    """Whether a process has ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -133,7 +132,6 @@ def has_ipv6() -> bool:
 
 @contextmanager
 def without_descriptors() -> Iterator[None]:
-    """Nothing can be opened in the block."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = os.open("/dev/null", os.O_RDONLY)
     os.close(lowest)
@@ -156,7 +154,6 @@ class Worker:
         self.pid: int = self._process.pid or -1
 
     def say(self, what: Any = None) -> None:
-        """Send it an object."""
         self._pipe.send(what)
 
     def hear(self, timeout_s: float = WAIT_S) -> Any:
@@ -177,23 +174,19 @@ class Worker:
         eventually(lambda: psutil.Process(self.pid).status() == psutil.STATUS_STOPPED, "the worker stopped")
 
     def thaw(self) -> None:
-        """Let it go on."""
         os.kill(self.pid, signal.SIGCONT)
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> int:
-        """End it; its exit code."""
         os.kill(self.pid, how)
         return self.join()
 
     def join(self) -> int:
-        """Wait until it has ended; its exit code."""
         self._process.join(WAIT_S)
         assert self._process.exitcode is not None, "the worker did not end"
         return self._process.exitcode
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
         return self._process.is_alive()
 
     def __enter__(self) -> Worker:
@@ -270,25 +263,20 @@ class Command:
         ours.close()
 
     def poll(self) -> int | None:
-        """Its exit code, once it has ended."""
         return self._process.exitcode
 
     def send_signal(self, how: signal.Signals) -> None:
-        """Send it a signal; where it has ended, nothing."""
         if self._process.exitcode is None:
             with suppress(ProcessLookupError):  # the server of forks has seen it end, and we not yet
                 os.kill(self.pid, how)
 
     def kill(self) -> None:
-        """End it at once. Idempotent."""
         self.send_signal(signal.SIGKILL)
 
     def terminate(self) -> None:
-        """Tell it to end. Idempotent."""
         self.send_signal(signal.SIGTERM)
 
     def wait(self, timeout_s: float = WAIT_S) -> int:
-        """Wait until it has ended; its exit code."""
         self._process.join(timeout_s)
         assert self._process.exitcode is not None, "the command did not end"
         return self._process.exitcode

@@ -47,8 +47,6 @@ class Report:
 
 
 class Reporter:
-    """The plugin that writes a run's report as JSON."""
-
     def __init__(self, file: Path) -> None:
         self._file = file
         self._report = Report()

@@ -6,7 +6,6 @@ from typing import Any
 
 
 def values(delivery: Any) -> list[int]:
-    """The numbers of a delivery's rows."""
     return [int(x) for x in delivery.get("x")["x"].to_list()]
 
 

@@ -28,7 +28,6 @@ _SYNCHRONOUS = {
 
 
 def classes() -> list[type]:
-    """The classes with compiled methods."""
     return [kind for kind in vars(blocking_calls).values() if inspect.isclass(kind) and hasattr(kind, "_of")]
 
 
@@ -56,7 +55,6 @@ def shown(signature: inspect.Signature) -> str:
 
 
 def annotations(signature: inspect.Signature) -> list[str]:
-    """The annotations of the parameters and of the result."""
     said = [each.annotation for each in signature.parameters.values() if each.annotation is not each.empty]
     return [*said, signature.return_annotation]
 

@@ -116,7 +116,6 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
-    """`imported`, of a module."""
     return imported(parsed(path), package_of(path), top_level=top_level)
 
 

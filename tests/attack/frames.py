@@ -45,7 +45,6 @@ def _answered(raw: Raw, numbers: list[int]) -> bool:
 
 
 def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
-    """See `tests.attack`."""
     chance = random.Random(seed)
     sent = cut = number = 0
     with (

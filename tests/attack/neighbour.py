@@ -58,7 +58,6 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self._process.poll() is None
 
     def memory(self) -> int:

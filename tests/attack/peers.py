@@ -23,7 +23,6 @@ _ANSWER_MS = 20_000
 
 
 def attack(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
-    """See `tests.attack`."""
     chance = random.Random(seed)
     sent = 0
     number = 1000  # above what the number of a changed frame becomes most often

@@ -41,7 +41,6 @@ def worker(pipe: Any, address: str, path: Path, what: str, step: Any, nth: int) 
 
 
 def rewritten(_: Any, address: str, path: Path) -> None:
-    """Writes the same stream in small pieces."""
     checkpoint.PIECE = 100 << 10
     with dp.connect(address) as plane:
         stream = plane.restore(path)

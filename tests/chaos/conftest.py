@@ -24,6 +24,5 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StandingNod
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MiB."""
     with mounted(tmp_path / "small", "-o", "size=4m") as directory:
         yield directory

@@ -29,7 +29,6 @@ class Frames:
         return [kind for kind in self._kinds if kind.__struct_fields__[:1] == ("id",)]
 
     def body(self, kind: Any, number: int) -> bytes:
-        """A request of this kind and number."""
         values = [self._value(hint) for hint in self._hints(kind)[1:]]
         for _ in range(self._chance.choice([0, 0, 1, 2])):
             if values:

@@ -27,15 +27,12 @@ class Event:
 
 @dataclass(slots=True)
 class History:
-    """What all clients were told."""
-
     tasks: Sequence[str]
     events: list[Event] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
     """What was seen to be wrong at once."""
 
     def of(self, what: str, done: bool | None = None) -> Iterator[Event]:
-        """The events of one kind."""
         return (event for event in self.events if event.what == what and done in (None, event.done))
 
     # the rules

@@ -31,7 +31,6 @@ _DRAIN_S = 60.0
 
 
 def values(ids: Any) -> Any:
-    """The column "x" of these rows: no other row's at any place."""
     return (np.asarray(ids, np.int64)[:, None] * 1009 + np.arange(_WIDTH)).astype(np.int64)
 
 
@@ -138,8 +137,6 @@ def _draft(plane: Any, stream: Any, told: Told, chance: random.Random, role: str
 
 @dataclass(slots=True)
 class Found:
-    """What a run came to."""
-
     kills: int = 0
     appended: int = 0
     acked: int = 0

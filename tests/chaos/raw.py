@@ -38,12 +38,10 @@ class Raw:
             self.descriptors.clear()
 
     def next(self) -> int:
-        """A number for a request."""
         self._id += 1
         return self._id
 
     def send(self, *messages: m.Message) -> None:
-        """Send messages, in one piece."""
         self.socket.sendall(b"".join(map(frame, messages)))
 
     def hear(self) -> Any:
@@ -60,7 +58,6 @@ class Raw:
         return self._replies.pop(0)
 
     def ask(self, message: m.Message) -> Any:
-        """Send a message and return the next that comes."""
         self.send(message)
         return self.hear()
 
@@ -75,20 +72,17 @@ class Raw:
             return False
 
     def put(self, nbytes: int = 64, *, scope: str = "", layout: bytes | None = None) -> int:
-        """Put a shard of one column of bytes; its number."""
         payload = bytes(nbytes)
         reply = self.ask(sm.PutShard(self.next(), payload, layout or one_column(nbytes), scope, 5.0))
         assert isinstance(reply, sm.ShardStored), reply
         return reply.shard
 
     def reserve(self, *sizes: int) -> list[int]:
-        """Reserve room; the numbers of the shards."""
         reply = self.ask(sm.Reserve(self.next(), list(sizes), 5.0))
         assert isinstance(reply, sm.Reserved), reply
         return [shard for shard, *_ in reply.extents]
 
     def close(self) -> None:
-        """End the connection, and close what the node passed."""
         self.socket.close()
         while self.descriptors:
             os.close(self.descriptors.pop())
@@ -110,15 +104,12 @@ def one_column(nbytes: int, rows: int | None = None, offset: int = 0, width: int
 
 
 def framed(body: bytes) -> bytes:
-    """The bytes as a frame."""
     return struct.pack("<I", len(body)) + body
 
 
 def token(stream: Any) -> bytes:
-    """The token by which a node knows an open stream."""
     return bytes(stream._inner._token)
 
 
 def int64s(*numbers: int) -> bytes:
-    """The bytes of an array of numbers."""
     return struct.pack(f"<{len(numbers)}q", *numbers)

@@ -100,7 +100,6 @@ def resident(pid: int) -> int:
 
 
 def shared(pid: int) -> int:
-    """Bytes behind the node's segments, whoever has them mapped."""
     blocks = {}
     for fd in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):

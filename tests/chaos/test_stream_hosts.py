@@ -39,8 +39,6 @@ class Cluster:
         self.nodes = [plane.stats().node for plane in self.planes]
 
     def followed(self) -> None:
-        """Wait until the last leads the stream, and another follows."""
-
         def roles() -> set[str]:
             seen = self.planes[-1].members()["members"][self.nodes[-1]]["leads"]
             others = [each["follows"] for plane in self.planes for each in plane.members()["members"].values()]
@@ -54,7 +52,6 @@ class Cluster:
         self.unseen(which)
 
     def unseen(self, which: int) -> None:
-        """Wait until no other takes the host's node for a member."""
         others = [plane for number, plane in enumerate(self.planes) if number != which]
         eventually(lambda: all(self.nodes[which] not in members(plane) for plane in others), "the dead are noticed")
 

@@ -19,7 +19,6 @@ LEASE_S = 2.0
 
 
 async def until(watch: AsyncGenerator[T, None], holds: Callable[[T], bool]) -> list[T]:
-    """The values of a watch, up to the first that satisfies `holds`."""
     seen = []
     async for value in watch:
         seen.append(value)

@@ -51,7 +51,6 @@ async def client(etcd: EtcdServer) -> AsyncIterator[EtcdCoordinator]:
 
 
 async def answered(client: EtcdCoordinator) -> None:
-    """Wait until it answers again."""
     async with asyncio.timeout(60):
         while True:
             try:

@@ -235,7 +235,6 @@ def slow(server: Tcp) -> Iterator[Slow]:
 
 @pytest.fixture
 def silent() -> Iterator[Slow]:
-    """Somebody who takes connections, and never says a thing."""
     network = Slow(None)
     yield network
     network.close()

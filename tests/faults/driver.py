@@ -55,7 +55,6 @@ def trials(directory: Path, shim: Path, cells: Iterable[Cell]) -> Iterator[Outco
 
 
 def one(directory: Path, shim: Path, cell: Cell) -> Outcome:
-    """Try a cell on a node of its own."""
     with Subject(directory, shim) as node:
         trial = Trial(node, fresh=True)
         try:

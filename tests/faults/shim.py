@@ -18,12 +18,10 @@ _COUNTS_AT = _RULE.size - _COUNTS.size
 
 
 def compiler() -> str | None:
-    """The system's C compiler."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def build(directory: Path) -> Path:
-    """The library, compiled."""
     made, source, command = directory / "shim.so", Path(__file__).with_name("shim.c"), compiler()
     assert command is not None, "a C compiler"
     flags = ["-std=gnu11", "-O1", "-shared", "-fPIC", "-w"]
@@ -32,7 +30,6 @@ def build(directory: Path) -> Path:
 
 
 def name(error: int) -> str:
-    """An errno as it is written."""
     return "hang" if error == HANG else errno.errorcode[error]
 
 
@@ -69,10 +66,8 @@ class Rule:
 
     @property
     def hung(self) -> int:
-        """How many threads hang now."""
         return int(_COUNTS.unpack_from(self._memory, _COUNTS_AT)[2])
 
     def close(self) -> None:
-        """Let go of the file."""
         self.disarm()
         self._memory.close()

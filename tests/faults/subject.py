@@ -53,14 +53,12 @@ class Subject:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
         return self._process.poll() is None
 
     def logged(self) -> str:
         return self.log.read_text(errors="replace")
 
     def files(self) -> list[str]:
-        """The names of its spill files."""
         return sorted(path.name for path in self.spill.rglob("*.spill"))
 
     def held(self) -> dict[str, int]:
@@ -91,7 +89,6 @@ class Subject:
             return None
 
     def wait(self) -> int:
-        """Wait until it has ended by itself; its exit code."""
         return self._process.wait(STOP_S)
 
     def __enter__(self) -> Subject:

@@ -56,7 +56,6 @@ class Trial:
         self._view = self._neighbour.get(self._kept)["x"].numpy()  # pinned: in memory whatever happens
 
     def close(self) -> None:
-        """Let go of the node."""
         self._view = None
         self._neighbour.close()
 

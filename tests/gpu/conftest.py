@@ -13,7 +13,6 @@ from tests.processes import StandingNode
 
 
 def cuda(devices: int = 1, timeout: float = 120) -> list[Any]:
-    """The marks of a module whose tests need so many."""
     import torch
 
     return [

@@ -26,7 +26,6 @@ def _workers() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def with_torch() -> None:
-    """Ranks can be started."""
     torches.warm()
 
 

@@ -157,6 +157,5 @@ class Ranks:
         return [self.workers[rank].hear() for rank in (range(len(self.workers)) if ranks is None else ranks)]
 
     def call(self, call: str | Callable[[int], str], arguments: Sequence[Any], **options: Any) -> list[Outcome]:
-        """Have all ranks make a call; what it gave in each."""
         self.begin(call, arguments, **options)
         return self.hear()

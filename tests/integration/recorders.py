@@ -9,7 +9,6 @@ import dataplane as dp
 
 
 def records(pipe: Connection, address: str, path: Path, rows: int) -> None:
-    """Record `ids` and `x` of the stream `rollouts` until it is closed; say when it began, and how many rows it was."""
     with dp.connect(address) as plane:
         recording = plane.stream("rollouts").record(path, ["ids", "x"], rows=rows, max_file_bytes=4000)
         pipe.send("on")

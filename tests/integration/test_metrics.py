@@ -172,7 +172,6 @@ class Prometheus:
 
 
 def queries() -> list[tuple[str, str]]:
-    """Those of the dashboard, with their panels."""
     dashboard = json.loads((DEPLOY / "grafana" / "dashboards" / "dataplane.json").read_text())
     return [(panel["title"], each["expr"]) for panel in dashboard["panels"] for each in panel.get("targets", ())]
 

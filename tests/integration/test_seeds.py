@@ -40,7 +40,6 @@ class Seeded:
         self.directory = directory
 
     def server(self) -> psutil.Process | None:
-        """The etcd that it runs."""
         for child in psutil.Process(self.process.pid).children():
             with suppress(psutil.Error):  # it has just ended
                 if "--initial-cluster-state" in " ".join(child.cmdline()):

@@ -31,7 +31,6 @@ def plane(node: StandingNode) -> Iterator[dp.Plane]:
 
 @pytest.fixture
 def other(node: StandingNode, plane: dp.Plane) -> Iterator[dp.Plane]:
-    """Another's."""
     with dp.connect(node.address) as other:
         yield other
 

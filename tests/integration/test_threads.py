@@ -41,7 +41,6 @@ class Threads:
             self.ended.append(error)
 
     def end(self, count: int) -> None:
-        """Wait until so many have ended with an error, each of its own."""
         eventually(lambda: len(self.ended) == count, f"{count} threads ended")
         self.stop()
 

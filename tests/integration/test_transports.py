@@ -37,8 +37,6 @@ each = pytest.mark.parametrize("name", [needs("ucx"), needs("nixl")])
 
 
 class Broken(Tcp):
-    """Offers, and never reads."""
-
     name = "ucx"
 
     async def read(self, *_: Any) -> None:

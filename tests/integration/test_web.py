@@ -33,7 +33,6 @@ TOKEN = "correct-horse-battery"
 
 @asynccontextmanager
 async def page(address: str, token: str | None = None) -> AsyncIterator[tuple[PageServer, Feed]]:
-    """The page of a node, in this process."""
     feed = Feed(address)
     async with PageServer(feed, "127.0.0.1", 0, PageAccess(token)) as server:
         looking = asyncio.ensure_future(feed.run())

@@ -51,7 +51,6 @@ class SharedImages:
 
     @pytest.fixture
     def used(self, partition: str) -> Callable[[], int]:
-        """Bytes that were put since the test began."""
         before = process.plane().stats().memory_used
         return lambda: process.plane().stats().memory_used - before
 

@@ -78,7 +78,6 @@ class Process:
         raise AssertionError(f"it ended:\n{self._stderr.read()}")
 
     def logged(self) -> str:
-        """What it wrote to stderr, once it has ended."""
         return self._stderr.read()
 
     def say(self) -> None:
@@ -87,7 +86,6 @@ class Process:
         self._stdin.flush()
 
     def wait(self) -> None:
-        """Wait until it has ended by itself."""
         self.running.wait(30)
 
     def __enter__(self) -> Process:
@@ -138,7 +136,6 @@ def _main(ours: socket.socket) -> None:
 
 
 def _run(told: dict[str, Any], descriptors: list[int], names: dict[str, Any]) -> int:
-    """Run the code; the process's exit code."""
     import traceback
 
     for own, descriptor in enumerate(descriptors):

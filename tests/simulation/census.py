@@ -22,7 +22,6 @@ class Census:
         self._lives: list[int] = []
 
     def members(self) -> list[Node]:
-        """Those that the configuration names, and that run."""
         configuration = self._coordinator.configuration
         return [node for node in self.nodes if node.up and configuration.includes(node.me)]
 

@@ -96,7 +96,6 @@ class Checker(LogChecker):
                     del self._granted[asked.task, offset]
 
     def answering(self, request: Request, outcome: bytes, node: str, epoch: int, rate: float) -> None:
-        """A leader is about to answer a client."""
         self.one_answers(node, epoch)
         result = decode_result(outcome)
         if isinstance(request, Lease):

@@ -18,8 +18,6 @@ TASKS = ("train", "score")
 
 
 class Append(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
-    """Rows of a producer, each (key or "", label)."""
-
     client: str
     sequence: int
     rows: tuple[tuple[str, str], ...]

@@ -58,11 +58,9 @@ class Going:
         raise NotImplementedError
 
     def settled(self) -> bool:
-        """Whether all is done and everybody is there."""
         raise NotImplementedError
 
     def waiting(self) -> str:
-        """What is not."""
         raise NotImplementedError
 
     def finish(self) -> None:

@@ -35,7 +35,6 @@ def kept(whole: Plan, part: Plan) -> list[int]:
 
 
 def only(whole: Plan, faults: list[int]) -> Plan:
-    """The plan with these faults alone."""
     return msgspec.structs.replace(whole, faults=tuple(whole.faults[i] for i in faults))
 
 

@@ -42,7 +42,6 @@ class World:
         heapq.heappush(self._events, (self.now + delay_s, self._number, call, arguments))
 
     def run(self, until_s: float) -> None:
-        """Run events until a time, or until stopped."""
         events, pop = self._events, heapq.heappop
         while events and not self.stopped:
             time_s, _, call, arguments = events[0]

@@ -31,8 +31,6 @@ SMALL = dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)
 
 @pytest.fixture
 def plane(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The plane of this process, with a node of its own."""
-
     monkeypatch.delenv("DATAPLANE_ADDRESS", raising=False)
     gc.collect()  # what tests before have left to be freed was of their nodes
     process.settle()

@@ -11,7 +11,6 @@ PATCHES = 64
 
 
 def inputs(seed: int = 0, patches: int = PATCHES) -> dict[str, Any]:
-    """What a processor makes of a picture."""
     draw = torch.Generator().manual_seed(seed)
     pixels = torch.rand(patches, 1176, generator=draw)
     return {"pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 8, patches // 8]])}

@@ -20,7 +20,6 @@ pytestmark = SYSTEMS
 
 
 def put_bytes(plane: dp.Plane, work: Callable[[], Any]) -> int:
-    """How many bytes are put by it."""
     before = plane.stats().put_bytes
     work()
     return plane.stats().put_bytes - before

@@ -48,7 +48,6 @@ def job(joined: Any) -> Any:
 
 @pytest.fixture
 def two(joined: Any) -> Any:
-    """The same, with nodes."""
     door.up(dp.NodeConfig(**SMALL))
     return joined
 
@@ -249,8 +248,6 @@ def test_nodes_are_stopped_and_started_with_other_settings(two: Any, tmp_path: P
 
 
 class Trainer:
-    """An actor that drives a job."""
-
     def up(self) -> int:
         door.up(dp.NodeConfig(**SMALL))
         return look()[1]

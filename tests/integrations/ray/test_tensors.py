@@ -37,8 +37,6 @@ class Connected:
 
 
 class Maker(Connected):
-    """Returns tensors."""
-
     def __init__(self) -> None:
         self.kept = torch.arange(1 << 18, dtype=torch.float32)
 
@@ -79,8 +77,6 @@ class Maker(Connected):
 
 
 class Reader(Connected):
-    """Is passed tensors."""
-
     def look(self, value: Any) -> Any:
         return value
 

@@ -42,7 +42,6 @@ def columns() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory, columns: dict[str, Any]) -> Path:
-    """Two files of six rows each."""
     path = tmp_path_factory.mktemp("r")
     with dp.connect(config=dp.NodeConfig(memory="32MiB", spill=0, prewarm=0)) as plane:
         stream = plane.stream("rollouts", ["record"])

@@ -75,7 +75,6 @@ def tq(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def ours(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Ours alone."""
     yield from _ours(request)
 
 

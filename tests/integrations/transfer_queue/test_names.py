@@ -25,7 +25,6 @@ pytestmark = KEPT
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port that somebody listens at."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
 

@@ -389,7 +389,6 @@ def pixels(size: int = 6, seed: int = 0) -> Any:
 
 
 def file(format: str = "PNG", size: int = 6, seed: int = 0) -> bytes:
-    """The bytes of an image."""
     out = io.BytesIO()
     Image.fromarray(pixels(size, seed)).save(out, format)
     return out.getvalue()
@@ -401,7 +400,6 @@ def opened(data: bytes) -> Any:
 
 
 def messages(image: Any) -> list[dict[str, Any]]:
-    """A prompt as verl has it."""
     parts = [{"type": "image", "image": image}, {"type": "text", "text": "what is it?"}]
     return [{"role": "system", "content": "look"}, {"role": "user", "content": parts}]
 

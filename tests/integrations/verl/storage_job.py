@@ -120,7 +120,6 @@ class Worker:
 
 
 def worker(place: str = "") -> Any:
-    """An actor of that, on this Ray node or any."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -130,7 +129,6 @@ def worker(place: str = "") -> Any:
 
 
 def stats() -> dp.Stats:
-    """Its figures."""
     return process.plane().stats()
 
 

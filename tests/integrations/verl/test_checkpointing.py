@@ -112,7 +112,6 @@ class Rollout(CheckpointEngineWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     async def busy(self, busy: bool) -> None:
-        """Whether requests run."""
         self.server_adapter.idle.clear() if busy else self.server_adapter.idle.set()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)

@@ -22,7 +22,6 @@ NODE = {"num_cpus": 2, "object_store_memory": 80 << 20}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two Ray nodes."""
     from ray.cluster_utils import Cluster
 
     ray.shutdown()
@@ -44,7 +43,6 @@ def two(cluster: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]
 
 @pytest.fixture(scope="module")
 def other(two: Any) -> Any:
-    """An actor on the other Ray node."""
     here = ray.get_runtime_context().get_node_id()
     (other,) = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
     return worker(other)

@@ -110,7 +110,6 @@ class Checker(LogChecker):
             self._named.add(offset)
 
     def answering(self, request: r.StreamRequest, outcome: bytes, node: str, epoch: int, rate: float) -> None:
-        """A leader is about to answer a client."""
         self.one_answers(node, epoch)
         result = decoded_result(outcome)
         if isinstance(request, r.Consume) and isinstance(result, r.Delivered):
@@ -199,7 +198,6 @@ class Checker(LogChecker):
     # For clients
 
     def dead_letters(self) -> list[int]:
-        """Rows that were given back too often."""
         tasks = range(len(TASKS))
         return [
             o for o, row in self.model.rows.items() if not row.dropped and any(self.model.dead(o, t) for t in tasks)

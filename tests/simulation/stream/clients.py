@@ -286,7 +286,5 @@ class Janitor(Client):
 
 
 class Mourner(Client):
-    """Tells a partition that a node's life is over."""
-
     def tell(self, node: bytes) -> None:
         self.call(r.Lose(node=node), lambda answer: None)

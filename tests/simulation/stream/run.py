@@ -96,7 +96,6 @@ class Partition:
         self._world.send(CLIENTS, node, self.nodes[node].request, call)
 
     def settled(self, plan: Plan) -> bool:
-        """Whether all is done and everybody is there."""
         quiet = not any(each.calls for each in (*self.producers, *self.gatherers)) and not self.mourner.calls
         return (
             not lack(plan, self.coordinator)
@@ -168,12 +167,10 @@ def _several(drawn: Random) -> int:
 
 
 def streams(seed: int) -> int:
-    """How many streams the run of a seed has."""
     return _several(Random(f"stream {seed}"))
 
 
 def plan(seed: int) -> Plan:
-    """What the run of a seed is."""
     return faults.plan(seed, LENGTH)
 
 

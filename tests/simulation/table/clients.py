@@ -23,8 +23,6 @@ _FINAL = (Rejected, Misuse, Lost)
 
 
 class Call(clients.Call):
-    """See `clients.Call`."""
-
     __slots__ = ()
 
     def encode(self) -> bytes:
@@ -121,8 +119,6 @@ class Taker(Client):
 
 
 class Reader(Client):
-    """Looks at all rows."""
-
     def run(self) -> None:
         if not self.ending:
             self.call(r.LookRows(all=True, columns=list(COLUMNS)), self._seen)
@@ -133,7 +129,5 @@ class Reader(Client):
 
 
 class Mourner(Client):
-    """Tells the partition that a node's life is over."""
-
     def tell(self, node: bytes) -> None:
         self.call(s.Lose(node=node), lambda answer: None)

@@ -36,7 +36,6 @@ class Model:
         return {row.key: number for number, row in self.rows.items()}
 
     def cells(self) -> set[tuple[str, Cell]]:
-        """Those that some row needs."""
         return {(name, cell) for row in self.rows.values() for name, cell in row.cells.items()}
 
     def ready(self, columns: list[str], task: str) -> list[int]:

@@ -24,8 +24,6 @@ from tests.simulation.world import CLIENTS, World
 
 
 class Node(node.Node):
-    """See `tests.simulation.stream.node`: it tells nodes what is in their outboxes."""
-
     machine: WatchedMachine  # type: ignore[assignment]
 
     def _new_machine(self) -> Any:
@@ -102,7 +100,6 @@ class Run(Going):
 
 
 def plan(seed: int) -> Plan:
-    """What the run of a seed is."""
     return faults.plan(seed, LENGTH)
 
 

@@ -65,11 +65,9 @@ class LocalMemory:
         self._data.setflags(write=False)
 
     def read(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.read`."""
         return self._data[offset : offset + nbytes]
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.private`."""
         return self._data[offset : offset + nbytes].copy()
 
     own = private
@@ -85,7 +83,6 @@ def materialise(planned: PutPlan) -> Batch:
 
 
 def local_batch(columns: Any) -> Batch:
-    """A copy of the columns in this process's memory."""
     return materialise(plan(columns))
 
 
@@ -111,7 +108,6 @@ def column(values: Any, *, dedupe: bool = False) -> Column:
 
 
 def rows_as(column: Column, view: str) -> Sequence[Any]:
-    """Each row of a column as one of its views gives it."""
     values = getattr(column, view)()
     if isinstance(values, torch.Tensor):
         return list(values.unbind())

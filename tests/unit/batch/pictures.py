@@ -13,7 +13,6 @@ WIDE = ("I;16", "I;16L", "I;16B")
 
 
 def noise(mode: str, size: tuple[int, int] = (32, 24), seed: int = 0) -> Any:
-    """An image of this mode, of random pixels."""
     empty = Image.new(mode, size)
     data = np.random.default_rng(seed).integers(0, 256, len(empty.tobytes()), dtype=np.uint8)
     image = Image.frombytes(mode, size, data.tobytes())
@@ -23,14 +22,12 @@ def noise(mode: str, size: tuple[int, int] = (32, 24), seed: int = 0) -> Any:
 
 
 def file(image: Any, format: str = "PNG", **how: Any) -> bytes:
-    """The bytes of a file of the image."""
     out = io.BytesIO()
     image.save(out, format, **how)
     return out.getvalue()
 
 
 def opened(data: bytes) -> Any:
-    """The image of a file, not loaded."""
     return Image.open(io.BytesIO(data))
 
 

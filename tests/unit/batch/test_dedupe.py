@@ -65,7 +65,6 @@ def test_a_deduplicated_column_can_be_put_again(values: Any) -> None:
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes of each row that was hashed."""
     found: list[int] = []
     real = dedupe.xxhash.xxh3_128_digest
     monkeypatch.setattr(dedupe.xxhash, "xxh3_128_digest", lambda data: (found.append(len(data)), real(data))[1])

@@ -92,7 +92,6 @@ def test_an_animated_image_round_trips_with_all_frames(format: str, frame: int, 
 
 
 def forged(**changed: Any) -> bytes:
-    """A row of an image with these fields changed."""
     image = noise("P", (6, 4))
     fields = {
         "module": "PIL.Image",

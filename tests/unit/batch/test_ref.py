@@ -138,8 +138,6 @@ class TestBytes:
 
 @dataclass
 class Model:
-    """A reference next to what it must mean."""
-
     ref: BatchRef
     columns: dict[str, list[Label]]
 

@@ -45,8 +45,6 @@ def columns(seed: int) -> dict[str, list[Array]]:
 
 
 class Shards:
-    """Shards in this process's memory, and references to them."""
-
     def __init__(self) -> None:
         self.layouts: dict[int, ShardLayout] = {}
         self.memories: dict[int, Any] = {}

@@ -24,7 +24,6 @@ _DTYPES = [
 
 
 def _of(dtype: str, *shape: int, seed: int = 0) -> torch.Tensor:
-    """A tensor of random bits."""
     kind = getattr(torch, dtype)
     count = int(np.prod(shape)) * torch.empty(0, dtype=kind).element_size()
     raw = np.random.default_rng(seed).integers(0, 2 if dtype == "bool" else 256, max(count, 16), dtype=np.uint8)

@@ -169,7 +169,6 @@ def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over
     interrupted = 0
 
     def attempt(turns: LoopRunner, step: int) -> bool:
-        """Whether there was such a step."""
         nonlocal interrupted
         before = interrupted
         work = value(step)

@@ -33,8 +33,6 @@ requests = decoder(AnyRequest)
 
 
 class Flushes:
-    """Counts how often the pins ask for a flush."""
-
     def __init__(self) -> None:
         self.count = 0
         self.pins = ClientPins(self.ask)

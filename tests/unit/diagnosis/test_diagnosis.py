@@ -53,7 +53,6 @@ def process(
 
 
 def run(*processes: ProcessNode) -> GraphRun:
-    """The job of these."""
     return GraphRun(SECONDS, list(processes))
 
 

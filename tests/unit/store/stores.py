@@ -29,7 +29,6 @@ def soon() -> Deadline:
 
 
 def layout(nbytes: int) -> bytes:
-    """One dense column of one row."""
     column = ColumnLayout(Field("dense", "uint8", (nbytes,)), 1, 1, ((0, nbytes),))
     return ShardLayout((("x", column),)).encode()
 

@@ -23,8 +23,6 @@ LONG = 20.0
 
 
 class Waiters:
-    """Reservations that wait, each in a task, and which of them were granted, in order."""
-
     def __init__(self, budget: Budget) -> None:
         self.budget = budget
         self.granted: list[str] = []

@@ -30,7 +30,6 @@ Cell = tuple[int, int]
 
 
 def put(store: Store, rows: int = ROWS, width: int = 64, scope: str = "") -> int:
-    """A shard of two dense columns."""
     field, size = Field("dense", "uint8", (width,)), rows * width
     columns = tuple((name, ColumnLayout(field, rows, rows, ((i * size, size),))) for i, name in enumerate("ab"))
     number = store.put_now("a", bytes(COLUMNS * size), ShardLayout(columns).encode(), scope=scope, holder="a")

@@ -35,7 +35,6 @@ def content(seed: int) -> bytes:
 
 
 def running(directory: Path, **settings: Any) -> AbstractAsyncContextManager[Store]:
-    """A store whose shards move."""
     defaults = {"memory": MEMORY, "spill": 64 * MIB, "spill_dir": directory, "compression": "never"}
     return moving(defaults | settings)
 

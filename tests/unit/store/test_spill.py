@@ -76,7 +76,6 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 @pytest.fixture
 def without_direct(tmp_path: Path) -> Iterator[Path]:
-    """A file system that has no O_DIRECT."""
     with mounted(tmp_path / "ramfs", kind="ramfs") as directory:
         yield directory
 

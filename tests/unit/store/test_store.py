@@ -59,13 +59,11 @@ def _settings(directory: Path, **changed: Any) -> dict[str, Any]:
 
 
 def running(directory: Path, clock: FakeClock | None = None, **changed: Any) -> AbstractAsyncContextManager[Store]:
-    """A store whose shards move."""
     return moving(_settings(directory, **changed), **({} if clock is None else {"clock": clock}))
 
 
 @contextmanager
 def refused(store: Store, *errors: type[DataplaneError]) -> Iterator[None]:
-    """The block raises one of `errors`, and afterwards the store holds what it held, less the client's reservations."""
     before = store.statistics()
     with pytest.raises(errors):
         yield

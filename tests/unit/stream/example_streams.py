@@ -111,7 +111,6 @@ class Stream:
         return asked
 
     def ask(self, rows: int, version: int = 0, client: str = "p", nbytes: int | None = None) -> Asked:
-        """Ask leave to append."""
         queue = f"append {version}" if self.leased.settings.max_lag >= 0 else "append"
         size = 8 * rows if nbytes is None else nbytes
         return self._wait(r.Admit(client=client, rows=rows, nbytes=size, version=version), queue)
@@ -119,7 +118,6 @@ class Stream:
     def come(
         self, asked: Asked, rows: int, *, version: int = 0, columns: Sequence[str] = ("x",), **said: Any
     ) -> tuple[int, bool]:
-        """Append, with leave."""
         self.shards += 1
         ref = stored(self.shards, rows, *columns, field=said.pop("field", INT))
         versions, ticket = np.full(rows, version, np.int64), asked.got[0]
@@ -171,7 +169,6 @@ class Stream:
         return self._wait(request, queue)
 
     def withdraw(self, asked: Asked) -> None:
-        """It waits no longer."""
         if asked.waiting is not None and not asked.got and not asked.errors:
             self.alone.waiters.withdraw(asked.waiting)
 

@@ -42,7 +42,6 @@ def ids() -> dict[str, int]:
 
 
 def id_of(letter: str) -> int:
-    """The id of an ASCII letter."""
     return ids()["Ġ" if letter == " " else letter]
 
 

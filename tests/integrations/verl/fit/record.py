@@ -36,7 +36,6 @@ def sampled(partition: str, step: int, keys: list[str], tags: list[dict[str, Any
 
 
 def asked() -> bool:
-    """Whether this run is recorded."""
     return "FIT_RECORD" in os.environ
 
 

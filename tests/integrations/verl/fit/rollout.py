@@ -52,7 +52,6 @@ class Adapter(base.BaseRollout):
 
 
 def register() -> None:
-    """Make verl know it."""
     RolloutReplicaRegistry.register(NAME, lambda: Replica)
     base._ROLLOUT_REGISTRY[NAME, "async"] = f"{__name__}.{Adapter.__name__}"
 

@@ -59,7 +59,6 @@ class Job:
         return self.directory / "record"
 
     def arguments(self) -> list[str]:
-        """The command line."""
         fit = Path(__file__).parent
         asynchronous = self.mode != "sync"
         buffer = "BufferAsync" if asynchronous else "Buffer"

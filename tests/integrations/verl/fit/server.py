@@ -46,7 +46,6 @@ class Server:
         image_data: list[Any] | None = None,
         **_: Any,
     ) -> SimpleNamespace:
-        """It has what a `TokenOutput` has."""
         if self._rejecting:
             return self._output([], "aborted")
         while not (self._awake.is_set() and self._resumed.is_set()):

@@ -107,7 +107,6 @@ class StreamBench(StoringBench):
 
     @property
     def kept(self) -> int:
-        """The shards in the store."""
         return len(self.store.shards)
 
     def hosted(self) -> HostedReplica:
@@ -118,7 +117,6 @@ class StreamBench(StoringBench):
         return hosted
 
     def machine(self) -> StreamMachine:
-        """That of the replica of the stream here."""
         found = self.hosted().machine
         assert isinstance(found, StreamMachine)
         return found
@@ -146,7 +144,6 @@ class Client(Putting):
         self.session: PartitionSession = self.streams._session  # type: ignore[assignment]
 
     async def ask(self, request: Any, timeout_s: float = WAIT_S) -> Any:
-        """What the node answers."""
         answer = self.streams.answer(request, Deadline.after(timeout_s))
         return answer if answer is None or isinstance(answer, m.Message) else await answer()
 
@@ -157,7 +154,6 @@ class Client(Putting):
 
     @property
     def partition(self) -> Any:
-        """The stream's."""
         found = self.stream.partition
         assert found is not None
         return found
@@ -195,7 +191,6 @@ class Client(Putting):
         return delivery
 
     async def settle(self, delivery: r.Delivered, *, done: bool = True, seen: bool = True) -> None:
-        """Ack a delivery, or give it back."""
         grant, replica = delivery.grant, delivery.replica
         await self.forward(
             r.Ack(grant=grant, replica=replica) if done else r.Nack(grant=grant, replica=replica, seen=seen)

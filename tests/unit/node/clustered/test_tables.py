@@ -64,7 +64,6 @@ class TableBench(StoringBench):
 
     @property
     def live(self) -> int:
-        """How many cells are stored here."""
         found = 0
         for _, rows, columns, _, live in self.store.shards.describe([*self.store.shards]):
             cells = LiveCells.of(live, columns, rows)
@@ -125,7 +124,6 @@ class User(Putting):
 
 
 def leader(nodes: Sequence[TableBench], name: str = T, followers: int | None = 1) -> TableBench | None:
-    """The node that leads the table's partition, once it has so many followers."""
     for node in nodes:
         hosted = hosted_at(node, name)
         there = hosted is not None and node.at(hosted.partition) is hosted
@@ -144,7 +142,6 @@ def hosted_at(node: TableBench, name: str = T) -> HostedReplica | None:
 
 @asynccontextmanager
 async def table_nodes(count: int, directory: Path, **options: Any) -> AsyncIterator[list[TableBench]]:
-    """So many nodes."""
     async with benches(count, ProcessCoordinator(), TableBench, directory=directory, **options) as nodes:
         yield nodes
 

@@ -43,8 +43,6 @@ _ADMIN = b"\xc1"  # begins no MessagePack
 
 
 class Deaf:
-    """Nobody audits."""
-
     def applied(self, count: int, command: bytes, result: bytes) -> None:
         return
 
@@ -169,7 +167,6 @@ class Bench(Partitions):
     async def append(
         self, partition: str, *labels: str, key: str = "", sequence: int = 0, timeout_s: float = WAIT_S
     ) -> tuple[int, ...]:
-        """Append rows to a partition, from here."""
         if not sequence:
             self._sequence = sequence = self._sequence + 1
         request = encode(Append(self.name, sequence, tuple((key, label) for label in labels)))

@@ -26,7 +26,6 @@ S = "rollouts"
 
 
 def leader(nodes: Sequence[Bench], record: Record, followers: int = 1) -> Bench | None:
-    """The node that leads the stream's partition, once it has so many followers."""
     return next((node for node in nodes if node.led(record.key or "", followers)), None)
 
 
