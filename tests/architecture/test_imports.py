@@ -263,21 +263,3 @@ def test_importing_the_package_is_light() -> None:
 )
 def test_an_import_of_a_higher_layer_is_detected(module: str, source: str) -> None:
     assert len(violations(module, imported(source, module.rpartition(".")[0]))) == 1
-
-
-@each_case(
-    ("module", "source"),
-    [
-        ("dataplane.batch.ref", "from dataplane.batch.rows import RowIndices\nfrom .. import errors"),
-        ("dataplane.wire.local", "from dataplane.store.arena import Extent"),
-        ("dataplane.node.node", "import dataplane.observe.metrics, os"),
-        (
-            "dataplane.node.clustered.open_streams",
-            "from dataplane.node.local.streams import LocalStreams\nfrom ..local import tables",
-        ),
-        ("dataplane.integrations.verl", "from dataplane import connect"),
-        ("dataplane.cli", "from dataplane.node.node import serve\nfrom dataplane.client import plane"),
-    ],
-)
-def test_an_import_of_a_lower_layer_is_allowed(module: str, source: str) -> None:
-    assert violations(module, imported(source, module.rpartition(".")[0])) == []

@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from dataplane.batch.field import Field
@@ -90,9 +89,7 @@ class Raw:
     def __enter__(self) -> Raw:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

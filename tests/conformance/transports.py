@@ -293,16 +293,6 @@ class TransportSuite:
         target = await self.read(reader, server, server.offer(one.memory), 9 * MIB)
         assert np.array_equal(target.bytes, one.content)
 
-    async def test_a_read_from_a_closed_server_fails_and_writes_nothing(
-        self, server: Transport, reader: Transport, shelf: Shelves
-    ) -> None:
-        address, ticket = server.address, server.offer(shelf(KIB).memory)
-        await server.aclose()
-        target = Target(KIB)
-        with pytest.raises(TransportError):
-            await reader.read(address, ticket, target.memory, 10.0)
-        assert target.blank()
-
     @pytest.mark.parametrize("address", ["", "nonsense", ":", "127.0.0.1:", "127.0.0.1:x", "127.0.0.1:99999", "a" * 99])
     async def test_a_read_from_an_invalid_address_fails_and_writes_nothing(
         self, reader: Transport, address: str

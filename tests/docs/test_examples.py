@@ -69,11 +69,6 @@ def test_code_is_valid_and_not_too_wide() -> None:
             assert all(len(_PRINTED.sub("", line)) <= 120 for line in block.splitlines()), page
 
 
-def test_the_readme_example_has_at_most_ten_lines() -> None:
-    [block] = blocks_of("README.md")
-    assert len([line for line in block.splitlines() if line.strip()]) <= 10
-
-
 def anchors_of(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", _BLOCK.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
@@ -147,10 +142,6 @@ def test_failure_has_every_error_with_its_fields() -> None:
         assert all(f"`{field}`" in named for field in kind.FIELDS), kind.__name__
 
 
-def test_failure_names_a_test_for_most_faults() -> None:
-    assert len(re.findall(r"`tests/[\w/.]+::\w+`", text_of("docs/failure.md"))) >= 25
-
-
 # API
 
 PUBLIC: dict[str, Any] = {
@@ -216,14 +207,10 @@ def members(label: str, kind: type) -> Iterator[str]:
             yield f"{label}.{name}"
 
 
-def expected_api() -> list[str]:
-    calls = [spelled(label, call) for label, call in FUNCTIONS.items()]
-    return [*calls, *(entry for label, kind in PUBLIC.items() for entry in members(label, kind))]
-
-
 def test_the_api_page_lists_exactly_the_public_calls() -> None:
     entries = re.findall(r"^\| `([^`]+)`", text_of("docs/api.md"), re.MULTILINE)
-    assert sorted(entries) == sorted(expected_api())
+    calls = [spelled(label, call) for label, call in FUNCTIONS.items()]
+    assert sorted(entries) == sorted(calls + [each for label, kind in PUBLIC.items() for each in members(label, kind)])
 
 
 def test_the_api_page_has_every_public_name() -> None:

@@ -75,17 +75,3 @@ def test_no_docstring_has_a_retired_word(module: Path) -> None:
 def test_a_comment_begins_with_a_noun_or_a_verb(module: Path) -> None:
     """A clause in place of a noun, as in "who waits is told", has to be read twice."""
     assert CLAUSE.findall(module.read_text()) == []
-
-
-@each_case(
-    "sentence",
-    [
-        "Each stream has a home.",
-        "Rows are mirrored on a spare.",
-        "Bytes travel by lanes.",
-        "The door of the transport is a socket.",
-        "The keeper\nthread ends.",
-    ],
-)
-def test_a_retired_word_is_found(sentence: str) -> None:
-    assert found(sentence)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-import subprocess
-import sys
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -55,31 +53,6 @@ def test_the_ledger_detects_lost_and_duplicated_rows() -> None:
     assert counted.books(drained(9)).again == 1
     assert not counted.books(drained(8)).exact
     assert not counted.books(drained(9)).exact
-
-
-class Interrupted(subprocess.Popen[bytes]):
-    """A process during whose first wait the user presses Ctrl-C."""
-
-    waits = 0
-
-    def wait(self, timeout: float | None = None) -> int:
-        self.waits += 1
-        if self.waits == 1:
-            raise KeyboardInterrupt
-        return super().wait(timeout)
-
-
-def test_an_interrupted_run_of_lives_waits_for_the_one_that_uses_its_directory(monkeypatch: pytest.MonkeyPatch) -> None:
-    lives = []
-
-    def start(*_: object) -> Interrupted:
-        lives.append(Interrupted([sys.executable, "-c", ""]))
-        return lives[-1]
-
-    monkeypatch.setattr(killed, "_start", start)
-    assert killed.main([]) == 130
-    (life,) = lives
-    assert life.returncode == 0
 
 
 @pytest.fixture

@@ -7,18 +7,6 @@ import sys
 import pytest
 
 from examples import slow_reward
-from tests.cases import each_case
-
-
-@each_case("rewards", ["0", "-1"])
-def test_no_reward_process_is_refused(
-    rewards: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["slow_reward", f"--rewards={rewards}"])
-    with pytest.raises(SystemExit) as raised:
-        slow_reward.main()
-    assert raised.value.code == 2
-    assert "--rewards" in capsys.readouterr().err
 
 
 def broken(address: str) -> None:

@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from types import TracebackType
 
 from tests.faults.shim import Rule
 
@@ -94,9 +93,7 @@ class Subject:
     def __enter__(self) -> Subject:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.rule.disarm()
         if self.alive:
             self._process.kill()

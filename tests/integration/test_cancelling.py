@@ -125,17 +125,6 @@ async def getting(plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch) -> tuple[C
     return copying, task, out
 
 
-async def test_a_get_into_large_memory_does_not_block_the_event_loop(
-    plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copying, task, out = await getting(plane, monkeypatch)
-    assert not task.done()
-    assert (await plane.stats()).shards == 1, "the loop goes on"
-    copying.let_go()
-    await task
-    assert np.array_equal(out, pattern(1, 8 * MIB))
-
-
 async def test_a_cancelled_get_ends_only_after_its_copies_have_stopped(
     plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,16 +64,6 @@ def values(outcomes: list[Outcome]) -> list[Any]:
     return [outcome.value for outcome in outcomes]
 
 
-def test_a_broadcast_gives_all_ranks_every_kind_of_column(plane: dp.Plane, ranks: Ranks) -> None:
-    ref = plane.put(rows(30))
-    expected = plane.get(ref).to_dict()
-    for source in (0, 2):
-        given = [ref if rank == source else None for rank in range(SIZE)]
-        outcomes = ranks.call("broadcast", given)
-        assert values(outcomes) == [expected] * SIZE
-        assert [outcome.reads for outcome in outcomes] == [int(rank == source) for rank in range(SIZE)]
-
-
 def test_overlapping_rows_requested_by_ranks_are_read_once(plane: dp.Plane, ranks: Ranks) -> None:
     columns = rows(40, 6)
     ref = plane.put({"dense": columns["dense"], "ids": columns["ids"]})

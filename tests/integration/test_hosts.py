@@ -195,18 +195,6 @@ def files(tmp_path: Path) -> list[Path]:
     return sorted((tmp_path / "0" / "spill").rglob("*.spill"))
 
 
-def test_shards_spilled_by_their_owner_are_sent_from_disk(spilled: tuple[Planes, list[dp.BatchRef]]) -> None:
-    (one, other), refs = spilled
-    before = eventually(lambda: one.stats() if one.stats().spilled_shards == 4 else None, "four are on disk alone")
-    for _ in range(2):
-        for seed, ref in enumerate(refs):
-            assert np.array_equal(other.get(ref)["x"].numpy(), pattern(seed, 2 * MIB, 64))
-        other.free(other.put({"x": pattern(99, 24 * MIB)}))  # what was fetched has to be fetched again
-    after = one.stats()
-    assert after.restored_bytes == 0
-    assert (after.memory_used, after.disk_used) == (before.memory_used, before.disk_used)
-
-
 def test_an_altered_spill_file_is_corrupt_on_all_hosts(
     tmp_path: Path, spilled: tuple[Planes, list[dp.BatchRef]]
 ) -> None:

@@ -126,20 +126,6 @@ def gone(plane: dp.Plane, ref: dp.BatchRef) -> bool:
     return False
 
 
-def test_kept_columns_are_lost_with_their_producer(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane, Worker(produce, node.address, context=torches) as producer:
-        ref, other = producer.ask(1), producer.ask(2)
-        batch = plane.get(other)
-        producer.kill(signal.SIGKILL)
-
-        eventually(lambda: gone(plane, ref), "the node noticed")
-        assert same(batch, 2)
-        del batch
-        plane.free(ref)
-        plane.free(other)
-        assert not plane.stats().pinned_bytes
-
-
 def test_columns_beyond_the_budget_of_their_process_are_put_in_the_arena(node: StandingNode) -> None:
     with dp.connect(node.address, gpu_budget=0) as plane:
         assert same(plane.get(plane.put(columns(), device="keep")))  # more than the budget

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.cases import each_case
 from tests.processes import StandingNode, Worker, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # as in test_hosts
@@ -41,27 +40,6 @@ def check(plane: Any, ref: dp.BatchRef, rows: list[int]) -> None:
 
 def gone(plane: Any) -> None:
     eventually(lambda: plane.stats().memory_used == plane.stats().shards == 0, "nothing is left")
-
-
-@each_case("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_rows_stay_until_the_last_owner_has_freed_them(plane: Any, order: tuple[int, ...]) -> None:
-    first = plane.put(columns())
-    used = plane.stats().memory_used
-    owners = [first, plane.retain(first), plane.retain(first)]
-    assert len({frozenset(owner.shards()) for owner in owners}) == 3
-    assert plane.stats().memory_used == used  # no byte was copied
-    for owner in [owners[at] for at in order[:-1]]:
-        plane.free(owner)
-        plane.free(owner)  # an answer was lost: no harm is done
-        check(plane, owners[order[-1]], list(range(8)))
-        assert plane.stats().memory_used == used
-    plane.free(owners[order[-1]])
-    gone(plane)
-    for owner in owners:
-        with pytest.raises(dp.Freed):
-            plane.get(owner)
-        with pytest.raises(dp.Freed):
-            plane.retain(owner)
 
 
 def test_rows_retained_for_a_stream_survive_a_free_of_the_original(plane: Any) -> None:
@@ -128,7 +106,7 @@ def test_a_replica_has_the_same_owners(hosts: tuple[Any, Any, Host, Host]) -> No
     mine, other = near.retain(first[2:4]), far.retain(first[2:6])
     near.free(first)
     near.free(other[2:])
-    eventually(lambda: _readable(far, mine), "it was told of")
+    eventually(lambda: len(far.get(mine)) == len(mine), "it was told of")
     one.kill()
     eventually(lambda: len(far.members()["members"]) == 1, "it has died")
     check(far, mine, [2, 3])
@@ -139,7 +117,3 @@ def test_a_replica_has_the_same_owners(hosts: tuple[Any, Any, Host, Host]) -> No
     check(far, other[:2], [2, 3])
     far.free(other)
     gone(far)
-
-
-def _readable(plane: Any, ref: dp.BatchRef) -> bool:
-    return len(plane.get(ref)) == len(ref)

@@ -65,37 +65,6 @@ def test_rows_pass_through_their_tasks_and_are_removed(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-@pytest.mark.parametrize(
-    "by",
-    [
-        pytest.param("ref", marks=pytest.mark.long),
-        "reordered",
-        pytest.param("keys", marks=pytest.mark.long),
-        "repeated and picked",
-    ],
-)
-def test_rows_are_extended_in_any_order(plane: Any, by: str) -> None:
-    stream = plane.stream("s", ["score", "use"])
-    stream.append(rollouts(5), keys=list("abcde"))
-    stream.append(rollouts(3, 5))
-    delivery = stream.consume("score", rows=8, columns=["x"], timeout=0)
-    order = {"ref": list(range(8)), "reordered": [7, 0, 4, 2]}.get(by, [5, 1, 3])
-    rows: Any = delivery.ref[order] if order != list(range(8)) else delivery.ref
-    if by == "keys":
-        rows = [delivery.keys[row] for row in order]
-    if by == "repeated and picked":
-        rows = dp.concat([part.repeat(3)[:1] for part in rows])
-    stream.extend(rows, {"reward": [10 * row for row in order]})
-    with stream.consume("use", rows=8, columns=["x", "reward"], timeout=0) as ready:
-        batch = ready.get()
-        assert batch["x"].to_list() == sorted(order)
-        assert batch["reward"].to_list() == [10 * row for row in sorted(order)]
-        del batch
-    delivery.nack()
-    stream.drop()
-
-
-@pytest.mark.usefixtures("empty")
 def test_invalid_extends_are_misuse_and_store_nothing(plane: Any) -> None:
     stream, other = plane.stream("s", ["a"]), plane.stream("t", ["a"])
     stream.append(rollouts(4), keys=list("abcd"))
@@ -147,7 +116,8 @@ def test_a_delivered_reference_is_extended_by_another_process(node: StandingNode
     stream.append(rollouts(6))
     with Worker(scorer, node.address) as worker:
         with stream.consume("score", rows=6, columns=["x"]) as delivery:
-            assert worker.ask(delivery.ref[[4, 0, 2]]) == "done"
+            repeated = [part.repeat(3)[:1] for part in delivery.ref[[4, 0, 2]]]
+            assert worker.ask(dp.concat(repeated)) == "done"
         worker.join()
     with stream.consume("use", rows=6, columns=["x", "reward"], timeout=0) as ready:
         assert ready.get()["reward"].to_list() == [0, -2, -4]

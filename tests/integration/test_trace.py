@@ -91,20 +91,6 @@ def arrows(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(starts[each["id"]], within(each)) for each in events if each["ph"] == "f"]
 
 
-def test_rows_are_followed_from_the_append_to_the_ack(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with StandingNode(tmp_path) as node, Worker(produce, node.address) as one:
-        one.hear()
-        with Worker(consume, node.address) as other:
-            other.hear()
-            events = traced(node.address, tmp_path / "step.json", capsys)
-            said = names(events)
-            assert any(f"pid {one.pid}" in name for name in said.values())
-            assert any(f"pid {other.pid}" in name for name in said.values())
-            assert sorted(arrows(events)) == [("append", "consume")] * 5 + [("consume", "ack")]
-            other.say()
-        one.say()
-
-
 def test_the_last_events_of_a_killed_client_are_in_the_trace(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,16 +7,12 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from random import Random
 
 import msgspec
 import pytest
 
-from dataplane.replication.log import ExtendLog, TruncateLog
-from dataplane.replication.messages import LogEntry
 from tests.cases import each_case
 from tests.simulation.__main__ import PROTOCOL, STREAM, TABLE, Kind
-from tests.simulation.disk import Disk
 from tests.simulation.faults import KINDS, Fault, plan
 from tests.simulation.injector import Injector
 from tests.simulation.planted import FAULTS
@@ -127,18 +123,3 @@ def test_the_command_runs_in_two_processes() -> None:
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "seeds 7000 to 7011: 0 break an invariant" in done.stdout
-
-
-def test_a_simulated_disk_retains_synced_writes_and_a_prefix_of_the_rest() -> None:
-    lengths = set()
-    for seed in range(60):
-        disk = Disk()
-        disk.write(1, ExtendLog(1, (LogEntry(1, b"a"), LogEntry(1, b"b"))))
-        assert disk.sync(1) == 1
-        disk.write(2, ExtendLog(3, (LogEntry(1, b"c"), LogEntry(1, b"d"), LogEntry(1, b"e"))))
-        disk.write(3, TruncateLog(1))
-        disk.crash(Random(seed))
-        commands = [entry.command for entry in disk.load().entries]
-        assert commands == [b"a", b"b", b"c", b"d", b"e"][: len(commands)]
-        lengths.add(len(commands))
-    assert lengths == {1, 2, 3, 4, 5}  # truncated, nothing more, torn after one and two, and whole

@@ -34,18 +34,6 @@ def test_shared_work_does_not_wait_for_a_busy_pool(pool: ThreadPoolExecutor) -> 
     go.set()
 
 
-def test_shutdown_cancels_work_that_has_not_begun() -> None:
-    pool, begun, go = Pool(1, "t"), threading.Event(), threading.Event()
-    first = pool.submit(lambda: (begun.set(), go.wait(60))[1])
-    waiting = [pool.submit(int) for _ in range(3)]
-    assert begun.wait(60)
-    pool.shutdown(wait=False, cancel_futures=True)
-    assert all(each.cancelled() for each in waiting)
-    go.set()
-    pool.shutdown()
-    assert first.result(0)
-
-
 @each_case("who", ["caller", "helper"])
 def test_an_exception_is_raised_after_all_workers_have_stopped(who: str) -> None:
     caller, both, done = threading.get_ident(), threading.Barrier(2, timeout=60), []

@@ -96,20 +96,6 @@ def test_a_raising_stage_function_fails_its_step_only(plane: dp.Plane) -> None:
         nothing_is_left(plane)
 
 
-def test_outputs_stored_after_their_step_failed_are_freed(plane: dp.Plane, mark: Path) -> None:
-    late = Stage("late", stages.Late(str(mark)), ("x",), ("late",))
-    pipeline = Pipeline([Stage("refuse", stages.refuse, ("x",), ("y",)), late])
-    with Executor(plane, pipeline, planned(pipeline, micro=1), method=METHOD) as executor:
-        ref = plane.put({"x": X})
-        with pytest.raises(StageFailed):
-            executor.step(ref)
-        plane.free(ref)
-        nothing_is_left(plane)
-        mark.touch()
-        eventually(lambda: plane.stats().shards == 1, "the late output is stored")
-    nothing_is_left(plane)
-
-
 def test_a_step_without_a_valid_result_leaves_nothing(plane: dp.Plane) -> None:
     pipeline = Pipeline([Stage("mixed", stages.mixed, ("x",), ("y",))])
     with Executor(plane, pipeline, planned(pipeline, workers=1), method=METHOD) as executor:

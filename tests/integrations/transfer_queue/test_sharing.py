@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import dataplane as dp
 from dataplane.integrations import process
-from tests.integrations.images import IMAGE, PAGES, SharedImages, check, pixels, trajectories
+from tests.integrations.images import IMAGE, PAGES, check, pixels, trajectories
 from tests.integrations.marks import SYSTEMS
 from tests.processes import eventually
 
 pytestmark = SYSTEMS
-
-
-def used() -> int:
-    return process.plane().stats().memory_used
 
 
 @pytest.fixture
@@ -27,30 +25,103 @@ def queue(ours: Any) -> Any:
 
 
 @pytest.fixture
-def partition(queue: Any, pid: str) -> Iterator[str]:
-    before = used()
+def used(queue: Any) -> Callable[[], int]:
+    """Bytes that were put since the test began."""
+    before = process.plane().stats().memory_used
+    return lambda: process.plane().stats().memory_used - before
+
+
+@pytest.fixture
+def partition(queue: Any, pid: str, used: Callable[[], int]) -> Iterator[str]:
     yield pid
     queue.get_client().clear_partition(pid)
-    eventually(lambda: used() == before, "nothing is left")
+    eventually(lambda: used() == 0, "nothing is left")
 
 
-class TestSharedImages(SharedImages): ...
+def put(queue: Any, partition: str, keys: list[str], prompts: list[int]) -> None:
+    queue.kv_batch_put(keys=keys, fields=trajectories(prompts), partition_id=partition)
 
 
-def test_partitions_share_images_and_are_cleared_independently(ours: Any, pid: str) -> None:
-    ours.kv_batch_put(keys=["a"], fields=trajectories([1]), partition_id=pid)
+def test_an_image_shared_by_responses_of_a_prompt_is_stored_once(queue: Any, partition: str, used: Any) -> None:
+    pairs = [(prompt, response) for prompt in range(4) for response in range(8)]
+    keys = [f"{prompt}_{response}" for prompt, response in pairs]
+    for key, (prompt, response) in zip(keys, pairs, strict=True):
+        if response % 2:
+            put(queue, partition, [key], [prompt])
+        else:
+            fields = {"multi_modal_inputs": pixels(prompt), "input_ids": torch.arange(5 + prompt)}
+            queue.kv_put(key, partition, fields=fields)
+    assert used() <= (1 / 8 + 0.05) * len(keys) * IMAGE
+    check(queue, partition, keys, [prompt for prompt, _ in pairs])
+    for some in (keys[::8], keys[1::8], keys[3:8]):  # the first of each among them, whose put stored it
+        queue.kv_clear(keys=some, partition_id=partition)
+        queue.kv_clear(keys=some, partition_id=partition)
+    check(queue, partition, [keys[2], *keys[10:16]], [0] + [1] * 6)
+    queue.kv_clear(keys=keys[2:3], partition_id=partition)
+    eventually(lambda: used() <= 3 * IMAGE + 4 * PAGES, "the first prompt's image has gone")
+    check(queue, partition, keys[10:16], [1] * 6)
+
+
+def test_concurrent_puts_of_one_image_store_it_once(queue: Any, partition: str, used: Any) -> None:
+    keys = [str(number) for number in range(8)]
+
+    async def put_all() -> None:
+        puts = [queue.async_kv_batch_put(keys=[k], fields=trajectories([7]), partition_id=partition) for k in keys]
+        await asyncio.gather(*puts)
+
+    for _ in range(3):  # the second time what is known is gone, and all find that out at once
+        asyncio.run(put_all())
+        assert used() <= IMAGE + 8 * PAGES
+        check(queue, partition, keys, [7] * 8)
+        queue.kv_clear(keys=keys, partition_id=partition)
+        eventually(lambda: used() == 0, "the last one frees it")
+
+
+def test_rows_share_images_within_a_put_and_with_earlier_puts(queue: Any, partition: str, used: Any) -> None:
+    put(queue, partition, ["a", "b", "c"], [1, 2, 1])
+    put(queue, partition, ["d", "e"], [2, 1])
+    assert used() <= 2 * IMAGE + 2 * PAGES
+    check(queue, partition, ["e", "d", "c", "b", "a"], [1, 2, 1, 2, 1])
+    queue.kv_clear(keys=["a", "b", "c"], partition_id=partition)
+    check(queue, partition, ["d", "e"], [2, 1])
+    queue.kv_clear(keys=["e"], partition_id=partition)
+    check(queue, partition, ["d"], [2])
+
+
+def test_a_replaced_row_does_not_affect_rows_that_share_its_image(queue: Any, partition: str, used: Any) -> None:
+    for key, prompt in (("a", 1), ("b", 1), ("a", 2), ("b", 1)):
+        put(queue, partition, [key], [prompt])
+    check(queue, partition, ["a", "b"], [2, 1])
+    put(queue, partition, ["b"], [2])
+    check(queue, partition, ["b", "a"], [2, 2])
+    eventually(lambda: used() <= IMAGE + PAGES, "the first image has gone")
+
+
+def test_a_failed_put_stores_nothing_and_preserves_shared_images(queue: Any, partition: str, used: Any) -> None:
+    put(queue, partition, ["a"], [1])
+    before, fields = used(), trajectories([1])
+    fields["large"] = torch.zeros(1, 160 << 20, dtype=torch.uint8)
+    with pytest.raises(dp.LimitExceeded):
+        queue.kv_batch_put(keys=["b"], fields=fields, partition_id=partition)
+    assert used() == before
+    queue.kv_clear(keys=["b"], partition_id=partition)
+    check(queue, partition, ["a"], [1])
+
+
+def test_partitions_share_images_and_are_cleared_independently(ours: Any, pid: str, used: Any) -> None:
+    put(ours, pid, ["a"], [1])
     before = used()
-    ours.kv_batch_put(keys=["a"], fields=trajectories([1]), partition_id=f"{pid}_val")
+    put(ours, f"{pid}_val", ["a"], [1])
     assert used() - before <= PAGES
     ours.get_client().clear_partition(pid)
     check(ours, f"{pid}_val", ["a"], [1])
     ours.get_client().clear_partition(f"{pid}_val")
 
 
-def test_rows_put_without_keys_share_images(ours: Any, pid: str) -> None:
-    before, client = used(), ours.get_client()
+def test_rows_put_without_keys_share_images(ours: Any, pid: str, used: Any) -> None:
+    client = ours.get_client()
     metas = [client.put(trajectories([3]), partition_id=pid) for _ in range(8)]
-    assert used() - before <= IMAGE + 8 * PAGES
+    assert used() <= IMAGE + 8 * PAGES
     for _ in metas:
         found = client.get_data(client.get_meta(["multi_modal_inputs"], 1, pid, mode="fetch", task_name="t"))
         (entry,) = found["multi_modal_inputs"]
@@ -59,16 +130,16 @@ def test_rows_put_without_keys_share_images(ours: Any, pid: str) -> None:
         )
         del found, entry
     client.clear_partition(pid)
-    eventually(lambda: used() == before, "nothing is left")
+    eventually(lambda: used() == 0, "nothing is left")
 
 
-def test_a_loaded_checkpoint_shares_values_as_before(queue: Any, partition: str, tmp_path: Path) -> None:
-    before, keys = used(), [str(number) for number in range(24)]
+def test_a_loaded_checkpoint_shares_values_as_before(queue: Any, partition: str, used: Any, tmp_path: Path) -> None:
+    keys = [str(number) for number in range(24)]
     prompts = [number // 8 for number in range(24)]
     for key, prompt in zip(keys, prompts, strict=True):
-        queue.kv_batch_put(keys=[key], fields=trajectories([prompt]), partition_id=partition)
-    assert used() - before <= 3 * IMAGE + 24 * PAGES
+        put(queue, partition, [key], [prompt])
+    assert used() <= 3 * IMAGE + 24 * PAGES
     queue.save_checkpoint(tmp_path / "checkpoint")
     queue.load_checkpoint(tmp_path / "checkpoint")
-    eventually(lambda: used() - before <= 3 * IMAGE + 24 * PAGES, "shared as before")
+    eventually(lambda: used() <= 3 * IMAGE + 24 * PAGES, "shared as before")
     check(queue, partition, keys, prompts)

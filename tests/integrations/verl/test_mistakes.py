@@ -94,20 +94,6 @@ def test_transfer_queue_is_left_alone_with_another_configuration(queue: Any, nur
     assert "install() before transfer_queue.init(), or transfer_queue.close()" in told
 
 
-@pytest.mark.parametrize(
-    ("given", "match"),
-    [
-        ({"backend": {"Dataplane": {"memory": "5MiB"}}}, "backend.Dataplane.memory = '16MiB', and now says '5MiB'"),
-        ({"controller": {"polling_mode": True}}, "controller.polling_mode = False, and now says True"),
-    ],
-)
-def test_a_second_init_with_other_settings_is_misuse(queue: Any, given: Any, match: str) -> None:
-    with pytest.raises(dp.Misuse, match=match):
-        queue.init(OmegaConf.create(given))
-    queue.init()
-    queue.init(conf(memory="16MiB"))
-
-
 def test_a_second_job_on_one_ray_has_rows_of_its_own(queue: Any, nursery: Nursery) -> None:
     """So have its workers, which know nothing of it but their Ray job, also when the first job's controller has ended.
     With TransferQueue's own storage it is told that another job has its controller's name."""

@@ -74,14 +74,10 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 _LARGE = dedupe._LARGE_ROW + 1
 
 
-def _noise(count: int = 1) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(7).integers(0, 255, (count, _LARGE), np.uint8).astype(np.uint8)
-
-
 @each_case("at", [1_000, _LARGE // 2 - 1, _LARGE // 2 + 1_000, _LARGE - 1_000])
 def test_large_rows_that_differ_in_any_byte_are_not_deduplicated(at: int, hashed: list[int]) -> None:
     hashed.clear()  # of the case before
-    rows = np.repeat(_noise(), 6, axis=0)
+    rows = np.repeat(np.random.default_rng(7).integers(0, 255, (1, _LARGE), np.uint8), 6, axis=0)
     rows[1::2, at] ^= 1
     assert _stored(rows) == _stored(list(rows)) == 2
     assert len(hashed) == 12, "those that look alike, of both"

@@ -13,7 +13,6 @@ from dataplane.pipeline import (
     Layer,
     Model,
     Pipeline,
-    Plan,
     Result,
     Rows,
     Span,
@@ -103,19 +102,12 @@ class TestModels:
 ROWS = Rows.of(np.random.default_rng(1).integers(10, 200, 32), np.repeat(np.arange(8), 4))
 
 
-def stages_of(**more: object) -> Pipeline:
-    first = Stage("rollout", None, ("x",), ("y",), Cost(1e-3, token_s=1e-4), replicas=None, output_bytes=10.0)
-    return Pipeline([first, Stage("train", None, ("y",), ("z",), Cost(1e-3, token_s=5e-5), **more)])
-
-
-def default_of(pipeline: Pipeline, cluster: Cluster) -> Plan:
-    return fifo(pipeline, ROWS, cluster, {"rollout": [0], "train": [1]}, in_turn(ROWS, 2))
-
-
 class TestStages:
     def test_a_found_plan_is_faster_than_the_given_one_and_respects_the_bound(self) -> None:
-        pipeline, cluster = stages_of(), Cluster.uniform(4)
-        given_plan = default_of(pipeline, cluster)
+        first = Stage("rollout", None, ("x",), ("y",), Cost(1e-3, token_s=1e-4), replicas=None, output_bytes=10.0)
+        pipeline = Pipeline([first, Stage("train", None, ("y",), ("z",), Cost(1e-3, token_s=5e-5))])
+        cluster = Cluster.uniform(4)
+        given_plan = fifo(pipeline, ROWS, cluster, {"rollout": [0], "train": [1]}, in_turn(ROWS, 2))
         found = plan(pipeline, ROWS, cluster, given=given_plan, seconds=0.5)
         step_s = found.predict(pipeline, ROWS).step_s
         assert step_s < 0.7 * given_plan.predict(pipeline, ROWS).step_s

@@ -74,14 +74,6 @@ def _another_database(path: Path) -> None:
     sql.close()
 
 
-def _a_file(path: Path) -> None:
-    path.write_text("mine")
-
-
-def _a_folder_in_its_place(path: Path) -> None:
-    (path / "node.sqlite").mkdir(parents=True)
-
-
 def _another_version(path: Path) -> None:
     DataDirectory(path).close()
     with (path / "node.sqlite").open("r+b") as file:
@@ -89,19 +81,15 @@ def _another_version(path: Path) -> None:
         file.write((9).to_bytes(4, "big"))
 
 
-def _another_cluster(path: Path) -> None:
-    DataDirectory(path, "prod").close()
-
-
 @each_case(
     ("make", "reason"),
     [
         (_another_program, "another program's"),
         (_another_database, "another program's"),
-        (_a_file, "another program's"),
-        (_a_folder_in_its_place, "another program's"),
+        (lambda path: path.write_text("mine"), "another program's"),
+        (lambda path: (path / "node.sqlite").mkdir(parents=True), "another program's"),
         (_another_version, "another version's"),
-        (_another_cluster, "another cluster's"),
+        (lambda path: DataDirectory(path, "prod").close(), "another cluster's"),
     ],
 )
 def test_a_directory_that_is_no_data_directory_is_refused_and_unchanged(

@@ -89,23 +89,14 @@ def on_disk(store: Store) -> list[int]:
     return sorted(int(name.removesuffix(".spill"), 16) for name in os.listdir(store.disk.directory))
 
 
-async def queue(store: Store, ahead: int, count: int, order: Callable[[int], int] = lambda i: i) -> None:
-    """Puts `count` shards and reads and frees each in order, the reader `ahead` shards behind."""
-    numbers: list[int] = []
-    for seed in range(count + ahead):
-        if seed < count:
-            numbers.append(await put(store, seed))
-        if seed >= ahead:
-            which = order(seed - ahead)
-            (pinned,) = await pin(store, numbers[which])
-            assert read(store, pinned) == content(which)
-            store.unpin("reader", [numbers[which]])
-            store.free([numbers[which]])
-
-
 async def test_a_queue_of_twice_the_memory_restores_no_more_than_needed(tmp_path: Path) -> None:
     async with running(tmp_path) as store:
-        await queue(store, 128, 128)
+        numbers = [await put(store, seed) for seed in range(128)]
+        for seed, number in enumerate(numbers):
+            (pinned,) = await pin(store, number)
+            assert read(store, pinned) == content(seed)
+            store.unpin("reader", [number])
+            store.free([number])
         await until(lambda: not store.disk.used)
         must = 64 * SIZE
         now = store.statistics()

@@ -124,17 +124,12 @@ def state_of(stream: Stream) -> dict[str, Any]:
     }
 
 
-def give_all_back(stream: Stream) -> None:
-    """Nobody holds anything any more, and what was held does not count as a try."""
-    for grant in stream.leased.leases:
-        stream.nack(grant, seen=False)
-
-
 def assert_same(stream: Stream, again: Stream) -> None:
     """The second is what the first becomes when all that is held there is given back unseen."""
     for of, before in zip(again.leased.partition.progress.counts, stream.leased.partition.progress.counts, strict=True):
         assert [of[what] for what in (ACKED, EXPIRED, DEAD)] == [before[what] for what in (ACKED, EXPIRED, DEAD)]
-    give_all_back(stream)
+    for grant in stream.leased.leases:
+        stream.nack(grant, seen=False)
     assert known(again) == known(stream)
     assert state_of(again) == state_of(stream)
     assert again.leased.partition.nbytes <= stream.leased.partition.nbytes

@@ -112,12 +112,6 @@ def test_a_column_is_removed_with_its_last_cell() -> None:
 
 # A table's partition: commands that are done once, reads of what is committed, and what nodes are told.
 
-ME, OTHER = b"node-one", b"node-two"
-
-
-def stored_cells(shard: int, rows: int, *columns: str, node: bytes = ME) -> BatchRef:
-    return ref_to(node, rows, [(name, INT, 8 * rows, shard, i) for i, name in enumerate(columns)])
-
 
 class Asked:
     """A machine, and what is asked of it: each command is decided and applied at once."""
@@ -181,7 +175,7 @@ def test_writes_with_an_expired_or_missing_sequence_are_refused() -> None:
 
 def test_an_invalid_table_snapshot_is_corrupt() -> None:
     asked = Asked()
-    asked.write(["a", "b"], stored_cells(1, 2, "x"), tags=[{"n": 1}, {}])
+    asked.write(["a", "b"], stored(1, 2, "x"), tags=[{"n": 1}, {}])
     state = asked.machine.snapshot()
     for wrong in (b"what", state[:-1], state[:20] + b"!" + state[21:], state[:8] + b"\x07" + state[9:]):
         with pytest.raises(Corrupt):

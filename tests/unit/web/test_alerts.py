@@ -23,7 +23,7 @@ from dataplane.web.cluster_view import look
 from dataplane.web.feed import Feed
 from dataplane.web.placement import EVENTS, ClusterState
 from dataplane.web.samples import MAX_NAME, sample
-from dataplane.web.waits import WebWait, WebWaits
+from dataplane.web.waits import WebWaits
 from tests.cases import each_case
 from tests.processes import until
 from tests.unit.observe.figures import task
@@ -150,13 +150,10 @@ def test_untrusted_names_are_shortened_and_printable() -> None:
 # Who waits for whom, and for what.
 
 
-def waits_at(at_s: float, waits: WebWaits, **changed: object) -> list[WebWait]:
-    return waits.took(sample(looked(at_s, stats(A, **changed), stats(B)), None))
-
-
 def test_a_request_that_waits_for_memory_names_the_holder() -> None:
     holders = ({"holder": "train.py (pid 31)", "bytes": 1 << 20, "how": "pinned"},)
-    [wait] = waits_at(0.0, WebWaits(), waiting=2, waiting_bytes=4096, holders=holders)
+    now = looked(0.0, stats(A, waiting=2, waiting_bytes=4096, holders=holders), stats(B))
+    [wait] = WebWaits().took(sample(now, None))
     assert wait.whom == "train.py (pid 31) (1.0 MiB pinned)"
     assert wait.what == "4.0 KiB of memory on a:1"
 

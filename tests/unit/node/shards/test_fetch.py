@@ -12,7 +12,7 @@ import pytest
 
 from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
-from dataplane.cluster.membership import Member, Membership
+from dataplane.cluster.membership import Member
 from dataplane.errors import Freed, OutcomeUnknown, PeerUnavailable
 from dataplane.node.shards import fetch
 from dataplane.node.shards.fetch import Fetcher
@@ -199,18 +199,14 @@ async def test_a_copy_freed_by_another_client_during_a_fetch_raises_freed(
 MIB = 1 << 20
 
 
-def replicas_of(store: Store, peers: Peers, members: Membership) -> ShardReplicas:
-    reading = ShardReads(ME, peers, members, TransportChoice(()))
-    return ShardReplicas(ME, store, peers, members, reading)
-
-
 @each_case("times", [1, 2])
 async def test_a_replica_that_is_freed_while_it_waits_for_memory_does_not_stay(tmp_path: Path, times: int) -> None:
     async with (
         owning() as (_, peers, members),
         moving({"memory": MIB, "spill": 0, "spill_dir": tmp_path}) as store,
     ):
-        replicas = replicas_of(store, peers, members)
+        reading = ShardReads(ME, peers, members, TransportChoice(()))
+        replicas = ShardReplicas(ME, store, peers, members, reading)
         (held,) = await store.reservations.reserve("client", [MIB], Deadline.after(WAIT_S))
         taking = [
             asyncio.create_task(replicas.take(pm.TakeReplicas(number, OWNER, [1, 2], WAIT_S)))
