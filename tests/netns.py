@@ -73,7 +73,6 @@ class Host(Worker):
             raise
 
     def cut(self) -> None:
-        """Nothing goes in or out."""
         ip("-n", self.name, "link", "set", self.name, "down")
 
     def heal(self) -> None:

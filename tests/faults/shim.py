@@ -56,12 +56,10 @@ class Rule:
 
     @property
     def seen(self) -> int:
-        """How many such calls there were."""
         return int(_COUNTS.unpack_from(self._memory, _COUNTS_AT)[0])
 
     @property
     def failed(self) -> int:
-        """How many of them were failed."""
         return int(_COUNTS.unpack_from(self._memory, _COUNTS_AT)[1])
 
     @property

@@ -87,16 +87,6 @@ def test_overlapping_rows_requested_by_ranks_are_read_once(plane: dp.Plane, rank
     assert values(ranks.call("get", [freed[:3], freed[2:4], freed[7:], freed[8:]]))[1] == {"x": [2, 3]}
 
 
-def test_an_error_of_the_source_rank_is_raised_on_all_ranks(plane: dp.Plane, ranks: Ranks) -> None:
-    ref, other = plane.put(rows(5)), plane.put(rows(6))
-    plane.free(ref)
-    raised = errors(ranks.call("broadcast", [None, None, None, ref]))
-    assert [type(error) for error in raised] == [dp.Freed] * SIZE
-    assert all(str(error).startswith("rank 3: ") for error in raised[:3])
-    assert [type(error) for error in errors(ranks.call("get", [other, ref, other, other]))] == [dp.Freed] * SIZE
-    assert values(ranks.call("get", [other] * SIZE)) == [plane.get(other).to_dict()] * SIZE
-
-
 def test_mismatched_collective_calls_are_misuse_on_all_ranks(plane: dp.Plane, ranks: Ranks) -> None:
     ref = plane.put(rows(5))
     cases: list[tuple[Any, list[Any], str]] = [

@@ -262,17 +262,6 @@ def test_a_dead_letter_that_is_retried_is_delivered_again_and_not_reported_at_th
     assert [delivery.get()["x"].to_list() for delivery in done] == [[0], [1], [2]]
 
 
-def test_dead_letters_of_a_group_are_retried_as_a_group_without_the_dropped_ones(plane: dp.Plane) -> None:
-    stream = plane.stream("rollouts", tasks=["actor"], max_deliveries=1, group_size=3)
-    stream.append({"x": [0, 1, 2]}, keys=["a", "b", "c"], group="g")
-    how: dict[str, Any] = {"rows": 3, "columns": ["x"], "sampler": dp.CompleteGroups(3), "timeout": 0}
-    stream.consume("actor", **how).nack("out of memory")
-    stream.drop_rows(["b"])
-    assert stream.retry("actor", ["a"]) == 2, "a group is retried whole"
-    with stream.consume("actor", **how) as delivery:
-        assert delivery.keys == ["a", "c"]
-
-
 class Oldest:
     """A sampler that runs in the client."""
 

@@ -118,17 +118,6 @@ def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
     assert task(stream)["acked"] == 2
 
 
-async def test_a_replica_gets_each_row_that_it_gave_back_unseen_once_more(node: StandingNode) -> None:
-    async with dp.aio.connect(node.address) as plane:
-        stream = await plane.stream("s", ["a"])
-        await stream.append({"x": range(3)})
-        how: dict[str, Any] = {"rows": 1, "columns": ["x"], "member": "m", "replica": 0, "replicas": 1, "timeout": 0}
-        first, _held = [await stream.consume("a", **how) for _ in range(2)]
-        await first.unseen()
-        again = [await stream.consume("a", **how) for _ in range(2)]
-        assert [(await each.get("x"))["x"].to_list() for each in again] == [[0], [2]]
-
-
 def test_a_custom_sampler_sees_as_many_candidates_as_fit_a_message(plane: dp.Plane) -> None:
     class Longest:
         needs = ("p", "q")

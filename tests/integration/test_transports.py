@@ -50,7 +50,6 @@ def _serve_broken(*arguments: Any) -> None:
 
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Any]:
-    """Makes two nodes with these transports, and planes at them."""
     with ExitStack() as undo:
 
         def make(one: tuple[str, ...], other: tuple[str, ...], **more: Any) -> tuple[Any, Any]:

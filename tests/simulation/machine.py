@@ -70,8 +70,6 @@ decode_result = msgspec.msgpack.Decoder(Result).decode
 
 
 class Audit(Protocol):
-    """Who watches a machine."""
-
     def applied(self, count: int, command: bytes, result: bytes) -> None:
         """The machine has applied a command, after so many."""
 

@@ -50,8 +50,6 @@ decoded_result = lru_cache(512)(r.decode_result)
 
 
 class Audit(Protocol):
-    """Who watches a machine."""
-
     def applied(self, count: int, command: bytes, result: bytes, rows: int) -> None:
         """The machine has applied a command, after so many, and has so many rows now."""
 

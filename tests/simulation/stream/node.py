@@ -106,7 +106,6 @@ class Node(node.Node):
             self._world.send(self.number, to, self._tell, self._world, name, last, entries, told)
 
     def _tell(self, world: World, name: str, last: int, entries: tuple[bytes, ...], told: Any) -> None:
-        """At the other node."""
         self.columns.settled(self._partition, name, last, entries)
         world.send(self.columns.number(name), self.number, told, name, last)
 

@@ -25,8 +25,6 @@ def stored(life: bytes, shard: int, rows: int, columns: list[str]) -> BatchRef:
 
 
 class Audit(Protocol):
-    """Who watches a machine."""
-
     def applied(self, count: int, command: bytes, result: bytes) -> None:
         """The machine has applied a command, after so many."""
 

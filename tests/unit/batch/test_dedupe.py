@@ -55,7 +55,15 @@ def test_equal_rows_are_stored_once(values: Any, stored: int) -> None:
     assert found.nbytes == plain.nbytes
 
 
-@each_case("values", [np.array([[1, 2], [1, 2], [3, 4]]), np.array([5, 5, 6, 7]), torch.tensor([[1.0], [1.0], [2.0]])])
+@each_case(
+    "values",
+    [
+        np.array([[1, 2], [1, 2], [3, 4]]),
+        np.array([5, 5, 6, 7]),
+        torch.tensor([[1.0], [1.0], [2.0]]),
+        [{"a": 1}, {"a": 1}, {}],
+    ],
+)
 def test_a_deduplicated_column_can_be_put_again(values: Any) -> None:
     once = column(values, dedupe=True)
     for chosen in (once, once[::-1], once[1:]):

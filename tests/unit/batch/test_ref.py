@@ -238,9 +238,10 @@ def _union(draw: st.DrawFn, model: Model) -> Model:
 
 def _select(draw: st.DrawFn, model: Model) -> Model:
     names = draw(st.permutations(list(model.columns)))
+    ref = model.ref.select(*names)
     if draw(st.booleans()) and len(names) > 1:
-        names = names[:-1]
-    return Model(model.ref.select(*names), {name: model.columns[name] for name in names})
+        ref, names = ref.drop(names[-1]), names[:-1]
+    return Model(ref, {name: model.columns[name] for name in names})
 
 
 STEPS = [_slice, _index, _shuffle, _mask, _repeat, _concat, _cut, _union, _select]

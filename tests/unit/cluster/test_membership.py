@@ -51,15 +51,12 @@ class Line(Coordinator):
         return self._coordinator.address
 
     def cut(self) -> None:
-        """Nothing goes over it from now on."""
         self._cut.set()
 
     def mend(self) -> None:
-        """It does again."""
         self._cut.clear()
 
     def check(self) -> None:
-        """Raises Unavailable where it is cut."""
         if self._cut.is_set():
             raise Unavailable("the line is cut")
 

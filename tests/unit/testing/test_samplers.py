@@ -27,13 +27,6 @@ class TestCompleteGroups(testing.SamplerSuite):
         return dp.CompleteGroups(4)
 
 
-class TestCompleteGroupsThatTimeOut(testing.SamplerSuite):
-    raises_misuse = True
-
-    def made(self) -> dp.Sampler:
-        return dp.CompleteGroups(4, timeout=20.0)
-
-
 class TestFreshest(testing.SamplerSuite):
     def made(self) -> dp.Sampler:
         return dp.Freshest(2, max_age=50.0)

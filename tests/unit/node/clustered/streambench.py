@@ -182,7 +182,6 @@ class Client(Putting):
         return reply
 
     async def forward(self, asked: r.FromClient, timeout_s: float = WAIT_S) -> Any:
-        """The partition's answer."""
         return (await self.ask(rm.AskStream(1, self.stream.token, asked), timeout_s)).result
 
     async def take(self, rows: int, timeout_s: float = WAIT_S, **how: Any) -> r.Delivered:

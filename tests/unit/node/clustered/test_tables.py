@@ -85,7 +85,6 @@ class User(Putting):
         self.tables = node.tables.client(self.staged)
 
     async def ask(self, asked: t.FromClient, timeout_s: float = 0.0, *, staged: str = "", table: str = T) -> Any:
-        """What such a request about the table is answered."""
         request = rm.AskTable(7, table, self.home, asked, timeout_s, staged)
         reply = await self.tables.answer(request, Deadline.after(timeout_s))()
         assert isinstance(reply, rm.TableAnswer)
@@ -94,7 +93,6 @@ class User(Putting):
         return reply.result
 
     async def write(self, keys: Sequence[str], *columns: str, ref: BatchRef | None = None, **more: Any) -> list[int]:
-        """Write rows with these columns, which are stored here."""
         staged = ""
         if columns:
             staged, ref = self.stage(len(keys), *columns)
@@ -107,7 +105,6 @@ class User(Putting):
         return await self.ask(t.LookRows(all=True, columns=list(columns), **more))
 
     async def read(self, keys: Sequence[str], *columns: str) -> BatchRef:
-        """What the rows have of these columns."""
         return BatchRef.decode((await self.ask(t.Read(keys=list(keys), columns=list(columns) or None))).ref)
 
     async def clear(self, *keys: str) -> None:
