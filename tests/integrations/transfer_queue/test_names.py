@@ -141,6 +141,22 @@ tell(tq.get_metrics_endpoint())
     assert float(figures["dataplane_memory_budget"]) > 0
 
 
+def test_served_metrics_are_those_of_the_last_joined_job(nursery: Nursery, node: str) -> None:
+    code = """
+for job in ("joined first", "joined last"):
+    tq.init({"metrics": {"enabled": True}}, job=job)
+    tq.kv_put("k", f"of the job {job}", tag={})
+tell(tq.get_metrics_endpoint()); sys.stdin.readline()
+"""
+    with nursery.process(code, DATAPLANE_ADDRESS=node) as process:
+        endpoint = process.hear()
+        with urllib.request.urlopen(f"http://{endpoint}/metrics", timeout=30) as answer:
+            page = answer.read().decode()
+        process.say()
+    assert 'tq_partition_samples_total{partition_id="of the job joined last"} 1.0' in page
+    assert "of the job joined first" not in page
+
+
 def test_a_job_without_metrics_has_no_metrics_endpoint(ours: Any) -> None:
     assert ours.get_metrics_endpoint() is None
 
