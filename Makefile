@@ -28,6 +28,7 @@ check: $(STAMP) ## format, lint, types, import directions
 	@$(BIN)/ruff format --check . || { echo "run: make format" >&2; exit 1; }
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy --strict dataplane
+	@$(BIN)/lint-imports --no-cache >$(VENV)/imports.log || { cat $(VENV)/imports.log >&2; exit 1; }
 	@$(BIN)/python -m pytest -q tests/architecture
 
 format: $(STAMP) ## format the sources
