@@ -10,9 +10,11 @@
     ══════╧═══════════════════════════▼═══════╧════▼══════════════╧═════════════════════════════════════
       stream "rollouts", tasks "reward" and "actor", on 64 MiB of shared memory, the rest on disk
 
-With `--ranks 2` the trainer is two processes, which learn together (`ranks`). The rollout workers are of different
-speed, and in the middle one of them is killed and started again; at the end, the trainer has counted each row that was
-appended once. Read `rollout`, `reward` and `trainer`: they are the job.
-`patches`, `digits`, `tokens`, `policy` and `grpo` are what it computes; `ledger` counts; `crew` and `board` run the
-processes; `watch` and `summary` show what happens.
+With `--ranks 2` the trainer is two processes that train one policy (`ranks`). The rollout workers have different
+speeds. One of them is killed during the job and started again. At the end, the trainer has counted each appended row
+once.
+
+Read `rollout`, `reward` and `trainer` first: they are the job. `patches`, `digits`, `tokens`, `policy` and `grpo` are
+the model and its data. `ledger` counts rows. `crew` and `board` run the processes, and `watch` and `summary` show their
+progress.
 """

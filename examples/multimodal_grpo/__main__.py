@@ -1,4 +1,4 @@
-"""`python -m examples.multimodal_grpo`: run the job, show it, and say whether it reached its target."""
+"""`python -m examples.multimodal_grpo`: run the job, show its progress, and report whether it reached its target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from examples.multimodal_grpo.watch import Watch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 where the target was reached, 1 where not, 130 after Ctrl-C."""
+    """Returns the exit code: 0 if the target was reached, 1 if not, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     job = Job(
         memory=options.memory,
@@ -81,12 +81,18 @@ def _parser() -> argparse.ArgumentParser:
     usual = Job()
     parser = argparse.ArgumentParser("python -m examples.multimodal_grpo", description=__doc__.partition(": ")[2])
     parser.add_argument("--memory", default=usual.memory, help="the plane's memory budget (%(default)s)")
-    parser.add_argument("--spill-dir", metavar="DIR", help="where what does not fit goes (the node's default)")
-    parser.add_argument("--data-dir", metavar="DIR", help="where stream and trainer outlive everything; else nowhere")
-    parser.add_argument("--life", type=int, default=usual.life, help="how often it was started there before")
+    parser.add_argument("--spill-dir", metavar="DIR", help="directory of spill files (the node's default)")
+    parser.add_argument(
+        "--data-dir",
+        metavar="DIR",
+        help="directory of the durable stream and of the trainer's state; not durable if not given",
+    )
+    parser.add_argument(
+        "--life", type=int, default=usual.life, help="number of earlier starts with --data-dir (%(default)s)"
+    )
     parser.add_argument("--target", type=float, default=usual.target, help="mean reward to reach (%(default)s)")
-    parser.add_argument("--steps", type=int, help="stop after so many steps")
-    parser.add_argument("--seconds", type=float, default=usual.seconds, help="stop after so long (%(default)s)")
+    parser.add_argument("--steps", type=int, help="stop after this number of steps")
+    parser.add_argument("--seconds", type=float, default=usual.seconds, help="stop after this time (%(default)s)")
     parser.add_argument("--seed", type=int, default=usual.seed)
     parser.add_argument("--ranks", type=int, default=usual.ranks, help="processes that train together (%(default)s)")
     parser.add_argument("--plot", type=Path, metavar="PNG", default=Path("multimodal_grpo.png"), help="(%(default)s)")

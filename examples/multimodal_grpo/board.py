@@ -1,6 +1,7 @@
-"""Where the trainer pins up the reference of the newest weights: a file, which readers see whole or not at all.
+"""A file with the reference of the newest weights. The weights are in the plane.
 
-The weights themselves are in the plane, as everything is. No lock: who is killed while he reads holds up nobody.
+The file is replaced atomically, so a reader sees a complete version. There is no lock, so a killed reader blocks no
+other process. (`plane.weights` publishes weights with less code; this example shows how references are passed on.)
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ import dataplane as dp
 
 
 class Board:
-    """One writer, any number of readers. They see the newest, or nothing yet."""
+    """One writer and any number of readers."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def post(self, version: int, weights: dp.BatchRef) -> None:
-        """Put up this version in the place of what is there."""
+        """Replace the published version by this one."""
         draft = self._path.with_suffix(".draft")
         draft.write_bytes(pickle.dumps((version, weights)))
         draft.replace(self._path)
 
     def read(self) -> tuple[int, dp.BatchRef] | None:
-        """The newest version and its weights."""
+        """The newest version and the reference to its weights; None if none was published yet."""
         try:
             newest: tuple[int, dp.BatchRef] = pickle.loads(self._path.read_bytes())
         except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""The processes of the job: started, watched, one of them killed on the way, and stopped.
+"""The processes of the job: starts, watches and stops them, and kills one of them during the job.
 
-The main process starts the node, stores the pictures once, makes the stream and hands out the node's address. After
-that it only watches: no batch passes through it, in whatever form.
+The main process starts the node, puts the pictures, makes the stream and passes on the node's address. From then on it
+only watches: no batch passes through it.
 
-What always holds: when `run` returns or raises, its processes have ended. It drops the stream, and each stops when it
-next uses it; what has not after `STOP_S` is ended by force. What a process holds in shared memory, and the rows that it
-was delivered and has not acked, the node takes back when the process's connection ends. What it has put and not yet
-appended stays: nobody else knows of it. For a worker that is killed that is one batch, until the node ends.
+Invariants: when `run` returns or raises, all processes have ended. `run` drops the stream, so each process stops at its
+next use of the stream; those that still run after `STOP_S` are killed. When a process ends, the node releases its
+shared memory and takes back the rows that it had not acked. A batch that a killed worker had put and not yet appended
+stays in memory until the node ends.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from examples.multimodal_grpo.board import Board
 from examples.multimodal_grpo.job import Failed, Finished, Job, Killed, Step
 from examples.multimodal_grpo.watch import Watch
 
-TRAINED_ON = 1500  # digits; the other 297 are for the examination
-LOOK_S = 0.1  # between two looks at the node's figures
-GRACE_S = 30.0  # beyond the job's own time, before the main process ends it
+TRAINED_ON = 1500  # digits; the other 297 are held out for the test
+LOOK_S = 0.1  # between two reads of the node's statistics
+GRACE_S = 30.0  # after the job's time limit, before the main process ends it
 STOP_S = 5.0
-CONTEXT = multiprocessing.get_context("spawn")  # what processes are started by
+CONTEXT = multiprocessing.get_context("spawn")
 
 
 def run(job: Job, watch: Watch) -> None:
-    """Run the job; `watch` has seen all of it afterwards. Raises DataplaneError where the node fails, ValueError where
-    a batch does not fall into shares of whole groups."""
+    """Run the job, and report it to `watch`. Raises DataplaneError if the node fails, ValueError if a batch cannot be
+    divided into shares of whole groups."""
     if job.ranks < 1 or job.prompts % job.ranks:
         raise ValueError(f"{job.prompts} prompts a batch can not be shared among {job.ranks} ranks")
     kept = None if job.data_dir is None else Path(job.data_dir, "node")
@@ -46,7 +46,9 @@ def run(job: Job, watch: Watch) -> None:
         pictures = plane.put(digits.load(job.seed))
         limits = {"max_bytes": job.in_flight, "max_lag": job.max_lag}
         rollouts = plane.stream("rollouts", tasks=["reward", "actor"], durable=kept is not None, **limits)
-        if job.data_dir is not None and not rollouts.stats()["appended"]:  # of a stream that a job dropped at its end
+        if (
+            job.data_dir is not None and not rollouts.stats()["appended"]
+        ):  # the state is that of an earlier job, which has dropped its stream
             Path(job.data_dir, "trainer").unlink(missing_ok=True)
         board = Board(Path(directory, "newest"))
         learn, examine = pictures[:TRAINED_ON], pictures[TRAINED_ON:]
@@ -74,7 +76,7 @@ def run(job: Job, watch: Watch) -> None:
 
 
 def _reports(crew: Crew, deadline: float, plane: dp.Plane, rollouts: dp.Stream, watch: Watch) -> Iterator[Any]:
-    """Watch until the trainer has finished, a process has failed, or the time is over; what was reported."""
+    """Watch until the trainer has finished, a process has failed, or the time is over. Yields the reports."""
     while time.monotonic() < deadline:
         watch.figures(plane.stats(), rollouts.stats())
         for report in crew.reports(LOOK_S):
@@ -86,7 +88,7 @@ def _reports(crew: Crew, deadline: float, plane: dp.Plane, rollouts: dp.Stream, 
     watch.report(Failed("job", f"not over {GRACE_S:.0f} s after its time"))
 
 
-# What the processes run. They import it when they run: the main process and the reward worker need no torch.
+# The main functions of the processes. They import modules late: the main process and the reward worker need no torch.
 
 
 def roll_out(reports: Connection, *args: Any) -> None:
@@ -112,13 +114,13 @@ def verify(reports: Connection, *args: Any) -> None:
 
 
 class Crew:
-    """Processes, by name. A context manager: they have ended when it is left."""
+    """Processes, by name. A context manager: at its end, all processes have ended."""
 
     def __init__(self) -> None:
-        self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}  # by what they report over
+        self._processes: dict[Connection, multiprocessing.process.BaseProcess] = {}  # by their pipe
 
     def start(self, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Start a process. It does not hear Ctrl-C: this one does, and stops it."""
+        """Start a process. It ignores Ctrl-C, since the main process stops it then."""
         ours, theirs = CONTEXT.Pipe(duplex=False)
         process = CONTEXT.Process(target=_live, args=(name, target, theirs, *args), name=name, daemon=True)
         with _interrupts_ignored():
@@ -127,7 +129,7 @@ class Crew:
         self._processes[ours] = process
 
     def kill(self, name: str) -> None:
-        """End the process of this name (SIGKILL), wherever it is in its work."""
+        """Kill the process of this name (SIGKILL)."""
         for pipe, process in list(self._processes.items()):
             if process.name == name:
                 del self._processes[pipe]
@@ -137,7 +139,7 @@ class Crew:
                 pipe.close()
 
     def reports(self, timeout: float) -> Iterator[Any]:
-        """What processes report within the timeout, in seconds; for one that others killed, that they did."""
+        """The reports that arrive within `timeout` seconds; `Failed` for a process that ended with an error."""
         for ready in wait(list(self._processes), timeout):
             if ready not in self._processes:
                 continue  # killed since
@@ -147,7 +149,7 @@ class Crew:
                 process = self._processes.pop(ready)
                 ready.close()
                 process.join(STOP_S)
-                if process.is_alive():  # its work is over, and its end takes long
+                if process.is_alive():  # it closed its pipe, and does not end
                     process.kill()
                     process.join()
                 elif process.exitcode != 0:
@@ -168,20 +170,20 @@ class Crew:
 
 
 def _live(name: str, target: Callable[..., None], reports: Connection, *args: Any) -> None:
-    """A process's life: it works until the stream is closed, or says what went wrong."""
+    """Run the main function of a process until the stream is closed. Reports an error as `Failed`."""
     try:
         target(reports, *args)
     except dp.Closed:
         pass
     except BaseException:
-        with suppress(ConnectionError):  # the main process has died, and the node with it: there is nobody to tell
+        with suppress(ConnectionError):  # the main process has ended
             reports.send(Failed(name, traceback.format_exc()))
         raise SystemExit(1) from None
 
 
 @contextmanager
 def _interrupts_ignored() -> Iterator[None]:
-    """What is started in here ignores Ctrl-C from its first instruction on."""
+    """Processes that are started in this block ignore Ctrl-C from their first instruction on."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield

@@ -1,7 +1,6 @@
 """The images: 1,797 handwritten digits that come with scikit-learn, 8 x 8 grey values each, drawn larger.
 
-Each time a digit is used it is drawn in another size, as photographs have, so that no two rows have to be of the
-same length.
+A digit is drawn in a random size each time, as photographs have, so the rows of a batch differ in length.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from examples.multimodal_grpo.patches import MERGE, PATCH
 
 
 def load(seed: int) -> dict[str, np.ndarray | list[str]]:
-    """All digits in a random order, as the columns of a batch."""
+    """All digits in a random order, as columns: `picture`, [8, 8] float32 in 0..1, and `answer`, text."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -39,6 +38,7 @@ def sizes(count: int, smallest: int, largest: int, rng: np.random.Generator) -> 
 
 @functools.cache
 def _weights(old: int, new: int) -> np.ndarray:
-    """`[new, old]`: how much of each old sample is in each new one, pixel centres aligned."""
+    """The weights of linear interpolation, `[new, old]`: the share of each old sample in each new one. Pixel centres
+    are aligned."""
     centres = np.clip((np.arange(new) + 0.5) * old / new - 0.5, 0, old - 1)
     return np.maximum(0, 1 - np.abs(centres[:, None] - np.arange(old)))

@@ -1,8 +1,8 @@
-"""Group relative policy optimisation: "DeepSeekMath", arXiv 2402.03300, section 4.1, without the penalty on distance
-from a reference model, which a policy that starts from nothing does not have.
+"""Group relative policy optimisation ("DeepSeekMath", arXiv 2402.03300, section 4.1), without the KL penalty: a policy
+with random weights has no reference model.
 
-A response is as good as it is better than its group, the other responses to the same prompt. That needs no model of
-value, and makes a group of which all are right, or all wrong, teach nothing.
+The advantage of a response is its reward relative to its group, the responses to the same prompt. This needs no value
+model. A group in which all responses are right, or all wrong, has no gradient.
 """
 
 from __future__ import annotations
@@ -12,20 +12,22 @@ from torch import Tensor
 
 
 def advantages(rewards: Tensor) -> Tensor:
-    """Of `[groups, responses]` rewards: how many standard deviations each lies above its group."""
+    """The distance of each reward from the mean of its group, in standard deviations. `rewards` and the result are
+    [groups, responses]."""
     return (rewards - rewards.mean(1, keepdim=True)) / (rewards.std(1, keepdim=True) + 1e-4)
 
 
 def loss(new: Tensor, old: Tensor, advantage: Tensor, clip: float) -> Tensor:
-    """The clipped objective of PPO (arXiv 1707.06347, equation 7), to be made smaller.
+    """The negative of PPO's clipped objective (arXiv 1707.06347, equation 7).
 
-    new, old: log-probabilities of the responses under the policy that learns and under the one that gave them. That
-    one may be some versions older: the ratio corrects for it, and the clip keeps an old response from pulling far.
+    new, old: log-probabilities of the responses under the current policy and under the one that generated them, which
+    may be some versions older. The ratio corrects for that, and the clip bounds the update by an old response.
     """
     ratio = (new - old).exp()
     return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage).mean()
 
 
 def entropy(log_probs: Tensor) -> Tensor:
-    """Mean entropy of `[prompts, answers]`. A little of it in the loss keeps the policy trying."""
+    """The mean entropy of `[prompts, answers]` log-probabilities. As a bonus in the loss it keeps the policy
+    exploring."""
     return -(log_probs.exp() * log_probs).sum(1).mean()

@@ -1,7 +1,7 @@
-"""`python -m examples.multimodal_grpo.killed`: the job, of which all processes are killed several times, at random.
+"""`python -m examples.multimodal_grpo.killed`: run the job, and kill all of its processes at random times.
 
-The stream is durable and the trainer keeps its state, so the job goes on where it was. In the end each row that was
-ever appended was counted once. The last life alone ends at its target: a fast machine may reach it before.
+The stream is durable and the trainer saves its state, so each start continues the job. At the end, each row that was
+ever appended was counted once. Only the last start, which is not killed, stops at the target reward.
 """
 
 from __future__ import annotations
@@ -17,18 +17,25 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-LEAST_S, MOST_S = 5.0, 25.0  # that a life lasts
+LEAST_S, MOST_S = 5.0, 25.0  # from a start to the kill
 NEVER = ["--target", "2"]  # a mean reward is at most 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the last life: 0 where the count is exact and the target reached; 130 after Ctrl-C."""
+    """The exit code of the last start: 0 if the count is exact and the target is reached; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         "python -m examples.multimodal_grpo.killed", description=__doc__.partition(": ")[2]
     )
-    parser.add_argument("--kills", type=int, default=3, help="how often everything is killed (%(default)s)")
-    parser.add_argument("--within", type=float, nargs=2, default=(LEAST_S, MOST_S), metavar="SECONDS", help="of a life")
-    parser.add_argument("--dir", type=Path, help="where it is kept (default: a directory that is removed)")
+    parser.add_argument("--kills", type=int, default=3, help="how often all processes are killed (%(default)s)")
+    parser.add_argument(
+        "--within",
+        type=float,
+        nargs=2,
+        default=(LEAST_S, MOST_S),
+        metavar="SECONDS",
+        help="least and most from start to kill",
+    )
+    parser.add_argument("--dir", type=Path, help="directory of stream and trainer (default: a temporary one)")
     options, job = parser.parse_known_args(arguments)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as made:
         directory = options.dir or Path(made)
@@ -42,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 except subprocess.TimeoutExpired:
                     killed = kill_all(process.pid)
                     process.wait()
-                    said = f"life {life}: all {killed} processes were killed after {time.monotonic() - began:.1f} s"
+                    said = f"start {life}: all {killed} processes were killed after {time.monotonic() - began:.1f} s"
                     print(said, flush=True)
                 else:
-                    print(f"life {life} ended by itself, before it was killed")
+                    print(f"start {life} ended before it was killed")
                     return code
             process = _start(directory, options.kills, job)
             return process.wait()
@@ -61,7 +68,8 @@ def _start(directory: Path, life: int, job: Sequence[str]) -> subprocess.Popen[b
 
 
 def kill_all(root: int) -> int:
-    """Kill (SIGKILL) a process and all that it has started, none of which can act in between; how many these were."""
+    """Kill (SIGKILL) a process and all of its descendants. All are stopped first, so that none can react to the death
+    of another. Returns their number."""
     stopped: list[int] = []
     while fresh := [pid for pid in (root, *descendants(root)) if pid not in stopped]:
         for pid in fresh:
@@ -73,7 +81,7 @@ def kill_all(root: int) -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """All that a process has started, and what they have."""
+    """The process ids of the children of a process, of their children, and so on."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

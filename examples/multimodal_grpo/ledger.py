@@ -1,7 +1,7 @@
-"""The trainer's count of rows: was each that was appended counted once, whoever was killed meanwhile?
+"""The trainer's count of rows, which shows that each appended row was counted once, whichever processes were killed.
 
-A row's key says who made it, in which life, and its number there: `1.0/37` is row 37 that rollout worker 1 made before
-it was first killed.
+The key of a row is its worker, the worker's life (the number of times that it was started before), and the row's number
+in that life: `1.0/37` is row 37 of rollout worker 1 before it was first killed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Ledger:
         self._times: Counter[str] = Counter()
 
     def count(self, rows: Iterable[str]) -> None:
-        """The trainer has acked the rows of these keys."""
+        """Count the rows with these keys."""
         self._times.update(rows)
 
     def __contains__(self, key: str) -> bool:
@@ -34,11 +34,11 @@ class Ledger:
 
     @property
     def counted(self) -> list[str]:
-        """The rows, each as often as it was counted."""
+        """The keys, each as often as it was counted."""
         return list(self._times.elements())
 
     def books(self, stream: Mapping[str, Any]) -> Books:
-        """The count beside the figures of a stream that is closed and drained."""
+        """The counts, compared with the statistics of the stream, which is closed and drained."""
         actor = stream["task"]["actor"]
         return Books(
             appended=stream["appended"],

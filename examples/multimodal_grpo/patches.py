@@ -1,8 +1,9 @@
-"""An image as Qwen2-VL sees it: rows of `[n, 1176]` patches, and `image_grid_thw` that says how they lie.
+"""Images in the input format of Qwen2-VL: `pixel_values`, [n, 1176] patches of an image, and `image_grid_thw`, its
+grid.
 
-A patch is 14 x 14 pixels of 3 channels in 2 frames (a still image is its own second frame): 3 * 2 * 14 * 14 = 1176
-numbers. Patches do not follow one another line by line: each square of 2 x 2, which the model later merges into one
-token, comes together. An image of any size becomes a different number of rows, so a batch of them is ragged.
+A patch is 14 x 14 pixels of 3 channels in 2 frames (of a still image, twice the same): 3 * 2 * 14 * 14 = 1176 numbers.
+The four patches of a 2 x 2 square, which the model merges into one token, are adjacent. Images of different sizes have
+different numbers of patches, so a batch of them is ragged.
 
 The layout is that of `Qwen2VLImageProcessor._preprocess` in Hugging Face transformers
 (`models/qwen2_vl/image_processing_qwen2_vl.py`), as are the mean and the deviation (CLIP's).
@@ -30,8 +31,7 @@ def grid_of(height: int, width: int) -> tuple[int, int, int]:
 def write_patches(image: np.ndarray, out: np.ndarray) -> None:
     """Write the patches of an RGB image, `[3, height, width]` in 0..1, to `out`, `[n, 1176]` float32.
 
-    `out` may lie anywhere: the rollout worker hands in shared memory, so that the pixels are written once, where
-    they stay.
+    The rollout worker passes shared memory as `out`, so the pixels are written once.
     """
     _, lines, columns = grid_of(*image.shape[1:])
     normalised = (image - MEAN) / DEVIATION

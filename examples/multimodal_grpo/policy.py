@@ -1,8 +1,7 @@
-"""The policy: a small vision model that looks at patches and answers with one of ten tokens.
+"""The policy: a small vision model that reads the patches of an image and answers with one of ten tokens.
 
-It takes what a large one takes, the flat patches of all images of a batch and their grids, so nothing is padded:
-each patch is embedded, the embeddings are averaged in the cells of an 8 x 8 grid laid over the image, and two layers
-make logits of that.
+Its input is that of a large model: the patches of all images of a batch, packed without padding, and their grids. Each
+patch is embedded, the embeddings are averaged over the cells of an 8 x 8 grid, and two layers compute the logits.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ ANSWERS = 10
 
 
 class Policy(nn.Module):
-    """Logits over the answers, for a batch of images. Of one seed, policies are equal in every process."""
+    """Computes logits over the answers for a batch of images. Policies with the same seed are equal in all
+    processes."""
 
     def __init__(self, seed: int, width: int = 8, hidden: int = 128) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class Policy(nn.Module):
             nn.GELU(),
             nn.Linear(hidden, ANSWERS),
         )
-        nn.init.zeros_(self.head[-1].weight)  # before it has learnt anything, every answer is as likely
+        nn.init.zeros_(self.head[-1].weight)  # at first, all answers have the same probability
         nn.init.zeros_(self.head[-1].bias)
         torch.random.set_rng_state(random)
 
     def forward(self, batch: dp.Batch) -> Tensor:
-        """`[images, 10]` for the columns `pixel_values` and `image_grid_thw`."""
+        """The logits, `[images, 10]`, for the columns `pixel_values` and `image_grid_thw`."""
         grids = batch["image_grid_thw"].numpy()
         cells = torch.from_numpy(np.concatenate([_cells(h, w) + i * CELLS**2 for i, (_, h, w) in enumerate(grids)]))
         patches, _ = batch["pixel_values"].packed()  # of all images, unpadded
@@ -48,7 +48,7 @@ class Policy(nn.Module):
         return self.head(average.reshape(len(grids), -1))
 
     def load_batch(self, weights: dp.Batch) -> None:
-        """Take over weights that were put as columns of one row."""
+        """Load weights that were put as columns of one row."""
         self.load_state_dict({name: column.torch()[0] for name, column in weights.items()})
 
 

@@ -1,8 +1,8 @@
-"""The reward worker: compares what was answered with what is right.
+"""The reward worker: compares the responses with the right answers.
 
-It asks for two columns of text and tokens, so the pixels of the rows, in memory or on disk, stay where they are. It
-adds a column without touching the others (`extend`), to rows as they come; groups are the trainer's affair. And it
-needs no torch.
+It requests the columns of responses and answers, so it reads no pixels, in memory or on disk. `extend` adds the column
+`reward` and does not rewrite the others. Rows are rewarded in the order of arrival; only the trainer needs whole
+groups. This process does not import torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import dataplane as dp
 from examples.multimodal_grpo import tokens
 
-ROWS = 100  # at a time, at most
+ROWS = 100  # of a delivery, at most
 
 
 def work(address: str) -> None:
@@ -26,6 +26,6 @@ def work(address: str) -> None:
 
 
 def verify(responses: list[list[int]], answers: list[str]) -> np.ndarray:
-    """1 for each response that says the answer, else 0."""
+    """The reward of each response: 1 if it is the answer, else 0."""
     right = [tokens.text(response) == answer for response, answer in zip(responses, answers, strict=True)]
     return np.array(right, dtype=np.float32)

@@ -1,10 +1,10 @@
-"""A rollout worker: draws images, lets the policy answer each of them eight times, and appends the rows to the stream.
+"""A rollout worker: draws images, generates eight answers to each, and appends the rows to the stream.
 
-The pixels are written once, straight into shared memory. That a prompt has eight responses is said by the reference
-(`repeat`), so its pixels are not copied eight times, and nobody who does not ask for them ever touches them.
+The pixels are written once, directly into shared memory. `repeat` makes a reference with eight rows a prompt, so the
+pixels are not copied. Only processes that request the pixels read them.
 
-A worker may be killed anywhere: rows are in the stream, all of an append, or they are not. The next to work in its
-place begins another life, so that no key is used twice.
+A worker may be killed at any time: an append adds all of its rows or none. A restarted worker has a new life number, so
+no key is used twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from examples.multimodal_grpo.policy import Policy
 
 
 def work(job: Job, address: str, worker: int, life: int, pictures: dp.BatchRef, board: Board) -> None:
-    """Append batches until the stream is closed, which raises Closed."""
+    """Append batches. Raises Closed when the stream is closed."""
     torch.set_num_threads(1)
     rng = np.random.default_rng([job.seed, worker, life])
     torch.manual_seed(int(rng.integers(1 << 32)))
@@ -42,18 +42,18 @@ def work(job: Job, address: str, worker: int, life: int, pictures: dp.BatchRef, 
 
 
 def refresh(plane: dp.Plane, policy: Policy, version: int, board: Board) -> int:
-    """Take over the newest weights, if there are newer ones; their version."""
+    """Load the newest weights if they are newer than `version`. Returns the version of the policy."""
     while (newest := board.read()) is not None and newest[0] > version:
         try:
             policy.load_batch(plane.get(newest[1]))
             return newest[0]
         except dp.Freed:
-            continue  # between our look at the board and the get came newer ones, and these were freed
+            continue  # newer weights were published meanwhile, and these were freed
     return version
 
 
 def put_prompts(plane: dp.Plane, job: Job, chosen: dp.Batch, rng: np.random.Generator) -> dp.BatchRef:
-    """Draw the pictures, each in a size of its own, as patches in shared memory."""
+    """Draw the pictures in random sizes, as patches in shared memory. Returns the rows of prompts."""
     sizes = digits.sizes(len(chosen), job.smallest, job.largest, rng)
     grids = [patches.grid_of(height, width) for height, width in sizes]
     spec = dp.ragged([np.prod(grid) for grid in grids], (patches.PATCH_VALUES,), "float32")
@@ -71,8 +71,8 @@ def put_prompts(plane: dp.Plane, job: Job, chosen: dp.Batch, rng: np.random.Gene
 
 @torch.no_grad()
 def put_responses(plane: dp.Plane, job: Job, policy: Policy, prompts: dp.BatchRef) -> dp.BatchRef:
-    """Let the policy answer each prompt, with the log-probability of what it said."""
-    seen = plane.get(prompts.select("pixel_values", "image_grid_thw"))  # in place: these are the pixels we wrote
+    """Generate the responses to each prompt. Returns rows with their tokens and log-probabilities."""
+    seen = plane.get(prompts.select("pixel_values", "image_grid_thw"))  # views of the pixels in shared memory
     log_probs = policy(seen).log_softmax(1)
     answers = torch.multinomial(log_probs.exp(), job.responses, replacement=True)
     return plane.put(

@@ -1,7 +1,7 @@
-"""What the trainer knows, in a file: so it goes on where it was after every process was killed.
+"""The state of the trainer in a file, from which it continues after all processes were killed.
 
-It is written after a batch was learnt and before the batch is acked. If everything is killed in between, the batch
-comes again, and the count of rows says that it was learnt. Which rows are acked the stream knows.
+The file is written after each update and before the ack of its batch. If all processes are killed in between, the batch
+is delivered again; the saved count of rows shows that the policy was trained on it. The stream keeps the acks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from examples.multimodal_grpo.policy import Policy
 
 
 class Saved:
-    """The state of one trainer; nothing is kept where the job has no directory for it."""
+    """The state of one trainer. Nothing is saved if the job has no data directory."""
 
     def __init__(
         self, job: Job, policy: Policy, optimizer: torch.optim.Optimizer, recent: deque[float], ledger: Ledger
@@ -29,7 +29,7 @@ class Saved:
         self._ledger = ledger
 
     def load(self) -> int:
-        """The number of the last update, 0 where there was none."""
+        """Load the saved state. Returns the number of the last update; 0 if nothing was saved."""
         if self._path is None or not self._path.exists():
             return 0
         state = torch.load(self._path)
@@ -40,7 +40,7 @@ class Saved:
         return int(state["number"])
 
     def save(self, number: int) -> None:
-        """Keep all of it, as of this update; what was kept before is there until then."""
+        """Save the state after this update. The file is replaced atomically."""
         if self._path is None:
             return
         state = {

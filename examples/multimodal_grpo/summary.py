@@ -1,4 +1,4 @@
-"""What is shown when the job is over: a table of what passed where, and a plot of reward and memory over time."""
+"""The summary of the job: a table of rows and bytes, and a plot of reward and memory over time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from examples.multimodal_grpo.watch import MIB, Watch
 
 
 def introduction(job: Job) -> str:
-    """What runs and what will be seen, for who sees it for the first time."""
+    """A text for newcomers: the processes, and the figures that they will see."""
     ranks = "a trainer" if job.ranks == 1 else f"{job.ranks} trainer ranks"
     rises = f" to {job.target:g}" if job.target < 1 else ""
     names = f"{len(job.pauses)} rollout workers, a reward worker and {ranks}"
@@ -28,7 +28,7 @@ At step {job.kill_at} a rollout worker is killed on purpose, and started again: 
 
 
 def meaning(job: Job, watch: Watch, picture: Path | None) -> str:
-    """The first three of the five lines that a newcomer takes home; the verdict has the others."""
+    """The first three lines of the result; `__main__` prints the other two."""
     steps = [step for _, step in watch.steps]
     stats = watch.samples[-1][1]
     sent, meant = sum(s.reference_bytes for s in steps), sum(s.logical_bytes for s in steps)
@@ -41,7 +41,7 @@ Over time: {len(steps)} updates in {watch.seconds:.0f} s{shown}."""
 
 
 def table(job: Job, watch: Watch) -> Table:
-    """The figures of a job that has made a step at least."""
+    """A table of the figures of a job that has made one step or more."""
     steps = [step for _, step in watch.steps]
     stats = watch.samples[-1][1]
     logical, stored = sum(s.logical_bytes for s in steps), sum(s.stored_bytes for s in steps)

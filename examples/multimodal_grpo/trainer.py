@@ -1,7 +1,7 @@
-"""The trainer: one GRPO update a batch of complete groups, after which its rows are acked and new weights published.
+"""The trainer: makes one GRPO update for each batch of complete groups, acks its rows, and publishes new weights.
 
-Weights travel as everything does: they are put, a reference of them goes up on the board, and once newer ones are there
-the old ones are freed. The rows' memory is the stream's affair: it goes when every task has acked them.
+Weights are put, their reference is published on the board, and the older ones are freed. The stream frees the rows when
+all tasks have acked them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ RESPONSE_COLUMNS = ("response_ids", "log_prob", "reward")
 def work(
     reports: Connection, job: Job, address: str, deadline: float, held_out: dp.BatchRef, board: Board, store: str
 ) -> None:
-    """Train until the target is reached, or steps or time are over; then examine the policy. deadline: monotonic."""
+    """Train until the target is reached, or the steps or the time are over; then test the policy on `held_out`.
+    `deadline`: a time of `time.monotonic()`."""
     policy, optimizer = learner(job)
     ranks = Ranks(job, 0, store)
     recent: deque[float] = deque(maxlen=job.averaged)
@@ -44,11 +45,11 @@ def work(
         published = publish(plane, policy, number, board, None) if number else None
         for delivery in batches(job, rollouts):
             fresh = [at for at, key in enumerate(delivery.keys) if key not in ledger]
-            if fresh:  # what was learnt before everything was killed may come once more, if its ack was not heard
+            if fresh:  # a batch comes again if all processes were killed after its update and before its ack
                 share = ranks.share(plane, delivery.ref if len(fresh) == len(delivery) else delivery.ref[fresh])
                 number += 1
                 recent.append(update(job, policy, optimizer, share, ranks))
-                del share  # before the next batch is waited for: it may hold the memory that it needs
+                del share  # the next batch may need its memory
                 reports.send(report(job, number, delivery, recent))
                 ledger.count([delivery.keys[at] for at in fresh])
                 saved.save(number)
@@ -65,7 +66,7 @@ def work(
 
 
 def follow(job: Job, address: str, rank: int, store: str) -> None:
-    """Learn from this rank's share of each batch, until there are no more."""
+    """Train on this rank's share of each batch, until there are no more."""
     policy, optimizer = learner(job)
     ranks = Ranks(job, rank, store)
     with dp.connect(address) as plane:
@@ -74,14 +75,14 @@ def follow(job: Job, address: str, rank: int, store: str) -> None:
 
 
 def learner(job: Job) -> tuple[Policy, torch.optim.Optimizer]:
-    """A policy that has learnt nothing, equal in every process, and what updates it."""
+    """An untrained policy, the same in every process, and its optimizer."""
     torch.set_num_threads(1)
     policy = Policy(job.seed)
     return policy, torch.optim.Adam(policy.parameters(), lr=job.learning_rate)
 
 
 def batches(job: Job, rollouts: dp.Stream) -> Iterator[dp.Delivery]:
-    """Batches of complete groups whose rows have their reward, the responses of a prompt side by side."""
+    """Batches of complete groups with rewards, the responses of a prompt in adjacent rows."""
     rows = job.prompts * job.responses
     columns = [*PROMPT_COLUMNS, *RESPONSE_COLUMNS]
     return rollouts.deliveries(
@@ -90,7 +91,7 @@ def batches(job: Job, rollouts: dp.Stream) -> Iterator[dp.Delivery]:
 
 
 def count_the_rest(job: Job, rollouts: dp.Stream, ledger: Ledger) -> None:
-    """Nobody learns from what was still on its way. It is counted, and its pixels are not read."""
+    """Count the remaining rows, which are not used for training. Their pixels are not read."""
     sampler = dp.CompleteGroups(job.responses)  # groups that lack rows expire now: the stream is closed
     for delivery in rollouts.deliveries("actor", rows=1024, columns=["reward"], sampler=sampler):
         delivery.ack()
@@ -98,10 +99,10 @@ def count_the_rest(job: Job, rollouts: dp.Stream, ledger: Ledger) -> None:
 
 
 def update(job: Job, policy: Policy, optimizer: torch.optim.Optimizer, said: dp.Batch, ranks: Ranks) -> float:
-    """One step of the optimizer, with this rank's share of a batch; the batch's mean reward.
+    """Make one step of the optimizer with this rank's share of a batch. Returns the mean reward of the batch.
 
-    Responses of a prompt follow one another, so every eighth row has all the pixels there are: they are read in
-    place, from the memory where the rollout worker wrote them, and go through the policy once for all eight.
+    The responses of a prompt are adjacent rows with the same pixels. So the policy evaluates every eighth row only. The
+    pixels are views of the shared memory into which the rollout worker wrote them.
     """
     seen = dp.Batch({name: said[name][:: job.responses] for name in PROMPT_COLUMNS})
     rewards = said["reward"].torch().reshape(-1, job.responses)
@@ -121,7 +122,7 @@ def update(job: Job, policy: Policy, optimizer: torch.optim.Optimizer, said: dp.
 
 
 def publish(plane: dp.Plane, policy: Policy, version: int, board: Board, old: dp.BatchRef | None) -> dp.BatchRef:
-    """Put the weights, tell everybody, and free those that they replace."""
+    """Put the weights, publish their reference, and free the weights `old`. Returns the reference."""
     weights = plane.put({name: values[None] for name, values in policy.state_dict().items()})
     board.post(version, weights)
     if old is not None:
@@ -131,7 +132,7 @@ def publish(plane: dp.Plane, policy: Policy, version: int, board: Board, old: dp
 
 @torch.no_grad()
 def examine(plane: dp.Plane, job: Job, policy: Policy, held_out: dp.BatchRef) -> float:
-    """The part of these digits that the policy names rightly when it says what it holds most likely."""
+    """The accuracy of the policy's most likely answers on these digits."""
     rng = np.random.default_rng(job.seed)
     right = 0
     for part in held_out.split(job.prompts):
@@ -144,7 +145,7 @@ def examine(plane: dp.Plane, job: Job, policy: Policy, held_out: dp.BatchRef) ->
 
 
 def report(job: Job, number: int, delivery: dp.Delivery, recent: deque[float]) -> Step:
-    """What there is to say of an update."""
+    """The report of an update."""
     ref = delivery.ref
     once = ref[:: job.responses].select(*PROMPT_COLUMNS).nbytes + ref.select(*RESPONSE_COLUMNS).nbytes
     lag = number - 1 - float(np.mean(delivery.versions))

@@ -1,4 +1,4 @@
-"""What is seen while the job runs: three bars on a terminal, elsewhere a line every few seconds; and the record."""
+"""The display of the running job: three bars on a terminal, otherwise a line every few seconds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 class Watch:
-    """Sees every report and the node's figures, shows them and keeps them. A context manager: the bars' life."""
+    """Shows and records all reports and statistics. A context manager: the bars are shown in its block."""
 
     def __init__(self, job: Job, console: Console) -> None:
         self._job = job
@@ -45,11 +45,11 @@ class Watch:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def report(self, report: Any) -> None:
-        """One of `job.Step`, `job.Killed`, `job.Finished`, `job.Failed`."""
+        """Take a report: `job.Step`, `job.Killed`, `job.Finished` or `job.Failed`."""
         match report:
             case Step():
                 self.steps.append((self.seconds, report))
@@ -64,7 +64,7 @@ class Watch:
         self._show()
 
     def figures(self, stats: dp.Stats, stream: Mapping[str, Any]) -> None:
-        """The node's figures now, and the stream's."""
+        """Take the present statistics of the node and of the stream."""
         self.samples.append((self.seconds, stats))
         self._streamed = stream
         self._show()
