@@ -32,8 +32,9 @@ def replaces(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> bo
     return len(again) > 0 and all(again)
 
 
-def extend(leased: LeasedRows, command: Extend) -> None:
-    """Add columns to rows. Raises as `replaces`, Misuse for an existing column, SchemaMismatch, LimitExceeded."""
+def extend(leased: LeasedRows, command: Extend, spares: Sequence[bytes]) -> None:
+    """Add columns to rows. `spares`: nodes that have copies of them. Raises as `replaces`, Misuse for an existing
+    column, SchemaMismatch, LimitExceeded."""
     rows, holds = command.rows, command.holds
     _require(leased, rows, command.ref, holds)  # the state may have changed since it was decided
     under = np.unique(holds)
@@ -51,7 +52,7 @@ def extend(leased: LeasedRows, command: Extend) -> None:
         replace=command.replace,
         hold=hold,
         keep=command.replace,
-        spares=command.nodes,
+        spares=spares,
     )
     if len(replaced):
         leased.replaced.keep(replaced, readers)

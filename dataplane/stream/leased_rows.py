@@ -63,6 +63,8 @@ class LeasedRows:
         self.group_sizes: dict[int, int] = {}
         """By task, the `group_size` of the sampler of its last request that had one: the number of rows of a whole
         group. A task whose samplers had none is not here."""
+        self.asked: dict[int, tuple[str, ...]] = {}
+        """By task, the columns that its last request needs."""
         self.lost: dict[int, LossRecord] = {}
         """The lost rows that were not reported yet, by number."""
         self.replaced = ReplacedBatches()
@@ -79,6 +81,7 @@ class LeasedRows:
         partition.unfinished.forget_leases()
         self.replaced = ReplacedBatches(self.replaced)
         self.group_sizes.clear()
+        self.asked.clear()
         self.leases = Leases(first)
         self.admission = Admission(self.settings, self._held)
         self.commands.clear()
@@ -95,10 +98,11 @@ class LeasedRows:
             self.commands += [SettleCommand(task=task, rows=some, state=EXPIRED) for some in _parted(rows)]
 
     def expire_blocked(self, task: int, columns: tuple[str, ...]) -> None:
-        """In a closed stream, expire the rows that will never have these columns, because they are dead letters of
-        another task."""
+        """Note the columns that a request needs. In a closed stream, expire the rows that will never have them, because
+        they are dead letters of another task."""
+        self.asked[task] = columns
         if self.closed:
-            self.expire(task, self.partition.progress.blocked(task, columns))
+            self.expire(task, self.partition.progress.blocked(task, self.asked))
 
     def _held(self) -> Usage:
         partition = self.partition

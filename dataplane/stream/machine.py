@@ -62,7 +62,7 @@ class StreamMachine(StreamLeader, StateMachine):
         least, columns = asked.min_rows if isinstance(asked.sampler, Fifo) else 1, needed(asked.columns, asked.sampler)
         if leased.closed:
             least = min(least, leased.partition.progress.is_left(task))
-            if len(leased.partition.progress.blocked(task, columns)):
+            if len(leased.partition.progress.blocked(task, {**leased.asked, task: columns})):
                 return True
         if len(leased.partition.progress.ready(task, columns, least)) < least:
             return False

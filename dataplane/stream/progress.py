@@ -16,6 +16,7 @@ is given back: `give_back` and `settle` have the same result whether a row is le
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,20 +111,22 @@ class StreamProgress:
                 break
         return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
 
-    def blocked(self, task: int, columns: tuple[str, ...]) -> Index:
-        """The rows that are pending for the task and will never get all of these columns: each is a dead letter of
-        another task, and is pending or leased only for this task, so no task is left to add the columns."""
-        need = self._rows.schema.mask(columns)
+    def blocked(self, task: int, asked: Mapping[int, tuple[str, ...]]) -> Index:
+        """The rows that are pending for the task and that no task can continue. `asked`: by task, the columns that it
+        asks for. Each of these rows is a dead letter of a task, is leased to none, and lacks a column of each task for
+        which it is pending."""
+        needs = {of: self._rows.schema.mask(columns) for of, columns in asked.items()}
         found: list[Index] = []
         for number, page in self._rows.pages.items():
             sheet = self._sheets.get(number)
             if sheet is not None and sheet.dead:
                 states = self._sheet(page).state[:, : page.count]
-                flags = (states == DEAD).any(axis=0)
-                open_to = np.count_nonzero((states == PENDING) | (states == LEASED), axis=0)
-                flags &= (states[task] == PENDING) & (open_to == 1) & page.present & ~sheet.dropped[: page.count]
-                if need is not None:
-                    flags &= (page.columns[: page.count] & need) != need
+                flags = (states == DEAD).any(axis=0) & (states != LEASED).all(axis=0)
+                flags &= (states[task] == PENDING) & page.present & ~sheet.dropped[: page.count]
+                for of in range(self._tasks):
+                    pending, need = states[of] == PENDING, needs.get(of, np.uint64(0))
+                    if need is not None:  # else no row has one of the columns
+                        flags &= ~pending | ((page.columns[: page.count] & need) != need)
                 found.append(np.flatnonzero(flags) + page.first)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 

@@ -156,7 +156,8 @@ class ReplicatedStream:
 
     def _do_append(self, command: r.Append) -> r.StreamResult:
         begin = None if command.begin is None else RowBeginning(*command.begin, command.client)
-        arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, command.nodes, begin)
+        spares = self._spares(command)
+        arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, spares, begin)
         count = len(command.ref)
         if begin is not None and count != 1:
             raise Misuse(f"{count} rows in progress are begun at once; it is one")
@@ -168,8 +169,12 @@ class ReplicatedStream:
         self._require_there(command.ref, command.nodes)
         first, new = self.leased.append(command.ref, command.keys, command.digest, arrival, command.time_s)
         if new:
-            self._holds(command.ref, command.nodes)
+            self._holds(command.ref, spares)
         return r.AppendResult(first, count, new)
+
+    def _spares(self, command: r.Append | r.Extend | r.ExtendRow | r.RestoreColumnBatch) -> tuple[bytes, ...]:
+        """The nodes of a command with copies of its columns, without those that were lost meanwhile."""
+        return tuple(node for node in command.nodes if node not in self.lost_nodes)
 
     def _require_there(self, ref: BatchRef, nodes: tuple[bytes, ...]) -> None:
         """Raises OwnerDied if the columns were lost with the node that stored them."""
@@ -179,16 +184,17 @@ class ReplicatedStream:
     def _do_extend(self, command: r.Extend) -> None:
         _check_counts(len(command.rows), list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        extend(self.leased, command)
-        self._holds(command.ref, command.nodes)
+        spares = self._spares(command)
+        extend(self.leased, command, spares)
+        self._holds(command.ref, spares)
 
     def _do_extend_row(self, command: r.ExtendRow) -> r.StreamResult:
         _check_counts(1, list(command.lengths.values()))
         self._require_there(command.ref, command.nodes)
-        partition, row = self.leased.partition, command.row
-        new = partition.grow(row, command.piece, command.ref, command.lengths, command.nodes, self.clock_s)
+        partition, row, spares = self.leased.partition, command.row, self._spares(command)
+        new = partition.grow(row, command.piece, command.ref, command.lengths, spares, self.clock_s)
         if new:
-            self._holds(command.ref, command.nodes)
+            self._holds(command.ref, spares)
         return r.AppendResult(row, 1, new)
 
     def _do_resume_row(self, command: r.ResumeRow) -> r.StreamResult:
@@ -292,8 +298,9 @@ class ReplicatedStream:
 
     def _do_restore_columns(self, command: r.RestoreColumnBatch) -> None:
         self._require_there(command.ref, command.nodes)
-        restore_column_batch(self.leased, command.rows, command.task, command.ref, command.nodes)
-        self._holds(command.ref, command.nodes)
+        spares = self._spares(command)
+        restore_column_batch(self.leased, command.rows, command.task, command.ref, spares)
+        self._holds(command.ref, spares)
 
     # The state as bytes
 

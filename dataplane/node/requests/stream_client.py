@@ -17,13 +17,14 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
-from dataplane.errors import Backpressure, DataplaneError, Misuse, OutcomeUnknown, ProtocolMismatch
+from dataplane.errors import Backpressure, DataplaneError, Misuse, ProtocolMismatch
 from dataplane.node.local.streams import LocalStreams
 from dataplane.node.requests.deliveries import Deliveries, Room
 from dataplane.node.requests.permits import Permits, Ticket
 from dataplane.node.requests.restores import Restores
 from dataplane.node.sessions import checks
 from dataplane.node.sessions.interface import (
+    ColumnClaim,
     OpenedStream,
     Outcome,
     StreamService,
@@ -280,26 +281,31 @@ class StreamClient:
     async def _append_to(
         self, stream: OpenedStream, partition: Any, asked: r.Append, ticket: Ticket, until: Deadline
     ) -> r.AppendResult:
-        """Append to a partition. If the permit is one of an earlier leader, request another one first."""
+        """Append to a partition. If the permit is one of an earlier leader, request another one first. A permit that
+        the append has not used is given back once that is known."""
+
+        def ended(claim: ColumnClaim, permit: Ticket, outcome: Outcome) -> None:
+            happened((claim,), outcome)
+            if isinstance(outcome, DataplaneError):
+                self.permits.put_back(permit)
+
         waiting = Deadline.after(_WAIT_S)
         while True:
             number = ticket.number if ticket.partition == partition else 0
             try:
                 claim = await self._service.claim(partition, asked.ref, asked.nodes, until, rows=len(asked.ref))
-                settled = partial(happened, (claim,))
-                request = msgspec.structs.replace(asked, ticket=number)
+            except BaseException:
+                self.permits.put_back(ticket)
+                raise
+            request, settled = msgspec.structs.replace(asked, ticket=number), partial(ended, claim, ticket)
+            try:
                 return await self._session.ask(partition, request, r.AppendResult, until, settled=settled)
             except Backpressure as error:
                 if not waiting.remaining_s or error.spill_error:  # too late, or a disk is full
-                    self.permits.put_back(ticket)
                     raise
-                version = int(asked.versions.max(initial=0))
-                wanted = r.Admit(rows=len(asked.ref), nbytes=asked.ref.stored_nbytes, version=version)
-                ticket = await self.permits.let_in(stream, partition, wanted, waiting)
-            except DataplaneError as error:
-                if not isinstance(error, OutcomeUnknown):  # else the request, with the ticket, is repeated
-                    self.permits.put_back(ticket)
-                raise
+            version = int(asked.versions.max(initial=0))
+            wanted = r.Admit(rows=len(asked.ref), nbytes=asked.ref.stored_nbytes, version=version)
+            ticket = await self.permits.let_in(stream, partition, wanted, waiting)
 
     async def extend_staged(self, request: rm.ExtendRows, ref: BatchRef, scope: str) -> m.Done:
         """As `append_staged`, for an extend. Raises as `_extend`."""

@@ -239,6 +239,29 @@ def test_a_returned_node_appends_new_columns_and_its_lost_rows_stay_lost(part: P
     assert not len(part.leader.leased.partition.rows.all())
 
 
+def test_a_copy_on_a_node_that_was_lost_before_the_append_is_not_counted(part: Partition) -> None:
+    owner, other = b"node-one", b"node-two"
+    part.ask(r.Lose(node=other))
+    part.append(1, ref=part.ref(1, "x", node=owner), nodes=(other,))
+    part.ask(r.Return(node=other, first=100))
+    part.ask(r.Lose(node=owner))
+    assert (part.leader.leased.partition.rows.count, list(part.leader.leased.lost)) == (0, [0])
+
+
+@each_case("columns", [("x", "adv"), ("x", "reward")], ids=["of each other", "the same"])
+def test_a_dead_letter_of_a_closed_stream_expires_for_all_tasks_that_wait_for_its_columns(columns: Any) -> None:
+    part = Partition(StreamSettings(("reward", "adv", "actor"), max_deliveries=1))
+    part.append(1, "x")
+    part.nack(part.consume("reward").grant)
+    part.ask(r.Close(client="p", sequence=part.sequence()))
+    for task, asked in (("adv", ("x", "reward")), ("actor", columns), ("adv", ("x", "reward"))):
+        with pytest.raises(NotReady):
+            part.consume(task, columns=asked)
+    for task in ("adv", "actor"):
+        with pytest.raises(Closed):
+            part.consume(task, columns=("x", "reward"))
+
+
 def test_replicas_agree_on_a_group_of_which_rows_were_done_dropped_and_retried() -> None:
     part = Partition(StreamSettings(("train", "score"), max_deliveries=1, group_size=3))
     part.append(3, groups=["g"] * 3)

@@ -93,6 +93,18 @@ async def let_go(client: Client, given: Any) -> None:
         client.streams.answer(rm.ReturnPermit(client.stream.token, given.ticket), Deadline.after(0.0))
 
 
+async def test_a_cancelled_append_gives_its_permit_back() -> None:
+    async with streaming(2, max_rows=100) as (leader, (node,)):
+        client, other = clients([node, leader])
+        admitted = await client.ask(rm.AdmitRows(1, client.stream.token, 4, 32, 0, "", b"", 0.0))
+        columns = {"ticket": admitted.ticket, "staged": "", "ref": other.put(4).encode()}  # of another node
+        versions = np.zeros(4, np.int64).tobytes()
+        request = rm.AppendRows(1, client.stream.token, [], b"", [], versions, {}, None, {}, **columns)
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.ensure_future(CancelledAt(client.ask(request), 0, ready=False))
+        await until(lambda: not held(leader))
+
+
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing else notices what was lost, within a test."""
