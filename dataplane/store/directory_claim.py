@@ -71,7 +71,7 @@ class DirectoryClaim:
         for _ in range(_ATTEMPTS):
             self._above += [path for path in _missing(parent) if path not in self._above]
             try:
-                parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_parent(parent)
                 opened = self._parent = os.open(parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
                 self._sweep(opened)
                 return opened, *self._make(opened)
@@ -149,6 +149,18 @@ class DirectoryClaim:
         with suppress(OSError):
             for path in above:
                 path.rmdir()
+
+
+def _make_parent(parent: Path) -> None:
+    """Create the directory and its parents unless it exists. Raises FileNotFoundError if another process removed it
+    meanwhile."""
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:  # also raised if it is removed between the attempt and a second look
+        mode = os.lstat(parent).st_mode
+        if not stat.S_ISDIR(mode) and not (stat.S_ISLNK(mode) and parent.is_dir()):
+            raise
+        raise FileNotFoundError(errno.ENOENT, "it was removed and made again") from None
 
 
 def _missing(directory: Path) -> list[Path]:
