@@ -1,4 +1,4 @@
-"""The parts of consuming a stream that need no state of it: loops over deliveries, and the reason why a task waits."""
+"""Functions of consuming: loops over deliveries, consumes with a user's sampler, and the reasons why a task waits."""
 
 from __future__ import annotations
 
@@ -39,25 +39,27 @@ CONSUME_TIMEOUT_S = 600.0
 CONSUME_LEASE_S = 60.0
 """The default lease of a consume."""
 LOG_WAIT_S = 10.0
-"""Seconds after which the log says why a task waits."""
-_WHY_S = 1.0  # the time of a node to report why no rows are ready
-_ANSWER_S = 0.1  # the least time for an answer, even with a shorter timeout
+"""Seconds of waiting after which the reason is logged."""
+_WHY_S = 1.0  # the most time for the statistics from which the reason of a wait is determined
+_ANSWER_S = 0.1  # the least time of a loop for an answer, even with a shorter timeout
 
 loops = itertools.count(1)
 """The numbers of this process's loops over deliveries."""
 
 AtEnd: TypeAlias = Literal["warn", "raise", "ignore"]
-"""The action of a loop over a stream at the end if the task has not done all rows: a `UserWarning`, Closed, or none."""
+"""The action at the end of a loop over deliveries if the task has dead letters, or rows that expired or were dropped:
+issue a `UserWarning`, raise Closed, or nothing."""
 
 
 def check_at_end(at_end: str) -> None:
-    """Raises Misuse."""
+    """Raise Misuse if the value is not one of `AtEnd`."""
     if at_end not in get_args(AtEnd):
         raise Misuse(f"at_end is one of {', '.join(map(repr, get_args(AtEnd)))}, not {at_end!r}")
 
 
 def ended(closed: Closed, at_end: AtEnd) -> None:
-    """End a loop over a stream that raised this error. Warns, or raises it, if the task has not done all rows."""
+    """Take the action `at_end` for the error of a stream that has no rows left. Warns, or raises the error, if the task
+    has dead letters, or rows that expired or were dropped."""
     if not (closed.dead or closed.expired) or at_end == "ignore":
         return
     if at_end == "raise":
@@ -66,7 +68,7 @@ def ended(closed: Closed, at_end: AtEnd) -> None:
 
 
 class Beginning(Generic[C]):
-    """A context manager that is being made: `await` it, or enter it with `async with`."""
+    """An operation that makes a context manager: `await` it, or enter its result by `async with`."""
 
     _made: C | None = None
 
@@ -96,13 +98,13 @@ class Consuming(Beginning[Delivery]):
         return self._consume(self._asked)
 
     def in_loop(self, loop: int) -> Consuming:
-        """The same for a loop, which settles its deliveries in turn: the others count as not delivered if the process
-        dies."""
+        """The same consume, for the loop with this number. A loop settles its deliveries in turn. If the process dies,
+        only the first of them counts for `max_deliveries`."""
         return Consuming(self._consume, msgspec.structs.replace(self._asked, loop=loop))
 
 
 class WaitLog:
-    """Logs why a task waits, after `LOG_WAIT_S`; once for each task of a stream."""
+    """Logs why a task waits, `LOG_WAIT_S` after its creation. Logs once for each task of a stream object."""
 
     def __init__(self, stream: AsyncStream, task: str, columns: Sequence[str]) -> None:
         self._stream, self._task, self._columns = stream, task, columns
@@ -120,14 +122,14 @@ class WaitLog:
         log.warning("task %r has waited for rows of stream %r for 10 s: %s", self._task, self._stream.name, why)
 
     def stop(self) -> None:
-        """The wait is over."""
+        """End the log's timer, because the wait is over."""
         self._timer.cancel()
         if self._logging is not None:
             self._logging.cancel()
 
 
 async def explained(stream: AsyncStream, error: NotReady, task: str, how: Mapping[str, Any]) -> NotReady:
-    """The same error, with the reason why no rows are ready, if it is known. `how`: the arguments of the consume."""
+    """The same error with the reason why no rows are ready, if known. `how`: the arguments of the consume."""
     columns = [*how.get("columns", ()), *names("needs", getattr(how.get("sampler"), "needs", ()))]
     why = await describe_wait(stream, task, columns, how.get("min_rows", 1)) if error.waited_s > 0 else ""
     fields = {"stream": error.stream, "task": error.task, "waited_s": error.waited_s}
@@ -135,14 +137,14 @@ async def explained(stream: AsyncStream, error: NotReady, task: str, how: Mappin
 
 
 async def not_ready(stream: AsyncStream, task: str, waited_s: float, how: Mapping[str, Any]) -> NotReady:
-    """The `NotReady` of a loop over deliveries that has waited `waited_s` seconds, with the reason why no rows are
-    ready. `how`: the arguments of the consume."""
+    """The error of a loop over deliveries that has waited `waited_s` seconds, with the reason why no rows are ready.
+    `how`: the arguments of the consume."""
     what = f"no rows of stream {stream.name!r} became ready for task {task!r} in {waited_s:.1f} s"
     return await explained(stream, NotReady(what, stream=stream.name, task=task, waited_s=waited_s), task, how)
 
 
 async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], min_rows: int = 1) -> str:
-    """Why no rows with these columns are ready for a task."""
+    """The reason, as text, why fewer than `min_rows` rows with these columns are ready for a task."""
     try:
         async with asyncio.timeout(_WHY_S):
             figures = await stream.stats()
@@ -180,7 +182,7 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
 
 
 def _held(by: Mapping[str, Any]) -> str:
-    """Who holds leased rows, by an entry of the task's `holders`."""
+    """The holder of leased rows, as text, from an entry of the task's `holders`."""
     if not by["holder"]:
         return f"{by['rows']} that {by['replica']} has not taken"
     replica = f", {by['replica']}," if by["replica"] else ""
@@ -194,7 +196,7 @@ def _count(count: int, what: str) -> str:
 async def deliveries(
     stream: AsyncStream, task: str, prefetch: int, timeout: float | None, at_end: AtEnd, how: Mapping[str, Any]
 ) -> AsyncIterator[Delivery]:
-    """See `AsyncStream.deliveries`."""
+    """Implements `AsyncStream.deliveries`."""
     check_at_end(at_end)
     wait_s = max(arguments.seconds(timeout, CONSUME_TIMEOUT_S), _ANSWER_S)
     ahead: list[asyncio.Task[Delivery]] = []
@@ -204,13 +206,13 @@ async def deliveries(
 
     async def one() -> Delivery:
         while True:
-            with suppress(NotReady):  # prefetching has no deadline; a caller that waits keeps its own
+            with suppress(NotReady):  # a prefetch has no deadline; `first` checks that of the caller
                 delivery = await stream.consume(task, timeout=CONSUME_TIMEOUT_S, **how).in_loop(loop)
                 stream._getter.fetch_ahead(delivery.ref, TIMEOUT_S)
                 return delivery
 
     async def first() -> Delivery | None:
-        """The next delivery; None if its lease has ended. It stays in `ahead` until it is known to be leased."""
+        """The next delivery; None if its lease has ended. Its request stays in `ahead` until the lease was checked."""
         began = recorder.awaits()
         done, _ = await asyncio.wait(ahead, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
         recorder.awaited(context.run(recorder.place), began)
@@ -218,7 +220,7 @@ async def deliveries(
             raise await not_ready(stream, task, wait_s, how)
         soonest = min(done, key=_granted)  # a later request may be granted before an earlier one
         delivery = soonest.result()
-        since_s = min(delivery._since_s, body_s)  # in a body that blocks it is granted, and not read until afterwards
+        since_s = min(delivery._since_s, body_s)  # if the body blocks the event loop, the reply is read late
         leased = not is_old(since_s, how) or await still_leased(delivery, how)
         ahead.remove(soonest)
         return delivery if leased else None
@@ -251,7 +253,7 @@ async def deliveries(
 
 
 async def _give_back(ahead: Sequence[asyncio.Task[Delivery]]) -> None:
-    """End these requests, and give back the deliveries that they got."""
+    """Cancel these requests, and give back the deliveries of those that have succeeded."""
     for request in ahead:
         request.cancel()
     for outcome in await asyncio.gather(*ahead, return_exceptions=True):
@@ -261,18 +263,19 @@ async def _give_back(ahead: Sequence[asyncio.Task[Delivery]]) -> None:
 
 
 def _granted(request: asyncio.Task[Delivery]) -> float:
-    """The number of the grant that a request got; infinite if it failed."""
+    """The grant number of the delivery that a request got; infinite if the request failed."""
     return math.inf if request.cancelled() or request.exception() is not None else request.result()._given.grant
 
 
 def is_old(since_s: float, how: Mapping[str, Any]) -> bool:
-    """Whether a tenth of a lease that began then is over, so that it is renewed before the delivery is used."""
+    """Whether a tenth of the lease that began at `since_s` is over. It must then be renewed before the delivery is
+    used. `how`: the arguments of the consume."""
     return monotonic() - since_s >= float(how.get("lease", CONSUME_LEASE_S)) / 10
 
 
 async def still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:
-    """Renew the lease of a delivery that was not used yet. Returns whether it is still leased. A replica must not skip
-    a delivery, to stay in step, so there LeaseExpired is raised."""
+    """Renew the lease of a delivery that was not used yet. Returns whether the rows are still leased. Raises
+    LeaseExpired for a replica, which must not skip a delivery that others get."""
     try:
         await delivery.renew()
     except LeaseExpired:
@@ -283,12 +286,12 @@ async def still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:
 
 
 _NONE: Index = np.empty(0, np.int64)
-_FIRST = 1 << 14  # rows that the sampler is shown first
+_FIRST = 1 << 14  # candidates of the first call of a sampler
 _AGE_S = 0.5  # seconds between two calls of a sampler whose choice depends on age
 
 
 class Sampling:
-    """One consume with a sampler of the user. `asked`: the request, without the choice."""
+    """One consume with a user's sampler. `asked`: the request, without chosen rows."""
 
     def __init__(self, stream: AsyncStream, sampler: Sampler, asked: r.Consume) -> None:
         self.ask = stream.ask
@@ -296,8 +299,8 @@ class Sampling:
         self.asked = asked
 
     async def run(self, deadline_s: float) -> r.Delivered:
-        """Lease rows once the sampler chooses enough. Raises NotReady, Closed, Misuse, and the errors of the
-        sampler."""
+        """Lease rows once the sampler chooses at least `min_rows`. Returns the answer. `deadline_s`: seconds to wait.
+        Raises NotReady at the deadline, Closed, Misuse, and the errors of the sampler."""
         loop, asked = asyncio.get_running_loop(), self.asked
         judges_age = bool(getattr(self.sampler, "judges_age", False))
         until, seen, most = loop.time() + deadline_s, -1, max(_FIRST, asked.rows)
@@ -330,7 +333,7 @@ class Sampling:
             except NotReady:
                 if loop.time() >= until:
                     raise
-                seen = -1  # other consumers took these rows, or that grant has ended; choose among the rest
+                seen = -1  # other consumers leased these rows, or the replica's grant has ended: choose again
 
     def _choose(self, candidates: Candidates) -> Any:
         try:
@@ -372,7 +375,7 @@ class Sampling:
 
 
 def check_sampler(sampler: Any) -> None:
-    """Raises Misuse if the object is no sampler."""
+    """Raise Misuse if the object is no sampler."""
     if isinstance(sampler, type):
         raise Misuse(f"the sampler is a class: pass an object of it, as {sampler.__name__}()")
     if not callable(getattr(sampler, "choose", None)):

@@ -1,8 +1,8 @@
 """Rows that were delivered to a task, and how their consumer settles them.
 
-Invariant: a delivery is settled once, by the first `ack` or `nack`; the same call again does nothing, and the other
-raises LeaseExpired. As a context manager it is acked at the end of the block, and given back if the block raises,
-unless it was settled before.
+Invariant: a delivery is settled once, by the first `ack` or `nack`. Repeating that call does nothing; the other call
+raises LeaseExpired. A delivery that is not settled within its `with` block is acked at the end of the block, and given
+back if the block raises.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 LEFT = "the loop over deliveries was left with them in hand"
-"""The reason of a nack by a loop, which does not know the error that ended it."""
+"""The reason of the nack when a loop over deliveries is left. The loop does not know the error that ended it."""
 
 _REASON = 200  # characters
 
 
 def reason_of(error: BaseException | None) -> str:
-    """The reason of a nack because of this error, for the log."""
+    """The text of this error as the reason of a nack, at most `_REASON` characters. Empty for None."""
     if error is None:
         return ""
     said = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
@@ -43,16 +43,16 @@ def reason_of(error: BaseException | None) -> str:
 
 
 class Delivery:
-    """Leased rows of one task. `ref` and all lists have the rows in the order of delivery."""
+    """Leased rows of one task. `ref` and all lists are in the order of delivery."""
 
     def __init__(self, stream: AsyncStream, delivered: r.Delivered, balance: tuple[str, int] | None) -> None:
         self.ref = delivered.ref.with_origin(stream._token, delivered.rows, delivered.holds)
-        """The rows, of the columns that were asked for."""
+        """A reference to the requested columns of the rows."""
         self.groups: list[str | int | None] = delivered.groups
         self.versions: list[int] = delivered.versions
         self.tags: dict[str, list[Any]] = delivered.tags
         self.settled = False
-        """Whether it was acked or given back."""
+        """Whether the delivery was acked or given back."""
         self._acked = False
         self._since_s = monotonic()
         self._given = delivered
@@ -73,7 +73,8 @@ class Delivery:
         return f"Delivery({len(self)} rows; {', '.join(self.ref.columns)})"
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read the rows, or these columns of them. Raises as `AsyncPlane.get`."""
+        """Read these columns of the rows; all if none is named. timeout: seconds to wait for memory. Raises as
+        `AsyncPlane.get`, and SchemaMismatch for a column that was not consumed."""
         if missing := [name for name in columns if name not in self.ref.columns]:
             there = ", ".join(self.ref.columns)
             raise SchemaMismatch(
@@ -84,20 +85,23 @@ class Delivery:
         return await self._getter.get(ref, arguments.seconds(timeout))
 
     async def ack(self) -> None:
-        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
-        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader answered
-        neither this nor a repetition: ack again. Does nothing if they were acked before."""
+        """Acknowledge the rows: the task is done with them. Does nothing if they were acked before.
+
+        Raises LeaseExpired if the rows were given back, or if some were leased to another consumer; none is acked then.
+        Raises OutcomeUnknown if neither the ack nor a repetition was answered. The call can then be repeated."""
         await self._settle(done=True)
 
     async def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again. If this makes them dead letters, `dead_letters` and the node's log
-        have the reason. Does nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
+        """Give the rows back, to be delivered again. Does nothing if they were given back before. If the rows become
+        dead letters, `dead_letters` and the node's log have the reason.
+
+        Raises LeaseExpired if the lease has ended or the rows were acked, Misuse if the reason is no text."""
         if not isinstance(reason, str):
             raise Misuse(f"the reason of a nack is text, not {reason!r:.100}")
         await self._settle(done=False, reason=reason.encode("utf-8", "replace").decode())
 
     async def unseen(self) -> None:
-        """As `nack`, but the delivery does not count towards `max_deliveries`, because the rows were not read."""
+        """Give back rows that were not read. The delivery does not count for `max_deliveries`. Raises as `nack`."""
         await self._settle(done=False, seen=False)
 
     async def _settle(self, *, done: bool, seen: bool = True, reason: str = "") -> None:
@@ -121,7 +125,7 @@ class Delivery:
         return LeaseExpired(f"these rows were {'acked' if self._acked else 'given back'} before")
 
     async def renew(self) -> None:
-        """Renew the lease for its original duration. Raises LeaseExpired."""
+        """Renew the lease for its original duration. Raises LeaseExpired if it has ended or the rows were settled."""
         if self.settled:
             raise self._settled_before()
         await self._ask(r.Renew(grant=self._given.grant, replica=self._given.replica))
@@ -131,15 +135,16 @@ class Delivery:
         await self._connection.request(request, rm.StreamAnswer, 0.0)
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
-        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in contiguous
-        runs. With `equal` the numbers of rows differ by at most one.
+        """Split the rows over `shards` ranks. Returns a reference for each rank. Reads no column.
 
-        Reads no column.
+        With a `TokenBalanced` sampler, the ranks get about the same number of tokens, and None means the sampler's
+        `shards`. `equal`: whether the numbers of rows then differ by at most one. With any other sampler, the ranks
+        get contiguous runs whose lengths differ by at most one, and None means one rank. Raises Misuse.
         """
         return [self.ref[rows] for rows in self.rows_of(shards, equal=equal)]
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
-        """The positions of the rows that `split` gives each rank."""
+        """The positions in the delivery of the rows that `split` gives each rank. Arguments as for `split`."""
         column, count = self._balance or ("", 1)
         count = count if shards is None else shards
         if count < 1:
@@ -164,7 +169,7 @@ class Delivery:
 
 
 class Taken(Sequence[BatchRef]):
-    """The rows of one step, a reference for each rank. One delivery, settled as a whole."""
+    """The rows of one step: a sequence with a reference for each rank. All ranks are settled by one ack or nack."""
 
     def __init__(self, delivery: Delivery, refs: list[BatchRef]) -> None:
         self.delivery = delivery
@@ -177,11 +182,11 @@ class Taken(Sequence[BatchRef]):
         return self._refs[rank]
 
     async def ack(self) -> None:
-        """As `Delivery.ack`."""
+        """Acknowledge the rows of all ranks. Raises as `Delivery.ack`."""
         await self.delivery.ack()
 
     async def nack(self, reason: str = "") -> None:
-        """As `Delivery.nack`."""
+        """Give the rows of all ranks back, to be delivered again. Raises as `Delivery.nack`."""
         await self.delivery.nack(reason)
 
     async def __aenter__(self) -> Taken:
@@ -194,9 +199,11 @@ class Taken(Sequence[BatchRef]):
 
 
 class DeadLetters:
-    """Dead letters of a task, in the order of `keys`. `ref` has the columns common to all of them; None if they have
-    none in common. `reasons`: for each, the reason why its last delivery ended: the argument of `nack`, the exception
-    that left the `with` block or the loop, the end of the lease or of the process; "" if none is known."""
+    """Dead letters of a task. All lists are in the order of `keys`.
+
+    `ref`: a reference to the columns that all of them have; None if there is no such column. `reasons`: the reason why
+    the last delivery of each ended. It is the argument of `nack`, the exception that left the `with` block, or the end
+    of the loop, the lease or the process; "" if none is known."""
 
     def __init__(self, stream: bytes, letters: r.Letters) -> None:
         self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)
@@ -216,7 +223,7 @@ class DeadLetters:
 
 
 class LostRow(NamedTuple):
-    """A lost row: its key, its group (None for none), and the policy version that made it."""
+    """A lost row: its key, its group (None for a row without one), and the policy version that made the row."""
 
     key: str
     group: str | int | None
@@ -224,7 +231,8 @@ class LostRow(NamedTuple):
 
 
 class LostRows(list[LostRow]):
-    """Lost rows. `unnamed`: the number of lost rows whose keys are unknown, by the node of their producers, in hex."""
+    """A list of lost rows. `unnamed`: the number of lost rows whose keys are unknown, by the node in hex whose clients
+    appended them."""
 
     def __init__(self, rows: Iterable[LostRow], unnamed: Mapping[str, int]) -> None:
         super().__init__(rows)

@@ -3,14 +3,14 @@
     for batch in dataplane.loader(stream, "actor", rows=256, columns=["response_ids", "reward"]):
         step(batch)
 
-A thread asks for deliveries, reads and collates them ahead of the step; the iterating thread gets them.
+A thread leases deliveries, reads and collates them during the previous step. The iterating thread gets the batches.
 
-Invariants: a delivery is acked after its step, when the next batch is requested, or by `Loader.ack`. If its step is
-left by `break` or an exception, it is given back, with all that was prefetched. At most `prefetch` are held beyond the
-one in the step. No thread runs once an iteration has ended. Torch is imported when a tensor must be made, not before.
+Invariants: a delivery is acked after its step, when the next batch is requested, or by `Loader.ack`. If the step is
+left by `break` or an exception, its delivery and all prefetched ones are given back. At most `prefetch` deliveries are
+leased beyond that of the step. No thread runs once an iteration has ended. Torch is imported only to make a tensor.
 
-Rejected: to ack when a batch is returned, because a process that dies within the step would lose its rows; to keep
-the keys of rows in `state_dict`, because the stream knows which were acked, and it alone knows that after a crash.
+Rejected: an ack when a batch is returned, because a process that dies within the step would lose its rows; keys of rows
+in `state_dict`, because only the stream knows after a crash which rows were acked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Collate = Callable[[Batch], Any]
 TIMEOUT_S = 600.0
 """The default timeout of a batch, in seconds."""
 
-_STATE = 1  # the version of the form of `state_dict`
+_STATE = 1  # the version of the format of `state_dict`
 _JOIN_S = 10.0
 _LEAST_RENEW_S = 0.01
 
@@ -72,31 +72,30 @@ def loader(
     timeout: float | None = None,
     at_end: AtEnd = "warn",
 ) -> Loader:
-    """An iterable of batches of a task's rows, until the stream is closed and the task has done all rows.
+    """Return an iterable of batches of a task's rows. It ends when the stream is closed and the task has no rows left.
 
     rows, columns, min_rows, sampler, member, replica, replicas: as for `Stream.consume`. A batch has `min_rows` to
         `rows` rows.
-    collate: the form of a batch. "jagged": a dict of tensors, ragged columns as nested tensors of the jagged layout
-        (those with more than one varying dimension as lists of tensors). "padded": ragged columns as [rows, longest,
+    collate: the form of a batch. "jagged": a dict of tensors, with ragged columns as nested tensors of the jagged
+        layout (as lists of tensors if more than one dimension varies). "padded": ragged columns are [rows, longest,
         ...], with `<name>_mask`, true where there is a value. In both forms, text, bytes, struct and object columns are
         lists. A function: its result for the `Batch`, computed in a thread of the loader.
-    padding_value: the value of padding; for all columns, or a dict by column, 0 for the others.
-    lease: seconds of the lease of a delivery. When its batch is returned, at least nine tenths of them are left for the
-        step.
-    prefetch: the number of batches that are fetched during a step; 0: each is fetched when it is requested.
+    padding_value: the value of padding, for all columns, or by column (0 for columns not named).
+    lease: seconds of the lease of a delivery. When its batch is returned, at least nine tenths of the lease are left.
+    prefetch: the number of batches that are fetched during a step. With 0, a batch is fetched when it is requested.
     pin_memory: whether tensors are in page-locked memory. Without CUDA there is a warning and no effect.
-    device: the device of the tensors, such as "cuda"; also of those within dicts, lists and tuples from a function. The
-        loader's thread copies them on its own stream during the previous step, and later work of the iterating thread's
-        current stream waits for them. `pin_memory` then has no use.
-    timeout: seconds to wait for rows, counted from the request of a batch; 600 if None. Reading them and `collate`
+    device: the device of the tensors, such as "cuda", also of tensors within dicts, lists and tuples from a function.
+        The loader's thread copies them on a separate CUDA stream during the previous step. Later work of the iterating
+        thread's current CUDA stream waits for the copies. `pin_memory` then has no effect.
+    timeout: seconds to wait for rows, counted from the request of a batch; 600 if None. Reading rows and `collate`
         do not count.
-    at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired. "warn" gives a
-        `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+    at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues a
+        `UserWarning`, "raise" raises Closed with the counts, "ignore" does nothing.
 
-    Iterating raises NotReady at the deadline; LeaseExpired if a step took longer than the lease, and its rows go to
-    others; Closed if the plane was closed or the stream dropped; Misuse, Lost, and the errors of `collate`. After an
-    error, a new iteration can begin. Iterate it itself, in the process that connected: it is not a dataset for torch's
-    `DataLoader`.
+    Iterating raises NotReady at the deadline; LeaseExpired if a step took longer than the lease, so that its rows are
+    delivered again; Closed if the plane was closed or the stream dropped; Misuse, Lost, and the errors of `collate`.
+    After an error, a new iteration can begin. A loader must be iterated in the process that connected. It is no dataset
+    for torch's `DataLoader`.
     """
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
     how |= {"member": member, "replica": replica, "replicas": replicas}
@@ -111,7 +110,7 @@ def loader(
 class Loader:
     """An iterable of batches. Made by `dataplane.loader`.
 
-    One iteration at a time: beginning another ends the one before, which raises Misuse if it continues.
+    It has one iteration at a time. A new iteration ends the previous one, whose `next` then raises Misuse.
     """
 
     def __init__(
@@ -135,14 +134,14 @@ class Loader:
         if arguments.whole("prefetch", prefetch) < 0:
             raise Misuse(f"prefetch is how many batches are fetched ahead, not {prefetch}")
         self.steps = 0
-        """Batches whose step was acked, those of a loaded state included."""
+        """The number of acked batches, including those of a loaded state."""
         self.rows = 0
-        """The rows of these batches."""
+        """The number of rows of these batches."""
         self.version: int | None = None
-        """The newest policy version among those rows."""
+        """The newest policy version of these rows; None if there are none."""
         self.delivery: Delivery | None = None
         """The delivery of the batch that was returned last, with its keys, groups, versions and tags; None before the
-        first and after the last."""
+        first batch and after the last."""
         self._stream = stream
         self._task = task
         self._collate = collate
@@ -153,14 +152,14 @@ class Loader:
         check_at_end(at_end)
         self._at_end: AtEnd = at_end
         self._how = dict(how)
-        # A weak reference: an iteration left by `break` ends at once, not when the collector finds a cycle.
+        # A weak reference, so that an iteration left by `break` ends at once, and not at the next garbage collection.
         self._iteration: weakref.ref[_Iteration] | None = None
 
     def __repr__(self) -> str:
         return f"<loader of task {self._task!r} of stream {self._stream.name!r}, {self.steps} steps done>"
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches of the rows that the task is not done with."""
+        """Begin an iteration over batches of the rows that the task has not acked. Ends a previous iteration."""
         before = None if self._iteration is None else self._iteration()
         if before is not None:
             before.end()
@@ -169,8 +168,8 @@ class Loader:
         return iteration
 
     def ack(self) -> None:
-        """Ack the last batch now, because its step is done, and not when the next is requested. A state saved
-        afterwards includes the step, and its rows are not delivered again. Raises LeaseExpired."""
+        """Ack the last batch now, instead of when the next is requested. A state saved afterwards includes its step.
+        Does nothing without a last batch, or if it was acked before. Raises LeaseExpired, OutcomeUnknown."""
         delivery = self.delivery
         if delivery is not None and not delivery.settled:
             delivery.ack()
@@ -179,20 +178,19 @@ class Loader:
             self.version = max([*delivery.versions, *([] if self.version is None else [self.version])])
 
     def state_dict(self) -> dict[str, Any]:
-        """The state to save with the model: the stream, the task, the numbers of acked steps and rows, their newest
-        policy version, and the sampler's state: its settings, or the result of its own `state_dict` if it has one.
+        """Return the state to save with the model: the names of stream and task, the numbers of acked steps and rows,
+        the newest policy version of these rows, and the settings of the sampler, or its `state_dict()` if it has one.
 
-        The stream stores which rows were acked, not this state; a durable stream still knows it after every process was
-        killed. A new loader, with this state or without, in this process or another, continues with the rows that were
-        not acked: those returned or prefetched are delivered again once their holder has released them (its
-        iteration, its process or its lease has ended). So:
+        The stream stores which rows were acked; this state does not. A durable stream keeps that even if every process
+        is killed. A new loader, in any process and with or without this state, continues with the rows without an ack.
+        Returned and prefetched rows are delivered again once their iteration, process or lease has ended. So:
 
-        - no row is lost, and an acked row does not come again;
-        - a batch that was returned and not yet acked when the state was taken does come again, although the model may
-          have learned from it: to avoid that, call `ack` before saving;
-        - loading an older state of the model does not reset the stream: rows that were acked since then are gone. To
-          reset it, or if the node was killed and the stream is not durable, save `stream.checkpoint(path)` with the
-          model and this state, restore the stream by `plane.restore(path)`, and make a new loader of that stream.
+        - no row is lost, and an acked row is not delivered again;
+        - a batch that was returned, but not acked when the state was saved, is delivered again, although the model may
+          have learned from it. To avoid this, call `ack` before saving;
+        - loading an older state of the model does not reset the stream: rows acked since then are gone. To reset it, or
+          if the node may be killed and the stream is not durable, save `stream.checkpoint(path)` with the model and
+          this state. Then restore the stream by `plane.restore(path)`, and make a new loader of the restored stream.
         """
         return {
             "form": _STATE,
@@ -205,8 +203,8 @@ class Loader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue counting from a saved state, and restore the sampler's state. Raises Misuse if the state is invalid,
-        or is of another stream, task or kind of sampler."""
+        """Set the counts and the sampler's state from a saved state. Raises Misuse if the state is invalid, or is of
+        another stream, task or kind of sampler."""
         if state.get("form") != _STATE or not {"steps", "rows"} <= state.keys():
             raise Misuse(f"the state of a loader is what state_dict() returned, not {dict(state)!r}"[:400])
         saved, mine = (state.get("stream"), state.get("task")), (self._stream.name, self._task)
@@ -239,7 +237,7 @@ class Loader:
             ahead.stop(left)
 
     def _next(self, ahead: _Ahead) -> tuple[Delivery, Any] | None:
-        """The next delivery and its batch; None at the end."""
+        """The next delivery, with a valid lease, and its batch; None at the end. Raises as iterating does."""
         until = monotonic() + self._timeout_s
         while True:
             fetched = ahead.next(max(0.0, until - monotonic()))
@@ -250,7 +248,7 @@ class Loader:
                 if not is_old(inner._since_s, self._how) or self._stream._wait(still_leased(inner, self._how)):
                     return fetched
             except BaseException:
-                ahead.fetched.put(fetched)  # which gives it back at the end
+                ahead.fetched.put(fetched)  # the end of `ahead` gives it back
                 raise
             ahead.ask(1)
 
@@ -264,7 +262,7 @@ class Loader:
         return collate
 
     def _pinning(self) -> int | None:
-        """The CUDA device to pin for, that of the iterating thread; None for no pinning."""
+        """The iterating thread's CUDA device, for which memory is pinned; None for no pinning."""
         if not self._pin_memory or self._device is not None:
             return None
         import torch
@@ -276,15 +274,15 @@ class Loader:
 
 
 def _sampler_state(sampler: Sampler | None) -> Any:
-    """The state to save of a sampler; None if there is none."""
+    """The sampler's settings if built in, else its `state_dict()`; None if it has none."""
     if sampler is None or isinstance(sampler, BuiltIn):
         return None if sampler is None else msgspec.to_builtins(sampler)
     return sampler.state_dict() if hasattr(sampler, "state_dict") else None
 
 
 def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
-    """The sampler with the saved state; one of a user's own is changed in place. Raises Misuse if the state is that of
-    another kind of sampler."""
+    """The sampler with the saved state. A user's sampler is changed in place. Raises Misuse if the state is of another
+    kind of sampler."""
     if state is None and not isinstance(sampler, BuiltIn):
         return sampler
     if sampler is None or isinstance(sampler, BuiltIn):
@@ -302,10 +300,10 @@ def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
 
 
 class _Iteration(Iterator[Any]):
-    """One iteration of a loader. It ends when it is closed, as a generator is, or dropped."""
+    """One iteration of a loader. It ends when it is closed or garbage-collected, as a generator does."""
 
     def __init__(self, loader: Any, batches: Generator[Any, None, None]) -> None:
-        self._inner = loader  # by which a diagnosis names the task
+        self._inner = loader  # read by a diagnosis, to name the task
         self._batches = batches
         self._ended = False
 
@@ -319,11 +317,11 @@ class _Iteration(Iterator[Any]):
             recorder.leave(entered)
 
     def close(self) -> None:
-        """Give back the deliveries that were fetched and not returned. Idempotent."""
+        """End the iteration, and give back its deliveries without an ack. Idempotent."""
         self._batches.close()
 
     def end(self) -> None:
-        """End, because another iteration begins. Raises Misuse if this one is in a call."""
+        """End this iteration, because another begins. Raises Misuse if a thread is in its `next`."""
         if inspect.getgeneratorstate(self._batches) == inspect.GEN_RUNNING:
             raise Misuse("a loader is iterated over by one thread at a time")
         self._ended = inspect.getgeneratorstate(self._batches) != inspect.GEN_CLOSED
@@ -331,11 +329,10 @@ class _Iteration(Iterator[Any]):
 
 
 class _Ahead:
-    """The thread that fetches for one iteration. It fetches as often as it was asked, and gives back the deliveries
-    that were not returned.
+    """The thread that fetches deliveries for one iteration, as many as requested. It renews their leases until they are
+    returned, and gives back the rest at the end.
 
-    It renews the leases of deliveries not yet returned. The threads communicate by queues: a signal may leave a
-    condition locked, a queue never.
+    The threads communicate by queues, because a signal may leave a condition locked, but not a queue.
     """
 
     def __init__(self, stream: Stream, task: str, collate: Collate, how: Mapping[str, Any]) -> None:
@@ -350,22 +347,22 @@ class _Ahead:
         self._fetching: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]] | None = None
         self._left: list[Delivery] = []
         self.closed: Closed | None = None
-        """The error that ended the stream, once it has."""
-        self._held: dict[int, AsyncDelivery] = {}  # delivered and not taken yet
+        """The error of the closed stream once the task has no rows left; None before."""
+        self._held: dict[int, AsyncDelivery] = {}  # leased, and not returned yet
         self._renew_s = max(how["lease"] / 3, _LEAST_RENEW_S)
         self._renewed = monotonic()
-        run = partial(recorder.context().run, self._run)  # its requests belong to the place that iterates
+        run = partial(recorder.context().run, self._run)  # a diagnosis attributes its requests to the iterating line
         self._thread = threading.Thread(target=run, name="dataplane-loader", daemon=True)
         self._thread.start()
 
     def ask(self, count: int) -> None:
-        """Fetch `count` more deliveries."""
+        """Request `count` further deliveries from the thread. Does not wait."""
         for _ in range(count):
             self._asked.put(True)
 
     def next(self, timeout_s: float) -> tuple[Delivery, Any] | None:
-        """The oldest fetched delivery, and its batch. None: there will be no more. Raises NotReady if no rows are
-        delivered by the deadline, and errors of the thread."""
+        """The oldest fetched delivery, and its batch; None at the end of the stream. Raises NotReady if no rows are
+        delivered within `timeout_s`, and errors of the thread."""
         until = monotonic() + timeout_s
         while True:
             try:
@@ -386,7 +383,8 @@ class _Ahead:
         return fetched
 
     def stop(self, left: Delivery | None) -> None:
-        """Fetch no more; give back the deliveries not yet returned, and `left`. Returns when that is done."""
+        """End the thread, which gives back the deliveries not yet returned, and `left`. Waits up to `_JOIN_S` for its
+        end."""
         if left is not None:
             self._left.append(left)
         self._stopped = True
@@ -396,8 +394,7 @@ class _Ahead:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(task.cancel)
         self._asked.put(False)
-        # The wait has a limit: the garbage collector may end the iteration within a call of that thread, which would
-        # then wait for itself.
+        # The wait has a limit, because the garbage collector may call this in a call for which the thread waits.
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
@@ -414,11 +411,11 @@ class _Ahead:
             self._give_back(delivery)
 
     def _next_asked(self) -> bool:
-        """Wait for a request: whether to fetch one more. Renews the leases of fetched deliveries meanwhile."""
+        """Wait for the next request. Returns whether to fetch a delivery, or to stop. Renews leases meanwhile."""
         while True:
             due_s = self._renewed + self._renew_s - monotonic()
-            if due_s <= 0:  # also if requests come so often that the queue is never empty
-                with suppress(DataplaneError):  # the next request raises it
+            if due_s <= 0:  # checked first, because the queue may never be empty
+                with suppress(DataplaneError):  # the next request to the node raises the error
                     self._stream._wait(self._renew())
                 continue
             with suppress(queue.Empty):
@@ -431,7 +428,7 @@ class _Ahead:
                 await delivery.renew()
 
     def _fetch(self) -> bool:
-        """Fetch a delivery. Returns whether there may be another."""
+        """Fetch and collate a delivery. Returns whether there may be a further one."""
         try:
             found = self._stream._wait(self._one())
             made = None if found is None else (found[0], self._make(*found))
@@ -452,13 +449,13 @@ class _Ahead:
             raise
 
     async def _one(self) -> tuple[Delivery, Batch] | None:
-        """In the plane's event loop: a delivery, and its batch. None if the stream is closed, and the task has done all
-        of its rows."""
+        """Lease and read a delivery, in the plane's event loop. Returns it with its batch; None if the stream is closed
+        and the task has no rows left."""
         task = asyncio.current_task()
         assert task is not None, "a coroutine that is awaited is in a task"
         self._fetching = asyncio.get_running_loop(), task
         try:
-            if self._stopped:  # checked after `_fetching` was set, so either `stop` sees that or this sees `_stopped`
+            if self._stopped:  # checked after `_fetching` is set, so that `stop` cancels this task or this raises
                 raise asyncio.CancelledError
             if (delivery := await self._consume()) is None:
                 return None
@@ -483,7 +480,7 @@ class _Ahead:
             try:
                 timeout_s = min(TIMEOUT_S, self._renew_s)
                 return await stream.consume(self._task, timeout=timeout_s, **self._how).in_loop(self._loop)
-            except NotReady:  # prefetching has no deadline; a caller that waits keeps its own
+            except NotReady:  # a prefetch has no deadline; `next` checks that of the caller
                 await self._renew()
             except Closed as error:
                 stream._connection.check()
@@ -493,7 +490,7 @@ class _Ahead:
                 return None
 
     def _give_back(self, delivery: Delivery, *, seen: bool = True, reason: str = LEFT) -> None:
-        """Give a delivery back. `seen`: count it towards `max_deliveries`."""
+        """Give a delivery back, unless it was settled. `seen`: whether it counts for `max_deliveries`."""
         if not delivery.settled:
             with suppress(DataplaneError):
                 self._stream._wait(delivery._inner.nack(reason) if seen else delivery._inner.unseen())

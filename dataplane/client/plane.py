@@ -1,7 +1,7 @@
-"""The plane: this process's handle to the system. This is the implementation; `client.sync` wraps it.
+"""The plane: this process's handle to the system, for asyncio. `client.sync` wraps it for blocking callers.
 
-Invariants: a put that fails or is cancelled leaves nothing behind; a get that fails or is cancelled holds nothing;
-views stay valid after the plane is closed.
+Invariants: a put that fails or is cancelled leaves nothing stored. A get that fails or is cancelled leaves nothing
+pinned. Views stay valid after the plane is closed.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ GPU_BUDGET = 1 << 30  # bytes that a plane keeps on devices by default
 class AsyncPlane:
     """A connection to this host's node. Made by `connect`.
 
-    Used from the event loop in which it was connected. After a fork, the child must connect by itself.
+    It must be used from the event loop in which it was connected. After a fork, the child must connect by itself.
     """
 
     traced: ClassVar[bool] = False
-    """Whether calls are spans (`client.traced`), so that none may be made without its coroutine."""
+    """Whether each call is recorded as a span (`client.traced`). A blocking call must then run the coroutine."""
 
     def __init__(
         self, connection: Connection, node: embedded.EmbeddedNode | None = None, gpu_budget: int = GPU_BUDGET
     ) -> None:
         self.connection = connection
-        """The connection to the node. This, the writer and the pool are for this package only."""
+        """The connection to the node. `connection`, `writer` and `pool` are for this package only."""
         self._node = node
         self.pool = Pool(1 + min(4, os.cpu_count() or 1), "dataplane-copy")
         self.writer = ShardWriter(connection, self.pool)
@@ -70,16 +70,16 @@ class AsyncPlane:
 
     @property
     def address(self) -> str:
-        """The address for other processes of this host."""
+        """The address at which other processes of this host can connect to the same node."""
         return self.connection.address
 
     def check(self) -> None:
-        """Raises Closed, Forked or PeerUnavailable if this plane cannot be used any more."""
+        """Raise Closed, Forked or PeerUnavailable if this plane cannot be used any more."""
         self.connection.check()
 
     def busy(self) -> bool:
-        """Whether work must continue without calls: heartbeats of open reservations, the wait for the answer to a
-        cancelled call, whose grant must be released, or other processes' requests for columns that this one keeps."""
+        """Whether the event loop must run between calls: to send heartbeats of open reservations, to release the grant
+        of a cancelled call when its answer comes, or to serve columns that this process keeps on a device."""
         return self.connection.heartbeat.beats or self.connection.owed or self._kept_columns.live
 
     # Putting
@@ -100,20 +100,20 @@ class AsyncPlane:
 
         columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch.
             `docs/concepts.md` says what each kind of value becomes.
-        narrow: True, or names of columns: integers are stored in the narrowest dtype that holds them, and read in their
-            own; `Column.narrow` gives what is stored.
-        objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
-        scope: a name under which to free it later, together with others.
-        dedupe: names of columns of which equal rows are stored once.
-        replicas: the number of hosts that store the columns; with 2, they survive the loss of one host.
+        narrow: True, or the names of columns whose integers are stored in the narrowest dtype that holds them. Reads
+            return the original dtype; `Column.narrow` returns the stored one.
+        objects: "store", or "refuse" to raise SchemaMismatch, with the row, if a column would be stored as objects.
+        scope: a name for all puts that are to be freed together by `free(scope=...)`.
+        dedupe: names of columns whose equal rows are stored once.
+        replicas: the number of hosts that store the columns. With 2, the columns survive the loss of one host.
         timeout: seconds to wait for room.
-        device: "keep": tensors stay on their device, in memory of this process that other processes of this host map,
-            up to the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory, and all of them
-            when the plane is closed. If the process dies they are lost (OwnerDied). Not with `replicas`.
+        device: "keep" leaves tensors on their device, where other processes of this host can map them. Beyond the
+            `gpu_budget` of `connect` the oldest are copied to the node's memory. Closing the plane copies all of them.
+            If this process dies, they are lost (OwnerDied). Cannot be combined with `replicas`.
 
-        Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; names who holds the
-        memory), LimitExceeded (more than the memory budget, or replicas without a cluster), PeerUnavailable (also if
-        the cluster has fewer hosts than replicas). Cancelled, it leaves nothing behind.
+        Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; the error names the
+        holders of the memory), LimitExceeded (more than the memory budget, or replicas without a cluster),
+        PeerUnavailable (also if the cluster has fewer hosts than replicas). A cancelled put leaves nothing stored.
         """
         self.check()
         columns = await self.writer.optioned(columns, narrow, objects)
@@ -153,7 +153,7 @@ class AsyncPlane:
         narrow: Any,
         objects: Any,
     ) -> Exchange[Any, BatchRef] | None:
-        """The single request of a put of small, simple columns; None for others. Raises as `put`."""
+        """The request of a put of small, simple columns; None for other columns. Raises as `put`."""
         self.check()
         if dedupe or replicas != 1 or device is not None or narrow or objects != "store":
             return None
@@ -162,10 +162,10 @@ class AsyncPlane:
     async def draft(
         self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = TIMEOUT_S
     ) -> Draft:
-        """Reserve shared memory for columns that the caller writes in place, and then seals.
+        """Reserve shared memory for columns that the caller writes in place. Returns the draft, to be sealed.
 
-        columns: the specification of each, from `dataplane.dense` or `dataplane.ragged`. Raises as `put`, and
-        SchemaMismatch if the row counts differ.
+        columns: the specification of each column, from `dataplane.dense` or `dataplane.ragged`. scope, timeout: as for
+        `put`. Raises as `put`, and SchemaMismatch if the row counts differ or the draft would be empty.
         """
         self.check()
         return await Draft.open(self.connection, columns, _scope(scope), arguments.seconds(timeout))
@@ -181,14 +181,13 @@ class AsyncPlane:
         out: Mapping[str, Any] | None = None,
         group: Any = None,
     ) -> Batch:
-        """Read the rows and columns of a reference, without a copy if they are contiguous.
+        """Read the rows and columns of a reference. Returns a batch, without a copy of columns that are contiguous.
 
-        Spilled shards are read back into memory. timeout: seconds to wait for room for them.
-
-        device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
-        out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
-            for a ragged one. SchemaMismatch for another dtype or shape.
-        group: a group of `torch.distributed` whose ranks all call this now, each for its own rows: see
+        timeout: seconds to wait for memory into which spilled shards are read back.
+        device: the device of the batch's tensors, such as "cuda"; see `Batch.to`.
+        out: arrays or tensors to fill, by column name: [rows, *shape] for a dense column, all items concatenated for a
+            ragged one. Another dtype or shape raises SchemaMismatch.
+        group: a group of `torch.distributed`. All of its ranks must call `get` now, each for its own rows; see
             `dataplane.collective.get`.
 
         Raises Freed, OwnerDied, Corrupt, Backpressure, LimitExceeded (more at once than the memory budget),
@@ -206,30 +205,32 @@ class AsyncPlane:
         return await self.writer.in_thread(nbytes, device_get.placed, batch, device, out, self.pool, ordering.noted())
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[Any, Batch] | None:
-        """The request of a `get` without a group; None if none is needed. Raises as `get`."""
+        """The first request of a `get` without a group; None if the reference needs none. Raises as `get`."""
         self.check()
         return self._getter.getting(_reference(ref), arguments.seconds(timeout))
 
     async def read(self, ref: BatchRef, timeout: float) -> Batch:
-        """As `get` without a group, for a caller that moves the batch itself (`device_get.placed`)."""
+        """Read a reference as `get` does without a group, device and `out`. The caller may move the batch by
+        `device_get.placed`."""
         self.check()
         return await self._getter.get(_reference(ref), arguments.seconds(timeout))
 
     async def prefetch(self, ref: BatchRef, *, timeout: float = TIMEOUT_S) -> None:
-        """Begin to read a reference, from disk or from other hosts, so that a later `get` finds it in memory.
-        Returns at once; an error is raised by the `get`. timeout: seconds to continue for."""
+        """Begin to read a reference from disk or other hosts, so that a later `get` finds the rows in memory.
+        Returns at once; the later `get` raises an error. timeout: seconds after which the prefetch is given up."""
         self.check()
         self._getter.prefetch(_reference(ref), arguments.seconds(timeout))
 
     # Freeing
 
     async def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:
-        """Free the rows and columns of a reference, or everything put under a scope.
+        """Free the rows and columns of a reference, or everything put under a scope. Freeing freed rows does nothing.
 
-        Existing views stay valid. Memory is released when the last view of a shard is dropped: whole pages of the
-        freed rows, and the rest with the last column of the last row. Freeing freed rows does nothing.
+        Existing views stay valid. Once the last view of a shard is dropped, the whole pages of its freed rows are
+        released. The rest of the shard is released when all of its rows and columns are freed.
 
-        Raises OwnerDied if the rows are on another node and this one is in no cluster, PeerUnavailable.
+        Raises Misuse (not exactly one of `ref` and `scope`), OwnerDied (the rows are on another node, and this node is
+        in no cluster), PeerUnavailable.
         """
         self.check()
         if (ref is None) == (scope is None):
@@ -237,20 +238,20 @@ class AsyncPlane:
         await ownership.free(self.connection, None if ref is None else _reference(ref), _scope(scope))
 
     async def retain(self, ref: BatchRef) -> BatchRef:
-        """Make another reference to the same stored rows and columns, with an owner of its own: the rows stay until
-        both references were freed, in any order. Copies nothing.
+        """Return a further reference to the same stored rows and columns, as a separate owner. Copies nothing.
 
-        Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
-        that put the rows. A row can be read by any reference to it until its last owner has freed it.
+        The rows stay until every owner has freed its reference, in any order. Until then, any reference reads them.
+        Freeing a reference, even repeatedly, ends only its own ownership. Freeing a scope ends only the ownership of
+        the references that `put` returned.
 
-        Raises Freed if a row is gone, OwnerDied if its node has died, LimitExceeded (more rows than a message can name,
-        or too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
+        Raises Freed (a row was freed), OwnerDied (the row's node died), LimitExceeded (more rows than a message can
+        name, or too many owners for the node to track), PeerUnavailable. A cancelled retain has retained nothing.
         """
         (retained,) = await self.retain_each([ref])
         return retained
 
     async def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
-        """As `retain`, of several references, each with an owner of its own: one message, all or none."""
+        """Retain several references, all or none. Returns one further reference for each. Raises as `retain`."""
         self.check()
         return await ownership.retain(self.connection, [_reference(ref) for ref in refs])
 
@@ -277,25 +278,24 @@ class AsyncPlane:
         durable: bool | None = None,
         history: Any = None,
     ) -> AsyncStream:
-        """Open the stream with this name, or create it if it does not exist. Without tasks, only open an existing one,
-        as it is. With tasks, a setting that is None means its default; an existing stream must have been made with the
-        same settings.
+        """Open the stream with this name, or create it if it does not exist. An existing stream must have the same
+        settings; None means the default. Without `tasks`, open an existing stream with any settings.
 
-        tasks: the consumer roles; each row is delivered to each.
-        max_bytes, max_rows: the capacity of the stream; an append waits for room.
-        max_lag: how many policy versions an appended row may be newer than the oldest row that some task has not done.
+        tasks: the consumer roles. Each row is delivered to every task.
+        max_bytes, max_rows: the capacity of the stream. An append waits for room.
+        max_lag: the most policy versions by which an appended row may be newer than the oldest row that some task has
+            not done. An append of newer rows waits.
         max_deliveries: the number of deliveries to a task without an ack after which a row is a dead letter; 5 if None.
-        replicas: the number of hosts that store the columns of its rows; 1 if None. With 2, rows survive the loss of
+        replicas: the number of hosts that store the columns of the rows; 1 if None. With 2, rows survive the loss of
             one host.
-        group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
-            any size.
+        group_size: the number of rows of a complete group. An append that exceeds it is refused. None: any size.
         durable: whether answered requests survive the end of every process, on the disks of nodes with a data directory
             (`dataplane node --data-dir DIR`); False if None.
-        history: one from `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are
-            done, by a task `history` of the stream, until the stream is done or this plane is closed.
+        history: a history, or the result of its `following(...)`. A task `history` of the stream records rows in it by
+            reference as they are done, until the stream is done or this plane is closed.
 
-        Raises Misuse if the stream exists with other settings (and names both), if it does not exist and no tasks
-        are given, or if it is to be durable and the node has no data directory.
+        Raises Misuse if the stream exists with other settings (the error names both), if it does not exist and no tasks
+        are given, if settings are given without tasks, or if a durable stream's node has no data directory.
         """
         self.check()
         arguments.text("a stream's name", name)
@@ -316,20 +316,22 @@ class AsyncPlane:
         return stream
 
     async def streams(self, node: str | None = None) -> dict[str, Any]:
-        """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
-        member `node` leads. Raises as `stats`."""
+        """The statistics of the streams that this host's node leads, by name; or that the member `node` of its cluster
+        leads. Raises as `stats`."""
         self.check()
         return await _figures(self.connection, rm.ListStreams, arguments.node(node))
 
     async def restore(
         self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S
     ) -> AsyncStream:
-        """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own
-        name or another. Returns the stream.
+        """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time. Returns it.
 
-        No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
-        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
-        format), Misuse (no file can be read there, or a stream with the name exists), Backpressure, LimitExceeded.
+        name: the name of the restored stream; None: its name in the file.
+        timeout: seconds to wait for room for each part.
+
+        No other process can open the stream before it is complete. If the restore fails or this process dies, nothing
+        remains. Raises Corrupt (the file is truncated, changed, or no checkpoint of this format), Misuse (no file can
+        be read there, or a stream with the name exists), Backpressure, LimitExceeded.
         """
         from dataplane.client import checkpoint  # seldom needed, and the import of all would be longer
 
@@ -344,12 +346,13 @@ class AsyncPlane:
     async def replay(
         self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
     ) -> AsyncStream:
-        """Make a stream from a recording (`stream.record`): a thread fills the stream and then closes it. See
-        `docs/recording.md`. Its `replay` reports the progress. A key that occurs again gets the row's unique name.
+        """Make a stream from a recording of `stream.record` and return it. A thread appends the rows and then closes
+        the stream. `stream.replay` reports the progress. See `docs/recording.md`.
 
-        name, tasks: as recorded if None. versions: the policy versions to replay, one or several. columns: those to
-        replay. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`; a quarter
-        of the node's memory without `max_bytes` and `max_rows`.
+        The second row with a key gets the row's unique name as its key. name, tasks: as recorded if None. versions:
+        the policy version or versions to replay; all if None. columns: the columns to replay; all if None. rows: the
+        most rows of one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`. Without `max_bytes`
+        and `max_rows`, the stream has room for a quarter of the node's memory.
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
@@ -361,11 +364,13 @@ class AsyncPlane:
     # Tables
 
     def table(self, name: str, *, durable: bool | None = None) -> AsyncTable:
-        """The table with this name. Sends no message: the first upsert creates it, and `drop` removes it.
+        """Return the table with this name. Sends no message. The first upsert creates the table; `drop` removes it.
 
-        durable: with True, a table that is created is durable: an answered upsert, claim or clear survives the end
-        of every process, on nodes with a data directory. Upserts raise Misuse if a table with this name exists that
-        is not durable, or the node has no data directory. None: as the existing table, else not durable.
+        durable: whether an answered upsert, claim or clear survives the end of every process, on nodes with a data
+            directory. With True, upserts raise Misuse if the existing table is not durable, or the node has no data
+            directory. None: as the existing table; a new table is not durable.
+
+        Raises Misuse for an invalid name.
         """
         self.check()
         arguments.text("a table's name", name)
@@ -383,20 +388,20 @@ class AsyncPlane:
         dtype: str = "int32",
         durable: bool | None = None,
     ) -> histories.AsyncHistory:
-        """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
+        """Return the history with this name: the responses of earlier epochs by prompt. Sends no message.
 
-        keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs. max_bytes: of all
-        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards.
-        dtype: of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
+        keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs.
+        max_bytes: the approximate most bytes of all tokens. Beyond it, responses of the oldest epochs are removed
+            first, and within an epoch those with the lowest rewards.
+        dtype: the dtype of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
         """
         table = self.table(f"history/{arguments.text('a name', name)}", durable=durable)
         return histories.AsyncHistory(self, table, keep, samples, max_bytes, dtype)
 
     def weights(self, name: str, keep: int = weights.KEEP, *, replicas: int = 1) -> weights.AsyncWeights:
-        """The weights with this name, of which `keep` versions are kept. Sends no message, as `table`.
+        """Return the weights with this name, of which `keep` versions are kept. Sends no message. Raises Misuse.
 
-        replicas: on how many hosts the bytes of each version are stored; on two, they survive the loss of one.
-        Raises Misuse.
+        replicas: the number of hosts that store the bytes of each version. With 2, they survive the loss of one host.
         """
         register, chunks = (self.table(f"{kind}/{arguments.text('a name', name)}") for kind in ("weights", "chunks"))
         return weights.AsyncWeights(self, register, chunks, keep, replicas)
@@ -409,24 +414,24 @@ class AsyncPlane:
     # The cluster
 
     async def members(self) -> dict[str, Any]:
-        """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
-        number. Empty for a node without a cluster."""
+        """The members of the node's cluster: `members` by number, and an `epoch` that increases with every change.
+        Empty for a node without a cluster."""
         return await _told(self.connection, about="members")
 
     # Diagnosis
 
     async def graphs(self) -> dict[str, Any]:
-        """The performance figures that the processes of the node and its cluster have reported. They are sums:
-        `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
+        """The performance figures that the processes of the node and its cluster have reported, as running sums.
+        `dataplane.diagnosis` takes the difference of two readings. See `docs/diagnosis.md`."""
         from dataplane.client import observing  # seldom needed
 
         return await observing.graphs(self)
 
     async def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
-        """Observe the processes of the job for `seconds`, and return why a step of the job takes as long as it does.
+        """Observe the processes of the job for `seconds`, and return the causes of the time that a step takes.
 
-        role: the role whose deliveries are steps; by default the one at the end of the pipeline. Raises Misuse if no
-        process consumes, or none has the role; PeerUnavailable.
+        role: the role whose deliveries are steps; None: the role at the end of the pipeline. Raises Misuse (no process
+        consumes, or none has the role), PeerUnavailable.
         """
         from dataplane.diagnosis.diagnosis import diagnosed, watched  # seldom needed
 
@@ -447,7 +452,7 @@ class AsyncPlane:
             self.connection.refuse,
             self.pool.aclose,
             self.connection.settle,
-            self.pool.shutdown,  # it writes into memory that goes to others when the connection ends
+            self.pool.shutdown,  # its threads write into memory that is given to others once the connection ends
             self.connection.close,
             lambda: self._node and self._node.retire(wait=not self.connection.pins.live),
         )

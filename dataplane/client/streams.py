@@ -1,4 +1,4 @@
-"""A stream, as a process uses it: append, extend, consume and acknowledge rows."""
+"""A client's interface to a stream: append, extend, consume and acknowledge rows."""
 
 from __future__ import annotations
 
@@ -72,20 +72,20 @@ class AsyncStream:
         self._token = opened.stream
         self._mark = opened.mark
         self.settings = opened.settings
-        """The tasks and limits that the stream was made with. No limit is 0, for `max_lag` -1."""
+        """The tasks and limits of the stream. The value 0 means no limit; for `max_lag`, -1 does."""
         self.writes = StreamWrites(self)
         """Writes rows and columns."""
         self.logged_waits: set[str] = set()
-        """The tasks whose wait was logged."""
-        self._unsure: dict[str, int] = {}  # tokens of rows of which it is unknown whether they were begun, by key
-        self._appending = 0  # calls in progress, without those in `_gathered`
+        """The tasks for which this object has logged a wait."""
+        self._unsure: dict[str, int] = {}  # by key, the tokens of rows whose `begin` had no answer
+        self._appending = 0  # appends in progress outside `_gathered`
         self._gathered = self.appender(max_rows=rm.MAX_ROWS, max_delay=0)
 
     def __repr__(self) -> str:
         return f"<stream {self.name!r} with the tasks {', '.join(self.settings.tasks)}>"
 
     def _expect(self, columns: Any) -> None:
-        """Prepare to gather more columns like these, if several calls append now: they may be appended together."""
+        """If several calls append now, prepare to merge further appends of columns with this schema."""
         if self._appending > 1:
             planned = isinstance(columns, PutPlan)
             self._gathered.learn(
@@ -108,23 +108,25 @@ class AsyncStream:
     ) -> list[str]:
         """Append rows. Returns their keys.
 
-        columns: as for `plane.put`, or a reference to rows that were put. From then on the stream owns the rows of a
-            reference: they stay until no task needs them, even if they are freed elsewhere, and are then freed.
-        keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
-        group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
-            stream. A row with None is in a group of its own.
+        columns: as for `plane.put`, or a reference to rows that were put. The stream then owns the referenced rows,
+            even if they are freed elsewhere. It frees them once no task needs them.
+        keys: a text for each row that does not begin with "~". Without `keys`, they are generated.
+        group: a text or integer for each row, or one for all. Rows of one prompt share a group, of at most `group_size`
+            rows. A row with None is in a separate group.
         version: the policy version that made the rows, an integer for each row or one for all.
-        tags: for each name a text, number or flag for each row, or one for all. Samplers read them.
+        tags: by name, a text, number or flag for each row, or one for all. Samplers read tags.
         timeout: seconds to wait for room in the stream and the node; 60 if None.
-        narrow: as for `plane.put`: integers are stored in the narrowest dtype that holds those of this append.
-        objects: as for `plane.put`: "refuse" raises SchemaMismatch if a column would be stored as objects.
+        narrow: as for `plane.put`. The dtype is the narrowest for the integers of this append.
+        objects: as for `plane.put`.
 
-        An append that is repeated with the same keys and content while its rows are in the stream succeeds and changes
-        nothing. Small appends without keys that run at the same time are merged (`client.appender`). Raises
-        Backpressure (the stream is full; the error names the task that it waits for), LimitExceeded (the rows can never
-        fit), Closed, SchemaMismatch, Misuse (a key exists and this append is no repetition, or a group would exceed
-        `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be appended,
-        now or later). A cancelled append may have been done, too, unless it was waiting for room.
+        Repeating an append with the same keys and content while its rows are in the stream changes nothing. Concurrent
+        small appends without keys are merged (`client.appender`). A cancelled append may still be done, unless it was
+        waiting for room.
+
+        Raises Backpressure (the stream is full; the error names the task that is behind), LimitExceeded (the rows can
+        never fit), Closed, SchemaMismatch, Misuse (a key exists and this append is no repetition, or a group would
+        exceed `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be
+        appended now or later).
         """
         columns = await self._writer.optioned(columns, False, objects)
         # A call with a shorter timeout must not wait for others.
@@ -149,16 +151,17 @@ class AsyncStream:
     def _exchange_append(
         self, columns: Any, *, narrow: Any, objects: Any, **how: Any
     ) -> Exchange[Any, list[str]] | None:
-        """The single request of a small, simple append; None for any other. Raises as `append`."""
+        """The request of a small, simple append; None for any other append. Raises as `append`."""
         return None if narrow or objects != "store" else self.writes.appending(columns, **how)
 
     def appender(
         self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None, narrow: Narrow = False
     ) -> AsyncAppender:
-        """Gathers rows of this process into blocks of `max_rows` and appends each block at once. For many rows that are
-        sent one by one; see `dataplane.client.appender`.
+        """Return an appender, which gathers rows that are sent one by one into blocks and appends each block at once.
+        See `dataplane.client.appender`.
 
-        max_delay: seconds that a row waits for others. timeout, narrow: as for `append`, for each block.
+        max_rows: the number of rows at which a block is full. max_delay: seconds that a block waits for further rows.
+        timeout, narrow: as for `append`, for each block.
         """
         tasks: set[asyncio.Task[None]] = set()
 
@@ -180,16 +183,17 @@ class AsyncStream:
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> None:
-        """Add columns to rows, in any order of rows and stages.
+        """Add columns to rows. Rows and columns may be added in any order.
 
-        rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
-            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless `rows`
-            is of a delivery, and an earlier holder of the row for the same task added it in this way and did not ack.
+        rows: the reference of a delivery, rows selected from it, or keys.
+        columns, narrow, objects: as for `append`, with one row for each of `rows`.
+        replace: whether to replace columns that a row has. If false, an existing column is refused, unless an earlier
+            delivery of the row to the same task added the column and was not acked.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
-        has ended, or they are done and gone), SchemaMismatch, Backpressure (no room in the node),
-        LimitExceeded, Freed, OutcomeUnknown (no answer came: repeat it with `replace`).
+        has ended, or they were done and freed), SchemaMismatch, Backpressure (no room in the node), LimitExceeded,
+        Freed, OutcomeUnknown (no answer came: repeat the call with `replace`).
         """
         columns = await self._writer.optioned(columns, narrow, objects)
         await self.writes.extend(rows, columns, replace, timeout)
@@ -197,7 +201,7 @@ class AsyncStream:
     def _exchange_extend(
         self, rows: Any, columns: Any, *, narrow: Any, objects: Any, **how: Any
     ) -> Exchange[Any, None] | None:
-        """The single request of a small, simple extend; None for any other. Raises as `extend`."""
+        """The request of a small, simple extend; None for any other extend. Raises as `extend`."""
         return None if narrow or objects != "store" else self.writes.extending(rows, columns, **how)
 
     # consuming
@@ -216,20 +220,19 @@ class AsyncStream:
         lease: float = CONSUME_LEASE_S,
         timeout: float | None = None,
     ) -> Consuming:
-        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. As a context manager,
-        the delivery is acked at the end of the block.
+        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. Returns the delivery. As
+        a context manager, it is acked at the end of the block.
 
-        sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
-            one that is not built in runs in this process.
-        member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
-            replicas - 1. Each rank gets each delivery once, in the same order. A restarted rank gets the deliveries
-            again that it had not acked.
-        lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
-        timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
+        sampler: the choice among ready rows; None: the oldest first. An object with `choose` (`dataplane.Sampler`). A
+            sampler that is not built in runs in this process.
+        member, replica, replicas: ranks that must see the same rows give the same `member` and `replicas`, and each
+            another `replica`, 0 to replicas - 1. Each rank gets each delivery once, in the same order. A restarted
+            rank gets its deliveries without an ack again.
+        lease: seconds after which rows without an ack are delivered again, unless the lease is renewed.
+        timeout: seconds to wait; 600 if None. After 10 s, the log has the reason of the wait.
 
-        Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
-        counts of `dead` letters and of rows that were dropped or `expired`; Misuse; LimitExceeded for more than 65,536
-        rows.
+        Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left (`dead`: its
+        dead letters, `expired`: rows that expired or were dropped); Misuse; LimitExceeded for more than 65,536 rows.
         """
         chooses = Fifo() if sampler is None else sampler
         check_sampler(chooses)
@@ -248,7 +251,7 @@ class AsyncStream:
         return Consuming(lambda asked: self._consume(asked, chooses, deadline_s), asked)
 
     async def _consume(self, asked: r.Consume, sampler: Sampler, deadline_s: float) -> Delivery:
-        """Send the request of a consume, with a choice of the sampler if that is not built in."""
+        """Send the request of a consume; run a sampler that is not built in here. Returns the delivery."""
         wait_log = WaitLog(self, asked.task, asked.columns) if deadline_s > LOG_WAIT_S else None
         try:
             if asked.sampler is not None:
@@ -269,7 +272,7 @@ class AsyncStream:
 
     async def ask(self, asked: r.FromClient, kind: type[A], timeout_s: float = 0.0) -> A:
         """Send a request to the stream's partition. Returns the answer. Raises the partition's error, and
-        ProtocolMismatch if the answer is of another type."""
+        ProtocolMismatch if the answer's type is not `kind`."""
         request = rm.AskStream(self._connection.next_id(), self._token, asked, timeout_s)
         answer = await self._connection.request(request, rm.StreamAnswer, timeout_s)
         if not isinstance(answer.result, kind):
@@ -277,7 +280,7 @@ class AsyncStream:
         return answer.result
 
     def tell(self, asked: r.FromClient) -> None:
-        """As `ask`, without waiting for the answer."""
+        """Send a request to the stream's partition, without waiting for the answer. Raises no DataplaneError."""
         with suppress(DataplaneError):
             self._connection.check()
             self._connection.tell(rm.AskStream(self._connection.next_id(), self._token, asked))
@@ -285,22 +288,20 @@ class AsyncStream:
     def deliveries(
         self, task: str, *, prefetch: int = 1, timeout: float | None = None, at_end: AtEnd = "warn", **how: Any
     ) -> AsyncIterator[Delivery]:
-        """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
-        `consume`.
+        """Iterate over deliveries until the stream is closed and the task has no rows left. Each delivery is acked when
+        the next is requested. If the loop is left by `break` or an exception, the last delivery without an ack is given
+        back.
 
-        Each delivery is acked when the next is requested. If the loop is left by `break` or an exception, the last
-        delivery is given back unless it was acked.
-
-        lease: seconds of the lease of a delivery. When the loop's body gets the delivery, at least nine tenths of them
+        how: the other arguments of `consume`. When the loop's body gets a delivery, at least nine tenths of its `lease`
             are left.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
         timeout: seconds to wait for each delivery, from its request; 600 if None.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
-            a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+            a `UserWarning`, "raise" raises Closed with the counts, "ignore" does nothing.
 
-        Raises as `consume`, Closed if the stream is dropped, and OutcomeUnknown if an ack was not answered: iterate
-        again, and rows whose ack was not done come again.
+        Raises as `consume`; Closed if the stream is dropped; OutcomeUnknown if an ack was not answered. A new iteration
+        then gets the rows again, unless the ack was done.
         """
         return consuming.deliveries(self, task, prefetch, timeout, at_end, how)
 
@@ -319,11 +320,11 @@ class AsyncStream:
         lease: float = 3600.0,
         timeout: float | None = None,
     ) -> Taken:
-        """Lease the rows of one synchronous training step and split them over ranks, one reference for each. Reads no
-        column.
+        """Lease the rows of one synchronous training step, and split them over ranks. Returns one reference for each
+        rank, to be acked together. Reads no column.
 
-        All of `rows` are leased, unless `min_rows` is less or whole groups do not fill them. With `TokenBalanced`
-        the split balances tokens. The step is acked as a whole. Raises as `consume`.
+        rows: the number of rows; fewer if `min_rows` is less or whole groups do not fill it. shards: the number of
+        ranks. With `TokenBalanced`, each rank gets about as many tokens. Others, and errors: as for `consume`.
         """
         if arguments.whole("shards", shards) < 1:
             raise Misuse(f"a step is split over one rank or more, not {shards}")
@@ -344,7 +345,7 @@ class AsyncStream:
     # the rest
 
     async def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
-        """Drop rows, and all rows of these groups: they are delivered to no task any more, and groups count as complete
+        """Drop these rows, and all rows of these groups. Dropped rows are not delivered again, and groups are complete
         without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
         numbers, _, keys = self.writes.named(rows)
         named = arguments.listed("groups", groups)
@@ -353,18 +354,17 @@ class AsyncStream:
             await self.ask(r.Drop(rows=np.frombuffer(numbers, np.int64), keys=keys, groups=named), r.Succeeded)
 
     async def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
-        """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
-        or their lease expired. They stay in the stream until they are dropped, or done after a `retry`."""
+        """The first `most` rows that were delivered to this task `max_deliveries` times without an ack. They stay in
+        the stream until they are dropped, or done after a `retry`. Raises Misuse for an unknown task."""
         asked = r.ListDeadLetters(task=arguments.text("a task", task), most=arguments.whole("most", most))
         return DeadLetters(self._token, await self.ask(asked, r.Letters))
 
     async def retry(self, task: str, keys: Sequence[str] | None = None) -> int:
-        """Make dead letters of this task pending again, as if they had never been delivered to it. Returns how many
-        there were.
+        """Make dead letters of this task pending again, with no deliveries counted. Returns the number of retried rows.
 
-        keys: those of `dead_letters`, or some of them. None: all dead letters of the task, at most 65,536 in one call.
-            Rows that are not dead letters of the task are left as they are. If the stream has a `group_size`, or the
-            task has taken whole groups, the other dead letters of their groups are retried too.
+        keys: keys from `dead_letters`; None: all dead letters of the task, at most 65,536 in one call. Other rows are
+            left as they are. If the stream has a `group_size`, or the task has taken whole groups, the other dead
+            letters of the same groups are retried too.
 
         Raises Misuse for a task or row that does not exist.
         """
@@ -374,12 +374,13 @@ class AsyncStream:
         return 0 if keys is not None and not named else (await self.ask(asked, r.RetryResult)).rows
 
     async def lost(self, task: str | None = None) -> LostRows:
-        """Report the rows that were lost because a host with some of their columns died: each once, to the first
-        caller. They can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
-        hosts with the metadata of the rows died, their keys are unknown: `unnamed` has their number for each live node
-        whose clients appended them.
+        """Return the rows that were lost because a host with some of their columns died. Each is reported once, to the
+        first caller, and can be appended again. A consumer that reads a lost row gets `OwnerDied`. If all hosts with
+        the metadata of the rows died, their keys are unknown. `unnamed` then has their number, by the live node whose
+        clients appended them.
 
-        task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
+        task: leave out rows that this task had acked. They are not reported later either. Raises Misuse for an unknown
+        task.
         """
         had = 0 if task is None else 1 << self.settings.task(task)
         reply = await self._connection.request(
@@ -407,15 +408,15 @@ class AsyncStream:
         lease: float = LEASE_S,
         timeout: float | None = None,
     ) -> AsyncRow:
-        """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on,
-        and is delivered to no task before it is finished. As a context manager it is finished at the end of the block,
-        and released if an exception leaves the block.
+        """Begin a row that is appended piece by piece, and return it. The row counts for the stream and its group at
+        once. It is delivered once it is finished. As a context manager it is finished at the end of the block, and
+        released if an exception leaves the block.
 
-        key, group, version, tags, timeout: as for `append`, of one row.
-        columns: a mapping of those that the row has from the start, such as its prompt, each of one row.
-        tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
-        lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's
-            process ends, another may resume it at once.
+        key, group, version, tags, timeout: as for `append`, for one row.
+        columns: a mapping of the first columns, such as the prompt, each of one row.
+        tokens: the ragged column of tokens, which `version_spans` counts.
+        lease: seconds without a piece or a renewal after which another process may resume the row. Once the holder's
+            process has ended, another may resume it at once.
 
         Raises as `append`.
         """
@@ -437,13 +438,13 @@ class AsyncStream:
         return AsyncRow(self, begun, token, lease_s)
 
     async def unfinished(self) -> list[RowToken]:
-        """The rows in progress, the oldest first; at most 4,096."""
+        """The unfinished rows, the oldest first; at most 4,096."""
         return list(map(RowToken.of, await unfinished_rows(self)))
 
     async def resume(self, key: str | None = None, *, lease: float = LEASE_S) -> AsyncRow | None:
-        """Take over a row in progress, and continue after its last piece: the row with this key or, without a key, the
-        one that was begun first among those without a holder; None if there is none. If several call at once, one gets
-        it. Raises LeaseExpired, for a key, if another process holds it, or it is no longer in progress."""
+        """Take over an unfinished row, to continue after its last piece. Returns the row. Without a key, it is the
+        oldest row without a holder, or None if there is none. Only one of several callers gets a row. Raises
+        LeaseExpired if another process holds the row with this key, or it is not unfinished."""
         token, lease_s = row_token(), row_lease(lease)
         named = "" if key is None else arguments.text("a key", key)
         try:
@@ -458,11 +459,11 @@ class AsyncStream:
         return (await self.ask(r.Measure(), r.PartitionFigures)).values
 
     async def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = TIMEOUT_S) -> None:
-        """Write the stream to a file for `plane.restore`: its rows, their columns, and the progress of each task.
+        """Write the rows, their columns, and the progress of each task to a file for `plane.restore`.
 
-        The stream stays in use meanwhile; later changes are not in the file. Leased rows will be ready again. An
-        existing file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to
-        read each part of spilled columns.
+        The stream can be used meanwhile; later changes are not in the file. In the restored stream, leased rows are
+        ready. An existing file is replaced once the new file is completely on disk. timeout: seconds to wait for memory
+        to read each part of spilled columns.
 
         Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost, LeaseExpired
         (the leader changed meanwhile), Closed (the stream was dropped).
@@ -474,26 +475,25 @@ class AsyncStream:
     async def record(
         self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any
     ) -> Recording:
-        """Begin to record rows as they are done, each once, to a directory of Parquet files: see `docs/recording.md`.
+        """Begin to record each row once it is done, to a directory of Parquet files. Returns the recording, whose
+        `wait` and `close` raise later errors. Raises Misuse. See `docs/recording.md`.
 
-        columns: the columns to record; a row is done when it has all of them. None: the columns that the rows have once
-            every other task has acked one row.
-        task: the task of the stream by which the recorder consumes ("record"). rows: the most in one delivery (256).
-        max_file_bytes: the most in one file, before compression ("256MiB"). media: columns of which equal values are
-            stored once, in addition to those that are found automatically.
-        compression: "zstd", "snappy", "lz4" or "none". on_full: while the disk is full, "skip" skips rows, counts them
-            and logs that; "wait" leaves them in the stream.
-
-        Raises Misuse. The recording's `wait` and `close` raise later errors.
+        columns: the columns to record. A row is recorded when it has all of them. None: the columns of the stream once
+            every other task has acked a row.
+        task: the recorder's task of the stream ("record"). rows: the most rows of one delivery (256).
+        max_file_bytes: the most bytes of one file, before compression ("256MiB"). media: columns whose equal values are
+            stored once, in addition to those found automatically.
+        compression: "zstd", "snappy", "lz4" or "none". on_full: while the disk is full, "skip" skips and counts rows,
+            and logs a warning; "wait" leaves them in the stream.
         """
         from dataplane.client import recorder  # as above
 
         return await asyncio.to_thread(recorder.record, self, directory, columns, **how)
 
     async def close(self) -> None:
-        """Refuse further appends. Consumers go on until all rows are done. Idempotent."""
+        """Refuse further appends. Consumers still get the remaining rows. Idempotent."""
         await self.ask(r.Close(), r.Succeeded)
 
     async def drop(self) -> None:
-        """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
+        """Remove the stream and free all of its rows, also leased ones. Waiting calls raise `Closed`."""
         await self._connection.request(rm.DropStream(self._connection.next_id(), self._token), m.Done, 0.0)
