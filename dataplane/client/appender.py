@@ -1,13 +1,13 @@
-"""Gathers rows of one process into blocks, each appended as one: for agents, which append a row at a time.
+"""Gathers rows of one process into blocks and appends each block at once, for agents that append a row at a time.
 
-`send` accepts rows and returns at once. A block is appended when it has `max_rows`, or its first row has waited for
-`max_delay` seconds, and the block before it was answered. Blocks are appended one after another, so rows are in the
-stream in the order in which they were sent. If a block is refused, or finds no room, half of it is tried, down to one
-call, which waits for room: so each call has its own keys or its own error.
+`send` accepts rows and returns at once. Blocks are appended one after another, in the order in which their rows were
+sent. Once the previous block was answered, a block is appended when it is full, or after a further `max_delay` seconds.
+If a block is refused or finds no room, half of its calls are tried, down to a single call, which waits for room. Any
+other error, such as the loss of the node, ends the block: all calls that are left get the error.
 
-Invariants: once a block is done each of its calls has its keys, or its error, or was withdrawn; rows of a call are
-appended once or not at all. The caller may change the arrays after `send`; at most `_BLOCKS` blocks wait, and further
-calls wait for room. Any thread may send; the rest belongs to the event loop.
+Invariants: once a block is done, each of its calls has its keys or an error, or was withdrawn. Rows of a call are
+appended once or not at all. The caller may change the arrays after `send`. At most `_BLOCKS` blocks are pending;
+further calls wait. Any thread may send; all else runs in the event loop.
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from dataplane.wire import shard_messages as sm
 if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
-_BLOCKS = 8  # that wait to be appended, with the one that is being appended
-_BLOCK_BYTES = 4 << 20  # from which on a block is full
+_BLOCKS = 8  # the most pending blocks, including the one that is being appended
+_BLOCK_BYTES = 4 << 20  # the bytes at which a block is full
 TIMEOUT_S = 60.0
 """The default timeout of an append or extend, in seconds."""
 
-_FORMS = 64  # row layouts that are remembered
-_MOST_UNSEEN = 1024  # failed calls that are kept for `flush`, which raises the first error
+_FORMS = 64  # the most row layouts that are cached
+_MOST_UNSEEN = 1024  # the most failed calls that are kept for `flush`, which raises the first error
 
-_NONE: list[Any] = []  # shared by all calls without metadata: objects for each row are work for the garbage collector
+_NONE: list[Any] = []  # shared by all calls without metadata, to save the garbage collector an object for each
 _UNTAGGED: dict[str, Any] = {}
 
 
 class Kind(NamedTuple):
-    """The properties that calls of `send` have in common if they are collected in one block. `gathered`: rows are
-    copied into the block as they come in."""
+    """The properties that all calls of a block share. `gathered`: whether their rows are copied into the block's memory
+    as they are sent."""
 
     form: RowSchema
     keyed: bool
@@ -71,7 +71,7 @@ class Kind(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """The rows of one `send`: `count` of them, from `start` on if they are gathered, else these `columns`."""
+    """The `count` rows of one `send`: in the block's memory from row `start` on if gathered, else in `columns`."""
 
     start: int
     count: int
@@ -81,15 +81,15 @@ class Call:
     tags: dict[str, Any]
     columns: Sequence[Values] = ()
     withdrawn: bool = False
-    """The caller has cancelled it."""
+    """Whether the caller has cancelled the call."""
     done: bool = False
-    """Its rows are in the stream."""
-    asked: asyncio.Task[DataplaneError | None] | None = None  # while it is appended by itself
+    """Whether the rows are in the stream."""
+    asked: asyncio.Task[DataplaneError | None] | None = None  # the append of this call alone, while it runs
     error: BaseException | None = None
 
 
 class Block:
-    """Calls of one kind, whose rows are appended as one. `gathered`: the memory with their rows, or None."""
+    """Calls of one kind whose rows are appended at once. `gathered`: the memory of their rows; None if not gathered."""
 
     def __init__(self, kind: Kind, gathered: RowMemory | None, deadline: Deadline, narrow: Narrow = False) -> None:
         self.kind = kind
@@ -114,8 +114,8 @@ class Block:
         return form.joined([list(gathered.columns(c.start, c.start + c.count).values()) for c in calls])
 
     async def bring(self, stream: AsyncStream, unseen: dict[Call, None]) -> None:
-        """Append all calls, as many at a time as find room. Afterwards each call has its keys or its error; calls with
-        an error are added to `unseen`."""
+        """Append all calls, as many at a time as find room. Each call then has its keys or an error. Calls with an
+        error are added to `unseen`."""
         left, most = self.calls, len(self.calls)
         ended: DataplaneError = Closed("the appender was stopped")
         try:
@@ -137,7 +137,7 @@ class Block:
                     call.error = call.error or type(ended)(str(ended), **ended.fields)
                     if not call.withdrawn and len(unseen) < _MOST_UNSEEN:
                         unseen[call] = None
-                call.columns = ()  # not needed any more; the caller may keep `Sent` for long
+                call.columns = ()  # frees the values: the caller may keep `Sent` for long
             self.done.set()
 
     async def _alone(self, call: Call, stream: AsyncStream) -> DataplaneError | None:
@@ -150,8 +150,8 @@ class Block:
             call.asked = None
 
     async def _together(self, calls: list[Call], stream: AsyncStream) -> DataplaneError | None:
-        """Append the rows of these calls as one. Returns the error if that fails. Several calls do not wait for room:
-        there may be room for some, and their consumer may have to make room for the others."""
+        """Append the rows of these calls at once. Returns the error if the append fails. Several calls do not wait for
+        room: some of them may fit, and consuming their rows may make room for the others."""
         first = calls[0]
         try:
             keys = await stream.writes.append_block(
@@ -177,7 +177,7 @@ class Block:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Sent:
-    """Rows that were sent. Awaited, it gives their keys once they are in the stream, or raises the error."""
+    """Rows that were sent. Awaiting it returns their keys once they are in the stream, or raises the append's error."""
 
     _block: Block
     _call: Call
@@ -185,23 +185,23 @@ class Sent:
 
     @property
     def done(self) -> bool:
-        """Whether the result is known."""
+        """Whether the append has succeeded or failed."""
         return self._block.done.is_set()
 
     def keys(self) -> list[str]:
-        """Their keys, once it is `done`. Raises the error."""
+        """The keys of the rows, once it is `done`. Raises the append's error."""
         if self._call.error is not None:
             self._unseen.pop(self._call, None)
             raise self._call.error
         return self._call.keys
 
     async def wait(self) -> list[str]:
-        """The same as `await` of this object."""
+        """Wait until the rows are in the stream, and return their keys. Raises the append's error."""
         await self._block.done.wait()
         return self.keys()
 
     def withdraw(self) -> None:
-        """Do not append them, unless that was done already."""
+        """Do not append the rows, unless they were appended already."""
         self._call.withdrawn = True
         self._unseen.pop(self._call, None)
         if self._call.asked is not None:
@@ -212,7 +212,7 @@ class Sent:
 
 
 class AsyncAppender:
-    """Gathers rows for a stream. Made by `stream.appender`; a context manager that appends all sent rows at its end."""
+    """Gathers rows for a stream. Made by `stream.appender`. The end of its `with` block appends all sent rows."""
 
     def __init__(
         self,
@@ -234,11 +234,11 @@ class AsyncAppender:
         self._timeout_s = arguments.seconds(timeout, TIMEOUT_S)
         self._narrow = narrow
         self._lock = threading.Lock()
-        self._blocks: deque[Block] = deque()  # the first of them is being appended, or waits for its delay
+        self._blocks: deque[Block] = deque()  # the first is being appended, or waits for `max_delay`
         self._form: RowSchema | None = None  # the layout of the last rows
         self._forms: dict[Any, RowSchema] = {}
         self._spare: list[tuple[RowSchema, RowMemory]] = []  # memory of blocks that were appended
-        self._unseen: dict[Call, None] = {}  # failed calls whose error no caller has got
+        self._unseen: dict[Call, None] = {}  # failed calls whose error was not raised yet
         self._room = asyncio.Event()
         self._running = self._closed = False
         stream._connection.appenders.add(self)
@@ -248,7 +248,7 @@ class AsyncAppender:
 
     @property
     def pending(self) -> int:
-        """Rows that were sent and not answered."""
+        """The number of rows that were sent and are not answered yet."""
         with self._lock:
             return sum(block.rows for block in self._blocks)
 
@@ -261,9 +261,9 @@ class AsyncAppender:
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> Sent:
-        """Accept rows, with arguments as for `stream.append`. The result can be awaited for their keys. Waits if too
-        many blocks wait. Raises SchemaMismatch, Misuse, Closed; an error of the stream is raised where the result is
-        awaited, or else by the next `flush`."""
+        """Accept rows, with arguments as for `stream.append`. Returns an object; awaiting it returns their keys. Waits
+        if too many blocks are pending. Raises SchemaMismatch, Misuse, Closed. The stream's error is raised where the
+        result is awaited, or else by the next `flush`."""
         while (sent := self.offer(columns, keys, group, version, tags)) is None:
             await self.room()
         return sent
@@ -277,14 +277,14 @@ class AsyncAppender:
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """As `stream.append`, in a block with the rows of other calls that run at the same time. Cancelling it ends
-        only the wait: rows that were accepted are appended later."""
+        """Append rows in a block with those of concurrent calls. Returns their keys. Arguments and errors as for
+        `stream.append`. Cancelling it ends only the wait; accepted rows are appended later."""
         sent = await self.send(columns, keys=keys, group=group, version=version, tags=tags)
         return await sent
 
     async def flush(self) -> None:
         """Append all accepted rows without further delay, and wait until they are in the stream. Raises the first error
-        that no awaiting caller got; drops later ones."""
+        that was not raised to a caller yet; further errors are dropped."""
         with self._lock:
             block = self._blocks[-1] if self._blocks else None
             if block is not None:
@@ -314,7 +314,7 @@ class AsyncAppender:
     # Shared by the asynchronous and the blocking appender
 
     def offer(self, columns: Any, keys: Any, group: Any, version: Any, tags: Any) -> Sent | None:
-        """Put rows into a block, validated and copied; None if there is no room. Any thread may call this. Raises
+        """Validate rows and copy them into a block; None if there is no room. Any thread may call this. Raises
         SchemaMismatch, Misuse, Closed."""
         sent = self._gather(self._form, columns, keys, group, version, tags, sys.maxsize)
         if sent is not None or self._crowded():
@@ -333,15 +333,15 @@ class AsyncAppender:
             return None if block is None else self._put(block, call, sum([values.nbytes for values in owned]))
 
     def offer_small(self, columns: Any, group: Any, version: Any, tags: Any) -> Sent | None:
-        """As `offer`, for small columns with the layout that was learned last. None for other columns, too."""
+        """As `offer`, for small columns of the layout that was learned last; None for any other columns."""
         return self._gather(self._form, columns, None, group, version, tags, sm.MAX_INLINE)
 
     def _gather(
         self, form: RowSchema | None, columns: Any, keys: Any, group: Any, version: Any, tags: Any, most: int
     ) -> Sent | None:
-        """Append rows of this layout to the last block, which has at most `most` bytes then. None if the rows have
-        another layout, or if there is no room. Raises Misuse, Closed, Forked."""
-        if self._stream._connection.in_child:  # before the lock, which a thread of the parent may have held
+        """Add rows of this layout to the last block; None if there is no room, or if the rows have another layout or
+        more than `most` bytes. Raises Misuse, Closed, Forked."""
+        if self._stream._connection.in_child:  # checked before the lock, which a thread of the parent may have held
             self._stream._connection.check()
         if form is None or not form.simple or not (tags is None or type(tags) is dict):
             return None
@@ -365,7 +365,7 @@ class AsyncAppender:
             return None if call is None else self._put(block, call, gathered.nbytes - before)
 
     def _crowded(self) -> bool:
-        """Whether every block is full. `room` waits until one is not."""
+        """Whether no block can take rows. `room` then waits until a block was answered."""
         with self._lock:
             crowded = len(self._blocks) >= _BLOCKS and self._blocks[-1].full
             if crowded:
@@ -373,7 +373,7 @@ class AsyncAppender:
             return crowded
 
     def learn(self, pairs: Sequence[tuple[str, Values]]) -> RowSchema:
-        """The layout of these columns, which further rows are expected to have."""
+        """The layout of these columns. Further rows are expected to have the same layout."""
         kind = tuple([(name, values.field) for name, values in pairs])
         form = self._forms.get(kind)
         if form is None or form.alone:
@@ -385,8 +385,8 @@ class AsyncAppender:
         return form
 
     def _block(self, kind: Kind) -> Block | None:
-        """The block for calls of this kind, a new one if needed. None if there is no room. Under the lock. Raises
-        Closed."""
+        """The block for calls of this kind, a new one if needed; None if there is no room. The caller holds the lock.
+        Raises Closed."""
         if self._closed:
             raise Closed("the appender is closed")
         block = self._blocks[-1] if self._blocks else None
@@ -406,7 +406,7 @@ class AsyncAppender:
         return form.gathered()
 
     def _put(self, block: Block, call: Call, nbytes: int) -> Sent:
-        """Put the call into the block, which may be new. Under the lock."""
+        """Put the call into the block, which may be new. The caller holds the lock."""
         if not block.calls:
             if self._blocks:
                 self._fill(self._blocks[-1])
@@ -427,7 +427,7 @@ class AsyncAppender:
             self._soon(block.filled.set)
 
     async def room(self) -> None:
-        """Wait until a block was answered."""
+        """Wait until a block was answered, after `offer` has returned None."""
         await self._room.wait()
 
     async def _run(self) -> None:
@@ -440,7 +440,7 @@ class AsyncAppender:
                     block.full = True
                 await block.bring(self._stream, self._unseen)
         finally:
-            if block is not None:  # it was cancelled, with the loop most likely
+            if block is not None:  # this task was cancelled, most likely at the end of the loop
                 self._stop()
 
     def _stop(self) -> None:
@@ -454,7 +454,7 @@ class AsyncAppender:
         self._room.set()
 
     def _following(self, done: Block | None) -> Block | None:
-        """The next block. None if no block is left; the next `send` then starts the task again."""
+        """Remove the block that is done. Returns the next, or None if none is left: `send` restarts the task."""
         with self._lock:
             if done is not None:
                 self._blocks.popleft()
@@ -470,7 +470,7 @@ class AsyncAppender:
 
 
 def _checked(columns: Any) -> list[tuple[str, Values]]:
-    """Columns with equal row counts, one or more. Raises SchemaMismatch, Misuse."""
+    """The columns as values by name. Raises SchemaMismatch if their row counts differ or there are no rows; Misuse."""
     if isinstance(columns, BatchRef):
         raise Misuse("an appender takes rows themselves; append a reference by stream.append")
     pairs = list(columns_of(columns))
@@ -482,12 +482,12 @@ def _checked(columns: Any) -> list[tuple[str, Values]]:
 
 @lru_cache(maxsize=256)
 def _versions(version: int, rows: int) -> list[int]:
-    """The versions of this number of rows; read-only. Raises Misuse."""
+    """The version for each of this number of rows, as a list that must not be changed. Raises Misuse."""
     return arguments.plain("version", version, rows, (int,))
 
 
 def _called(start: int, rows: int, keys: Any, group: Any, version: Any, tags: Any) -> Call:
-    """A call with this number of rows, and its metadata. Raises Misuse."""
+    """A call with this number of rows and their metadata. Raises Misuse."""
     if keys is None and group is None and not tags and type(version) is int:
         return Call(start, rows, _NONE, _NONE, _versions(version, rows), _UNTAGGED)
     return Call(

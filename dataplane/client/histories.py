@@ -1,14 +1,14 @@
-"""A history, as a process uses it: the responses to each prompt in earlier epochs, for drafts and predicted lengths.
+"""A client's interface to a history: the responses to each prompt in earlier epochs, for drafts and predicted lengths.
 
-It is stored in a table (`client.tables`): a row for each prompt, and in it `keep * samples` columns, each with a place
-for one response. The metadata of a response is the tag of its place, so lengths are known without reading a token, and
-millions of prompts are as many rows at one leader. Tokens stay where they were written, or are recorded by reference;
-a drafter reads them in place, and fetches them once for each host.
+A history is stored in a table (`client.tables`) with a row for each prompt and `keep * samples` columns, the places of
+responses. A response's metadata is a tag with the name of its place, so lengths are known without reading tokens.
+Tokens stay where they were written, or are recorded by reference. A drafter reads tokens in place, and fetches them
+once for each host.
 
 Invariants: a failed call frees the rows that it has stored. A prompt has at most `keep * samples` responses, of its
-newest `keep` epochs; the oldest epoch is removed first, and in one epoch the lowest reward. Two processes that record
-one prompt at the same moment may take the same place: the later response stays. If responses are removed meanwhile, or
-their host is lost, a drafter has fewer.
+newest `keep` epochs. Responses of the oldest epoch are removed first, and within an epoch those with the lowest reward.
+If two processes record the same prompt at once, they may use the same place. The later response then replaces the
+other. If responses are removed while a drafter is made, or their host is lost, the drafter has fewer.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ KEEP, SAMPLES = 4, 8
 MAX_BYTES = 1 << 30
 """The default capacity of a history."""
 
-_SPARED = 0.9  # when `max_bytes` is exceeded, responses are removed down to this part of it
-_LOOKED = 4096  # prompts in one message when responses are removed
-_ORDERS_BYTES = 64 << 20  # of suffix orders that a process caches
+_SPARED = 0.9  # when `max_bytes` is exceeded, responses are removed down to this share of it
+_LOOKED = 4096  # prompts that are looked at together when responses are removed
+_ORDERS_BYTES = 64 << 20  # the most bytes of suffix orders that a process caches
 _TRIES = 3
 _ROWS = 256
-_WAIT_S = 0.5  # of waiting for rows, between checks whether to end
+_WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
 
 
 class StoredResponse(NamedTuple):
-    """The metadata of one response. `place`: its column."""
+    """The metadata of a response. `place`: its column. `length`: of tokens. `mark`: higher for later responses."""
 
     place: str
     epoch: int
@@ -75,8 +75,8 @@ class StoredResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewResponses:
-    """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: the tokens if they are stored
-    already; the history keeps or frees them."""
+    """Responses to be recorded, with a prompt's key, tokens, an epoch and a reward each. `ref`: a reference to the
+    tokens if they are stored already, in a column `tokens`. The history becomes its owner."""
 
     keys: list[str]
     tokens: list[npt.NDArray[Any]]
@@ -85,7 +85,7 @@ class NewResponses:
     rewards: list[float | None]
 
     def columns(self, rows: list[int], place: str) -> Any:
-        """The tokens of these rows as the column `place`, for a table."""
+        """The tokens of these responses as the column `place`, for an upsert."""
         if self.ref is not None:
             return self.ref[np.array(rows)].rename({"tokens": place})
         return {place: [self.tokens[row] for row in rows]}
@@ -93,7 +93,7 @@ class NewResponses:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """The task and the columns by which a history records a stream. See `AsyncHistory.follow`."""
+    """A history, with the task and the columns by which it records a stream. Fields as in `AsyncHistory.follow`."""
 
     history: AsyncHistory
     task: str
@@ -138,9 +138,9 @@ class AsyncHistory:
     ) -> None:
         """Add a response to the prompt with this key. An empty response is ignored.
 
-        tokens: the token ids, a flat sequence or a one-dimensional array. epoch: that of training, or the policy's
-        version; higher is newer. reward: drafts prefer responses with higher rewards. timeout: seconds to wait for
-        room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
+        tokens: the token ids, a flat sequence or a one-dimensional array. epoch: the epoch of training or the policy's
+        version; higher is newer. reward: a number, or None. Drafts prefer responses with higher rewards. timeout:
+        seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
         """
         own, named = _tokens(tokens, self.dtype), [_key(key)]
         epochs, rewards = [arguments.whole("epoch", epoch)], [_reward(reward)]
@@ -157,13 +157,12 @@ class AsyncHistory:
         reward: str | Sequence[float | None] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> None:
-        """Add the responses in these rows. If their tokens are a ragged column with the history's dtype, they are
-        added by reference: nothing is copied, and they stay as long as the history needs them, even if the rows are
-        freed. Others are copied, with the history's dtype.
+        """Add the response of each row of a reference. Tokens in a ragged column with the history's dtype are added
+        without a copy, and stay even if the rows are freed. Other tokens are copied to the history's dtype.
 
-        key, reward: the columns with the prompt's key and the reward, or a value for each row. tokens: the column of
-        token ids. epoch: as for `add`, one for all rows or for each. Raises as `add`, and Freed or OwnerDied if the
-        rows are gone.
+        key, reward: the name of the column, or a value for each row. tokens: the column of token ids. epoch: as for
+        `add`, for all rows or for each. timeout: seconds to wait for memory. Raises as `add`, and Freed or OwnerDied if
+        the rows cannot be read.
         """
         rows = len(ref)
         said = [name for name in (key, reward) if isinstance(name, str)]
@@ -191,15 +190,16 @@ class AsyncHistory:
         reward: str | None = None,
         rows: int = 256,
     ) -> int:
-        """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
-        number of rows.
+        """Record the rows of a stream as one of its tasks, until it is closed and has no more. Returns the number of
+        recorded rows.
 
-        The epoch of a row is its policy version. `key`: the column with the prompt's key; None: a row's group is the
-        key, and rows without a group are not recorded. `reward`: the column with the reward; rows are recorded once
-        they have it.
+        A row's policy version is its epoch. task: the task by which rows are consumed. tokens: the column of token ids.
+        key: the column with the prompt's key; None: a row's group is the key, and rows without a group are ignored.
+        reward: the column with the reward; None: no rewards. A row is recorded once it has all of these columns. rows:
+        the most rows of one delivery. Raises as `record` and `stream.deliveries`.
         """
         how = self.following(task=task, tokens=tokens, key=key, reward=reward)
-        count, inner = 0, getattr(stream, "_inner", stream)  # of a blocking one
+        count, inner = 0, getattr(stream, "_inner", stream)  # the asynchronous stream of a blocking one
         async for delivery in inner.deliveries(task, rows=rows, min_rows=1, columns=how.columns):
             async with delivery:
                 count += await self.record_delivery(delivery, how)
@@ -208,12 +208,12 @@ class AsyncHistory:
     def following(
         self, *, task: str = "history", tokens: str = "response_ids", key: str | None = None, reward: str | None = None
     ) -> Following:
-        """The argument of `plane.stream(history=...)` for a stream with other columns. Arguments as for `follow`."""
+        """Return an argument for `plane.stream(history=...)` with columns to choose. Arguments as for `follow`."""
         return Following(self, task, tokens, key, reward)
 
     async def record_delivery(self, delivery: Delivery, how: Following) -> int:
-        """Record rows that a stream delivered; without `how.key`, only those that have a group. Returns their number.
-        Raises as `record`."""
+        """Record the rows of a delivery; without `how.key`, only rows with a group. Returns the number of recorded
+        rows. Does not settle the delivery. Raises as `record`."""
         ref, versions, key = delivery.ref, delivery.versions, how.key
         keys: str | list[str]
         if key is not None:
@@ -228,12 +228,13 @@ class AsyncHistory:
         return len(ref)
 
     def at(self, plane: AsyncPlane) -> AsyncHistory:
-        """The same history, over another plane."""
+        """The same history, accessed by another plane."""
         table = plane.table(self._table.name, durable=self._table._durable)
         return AsyncHistory(plane, table, self.keep, self.samples, self.max_bytes, self.dtype.name)
 
     async def _record(self, recorded: NewResponses, timeout: float) -> None:
-        """Assign each response its place. The table takes over the rows of `ref`; if this fails, they are freed."""
+        """Assign each response a place, and write it. The table becomes the owner of the rows of `ref`. Rows that are
+        not written are freed."""
         left = np.ones(len(recorded.keys), bool)
         try:
             keys = list(dict.fromkeys(recorded.keys))
@@ -242,7 +243,7 @@ class AsyncHistory:
             held = {name: self._held(tags) for name, tags in zip(seen.keys, seen.tags, strict=True)}
             places: dict[str, list[int]] = {}
             tags = []
-            arrived = (seen.changes & ((1 << 40) - 1)) << 22  # so that later ones sort last
+            arrived = (seen.changes & ((1 << 40) - 1)) << 22  # so that later responses sort last
             for row, name in enumerate(recorded.keys):
                 mark = arrived | secrets.randbits(22)
                 entry = (recorded.epochs[row], len(recorded.tokens[row]), recorded.rewards[row], mark)
@@ -263,7 +264,7 @@ class AsyncHistory:
         await self._bound(sum(each.nbytes for each in recorded.tokens))
 
     def _held(self, tags: dict[str, Any]) -> dict[str, StoredResponse]:
-        """The responses of a prompt by place."""
+        """The responses of a prompt with these tags, by place."""
         found = {}
         for place in self._places:
             match tags.get(place):
@@ -274,7 +275,7 @@ class AsyncHistory:
     def _place(self, held: dict[str, StoredResponse]) -> str:
         """The place of a new response: a free one, else that of the response to be removed first."""
         if not held:
-            return self._places[0]  # so every prompt with responses has one at the first place
+            return self._places[0]  # `_spare` finds prompts with responses by their first place
         free = [place for place in self._places if place not in held]
         if free:
             return free[secrets.randbelow(len(free))]
@@ -283,7 +284,7 @@ class AsyncHistory:
     # the bound
 
     async def _bound(self, came: int) -> None:
-        """Remove responses if the table holds more than `max_bytes`."""
+        """Remove responses if the table has more than `max_bytes`. Checks after each 64th of it that was added here."""
         self._unchecked += came
         if self._unchecked * 64 < self.max_bytes:
             return
@@ -293,8 +294,8 @@ class AsyncHistory:
             await self._spare(figures["bytes"] - int(self.max_bytes * _SPARED))
 
     async def _spare(self, over: int) -> None:
-        """Remove this number of bytes: from each run of prompts its share, the oldest epochs and the lowest rewards
-        first."""
+        """Remove responses of about `over` bytes, a proportional share from each run of `_LOOKED` prompts. Within a
+        run, the oldest epochs are removed first, and within an epoch the lowest rewards."""
         numbers = await self._table.ready([self._places[0]])
         total, left = len(numbers), over
         for start in range(0, total, _LOOKED):
@@ -322,8 +323,8 @@ class AsyncHistory:
     # reading
 
     async def known(self, keys: Sequence[str]) -> list[list[StoredResponse]]:
-        """The metadata of the responses to each of these prompts, in its newest `keep` epochs, the oldest first.
-        Reads no token."""
+        """Return for each of these prompts the metadata of its responses in its newest `keep` epochs, the oldest first.
+        Reads no tokens."""
         named = [_key(key) for key in keys]
         seen = await self._table.look(list(dict.fromkeys(named)), missing_ok=True)
         found = dict(zip(seen.keys, seen.tags, strict=True))
@@ -335,18 +336,18 @@ class AsyncHistory:
         return [each for each in held if each.epoch in epochs]
 
     async def responses(self, key: str) -> list[Response]:
-        """The existing responses to this prompt, the oldest epoch first; tokens as int32, not copied if the history
-        has that dtype."""
+        """Return the responses to this prompt, the oldest epoch first. Tokens are int32, without a copy if that is the
+        history's dtype. Responses that are lost or removed meanwhile are left out."""
         for _ in range(_TRIES):
             held = (await self.known([key]))[0]
             try:
                 return await self._read(key, held)
             except (Freed, Misuse):  # replaced meanwhile: look again
                 continue
-            except (Lost, PeerUnavailable):  # the host of some of them died or is away
+            except (Lost, PeerUnavailable):  # the host of a response died or does not answer
                 break
         found: list[Response] = []
-        for each in (await self.known([key]))[0]:  # each by itself: some are lost or are being replaced
+        for each in (await self.known([key]))[0]:  # one at a time, because some are lost or are being replaced
             with suppress(Lost, PeerUnavailable, Misuse):
                 found += await self._read(key, [each])
         return found
@@ -371,17 +372,17 @@ class AsyncHistory:
         return Response(own, held.epoch, held.reward, known)
 
     async def drafter(self, key: str, *, max_tokens: int = LONGEST) -> Drafter:
-        """A drafter, which proposes the tokens of a new response to this prompt, from its first token on.
+        """Return a drafter, which proposes the next tokens of a new response to this prompt, from its first token on.
+        Without earlier responses, it proposes none. max_tokens: the most tokens of one draft.
 
-        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable, and
-        Misuse if the extension for drafts was not built.
+        Raises PeerUnavailable, and Misuse if the extension for drafts was not built.
         """
         return Drafter(await self.responses(key), max_tokens=max_tokens, learnt=self._learnt)
 
     # lengths
 
     async def lengths(self, keys: Sequence[str]) -> Lengths:
-        """Predict the lengths of responses to these prompts, each with the error of the prediction: see
+        """Predict the number of tokens of a response to each of these prompts, and the error of each prediction. See
         `history.lengths`."""
         known = await self.known(keys)
         return predict([Past([(each.epoch, each.length) for each in held]) for held in known])
@@ -389,7 +390,8 @@ class AsyncHistory:
     async def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
     ) -> Schedule:
-        """Assign the responses to these prompts to workers, in an order: see `history.scheduling.plan`."""
+        """Return the order in which each worker is to generate responses to these prompts, by their predicted lengths.
+        Arguments as for `history.scheduling.plan`."""
         return plan(await self.lengths(keys), workers, step=step, samples=samples, slots=slots)
 
     async def drop(self) -> None:
@@ -403,7 +405,7 @@ def _usefulness(each: StoredResponse) -> tuple[int, float, int]:
 
 
 def _each_once(rows: Iterable[int], keys: Sequence[str]) -> Iterable[list[int]]:
-    """The rows in runs in which no key is repeated."""
+    """Divide the rows into runs without a repeated key."""
     run: dict[str, int] = {}
     for row in rows:
         if keys[row] in run:
@@ -442,7 +444,7 @@ def _tokens(tokens: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def followed(history: Any) -> Following | None:
-    """Validate the `history` argument of `plane.stream`. Raises Misuse."""
+    """The task and columns of the `history` argument of `plane.stream`; None for None. Raises Misuse."""
     found = getattr(history, "_inner", history)
     if isinstance(found, AsyncHistory):
         found = found.following()
@@ -452,19 +454,19 @@ def followed(history: Any) -> Following | None:
 
 
 def tasks(given: Sequence[str] | None, how: Following | None) -> Sequence[str] | None:
-    """The tasks of a stream with a history: those given, and the one that records."""
+    """The given tasks of a stream, with the task of its history."""
     if how is None or given is None or isinstance(given, str) or how.task in given:
         return given
     return [*given, how.task]
 
 
 class HistoryFollower(Background):
-    """Records a stream's rows in a history as they are done, in the process that opened the stream
-    (`plane.stream(history=...)`), in a thread of its own. `rows`: the number of recorded rows.
+    """Records a stream's rows in a history once they have the recorded columns. It runs in a separate thread of the
+    process that opened the stream (`plane.stream(history=...)`). `rows`: the number of recorded rows.
 
-    If several processes open the stream with a history, they share its rows. The work ends when the stream is closed
-    and all of its rows are recorded, or when the plane is closed; then the remaining rows stay for the next process
-    that opens the stream with a history.
+    Several processes that open the stream with a history share its rows. The work ends when the stream is closed and
+    all of its rows are recorded, or when the plane is closed. The remaining rows then stay in the stream for the next
+    process that opens it with a history.
     """
 
     def __init__(self, stream: AsyncStream, how: Following) -> None:
@@ -479,7 +481,7 @@ class HistoryFollower(Background):
         while not stop.is_set():
             try:
                 delivery = await stream.consume(how.task, rows=_ROWS, columns=how.columns, timeout=_WAIT_S)
-                with suppress(Lost, LeaseExpired):  # rows that are gone, or went to others
+                with suppress(Lost, LeaseExpired):  # rows that are lost, or were leased to another consumer
                     async with delivery:
                         await self._record(history, delivery)
             except NotReady:

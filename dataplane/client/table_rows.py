@@ -1,6 +1,6 @@
-"""Rows of tables: how callers name and tag them, checked and divided into messages that fit; and a table's answers.
+"""Rows of tables: checks of keys, numbers and tags, the division of rows into messages, and the content of answers.
 
-Invariant: arrays of an answer are those of the message, read-only.
+Invariant: arrays of an answer are views of the message, read-only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Flags = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TableSlice:
-    """Rows of a table: keys, numbers, tags. `have`: for each row and requested column, whether the row has the column.
-    `changes`: the value for `since` of a later `look`."""
+    """Rows of a table: their numbers, keys and tags. `have`: bool[rows, columns], whether each row has each requested
+    column. `changes`: the state of the table, for `since` of a later `look`."""
 
     numbers: Index
     keys: list[str]
@@ -40,22 +40,22 @@ class TableSlice:
 
 
 def joined(several: list[Index]) -> Index:
-    """All numbers, concatenated."""
+    """Concatenate arrays of row numbers."""
     if not several:
         return np.empty(0, np.int64)
     return several[0] if len(several) == 1 else np.concatenate(several)
 
 
 def widened(reply: r.Looked, columns: int) -> bytes:
-    """The `have` flags of a reply, widened to this many columns; columns that another writer has added meanwhile are
-    absent from the rows."""
+    """The packed `have` flags of a reply, widened to this number of columns. The flags of columns that another writer
+    has added meanwhile are false."""
     numbers, wide = len(reply.rows), (columns + 7) // 8
     had = np.frombuffer(reply.have, np.uint8).reshape(numbers, (len(reply.columns) + 7) // 8)
     return np.pad(had, ((0, 0), (0, wide - had.shape[1]))).tobytes() if had.shape[1] < wide else reply.have
 
 
 def rows_of(replies: list[r.Looked], columns: int) -> TableSlice:
-    """Combine these answers. `columns`: how many were requested."""
+    """Combine the answers about one or several parts of the rows. `columns`: the number of requested columns."""
     numbers = joined([reply.rows for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:
@@ -72,7 +72,7 @@ def rows_of(replies: list[r.Looked], columns: int) -> TableSlice:
 
 
 Named: TypeAlias = Sequence[str] | Index | Sequence[int]
-"""Rows by key, or by number."""
+"""Rows by their keys, or by their numbers."""
 
 _NAMES_BYTES = m.MAX_FRAME // 2  # the most bytes of keys and tags in one message
 
@@ -89,7 +89,7 @@ _decode = msgspec.msgpack.Decoder(list[dict[str, Any]]).decode
 
 
 def rows_named(rows: Any) -> tuple[list[str], Index]:
-    """Rows by key, or by number. Raises Misuse."""
+    """The keys and the numbers by which rows are named; one of the two is empty. Raises Misuse, LimitExceeded."""
     nothing = np.empty(0, np.int64)
     if isinstance(rows, str | bytes):
         raise Misuse(f"rows are named by a list of keys or numbers, not by {rows!r:.100}")
@@ -106,7 +106,7 @@ def rows_named(rows: Any) -> tuple[list[str], Index]:
 
 
 def by_number(rows: Any) -> Index:
-    """Rows by number. Raises Misuse."""
+    """The row numbers as an array. Raises Misuse if rows are named by keys."""
     keys, numbers = rows_named(rows)
     if keys:
         raise Misuse(f"rows are named by their numbers here, not by keys; table.numbers({keys[:3]!r}) gives them")
@@ -127,7 +127,7 @@ def keys_of_rows(keys: Any) -> list[str]:
 
 
 def tags_of(tags: Any, count: int) -> list[dict[str, Any]]:
-    """A dict for each row, which a message can hold. Raises Misuse."""
+    """The tags as a dict for each of `count` rows, of values that MessagePack holds; empty for None. Raises Misuse."""
     if tags is None:
         return []
     listed = arguments.listed("tags", tags)
@@ -142,7 +142,7 @@ def tags_of(tags: Any, count: int) -> list[dict[str, Any]]:
 
 
 def ranges(count: int, keys: list[str], tags: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """The range of rows of each message."""
+    """Divide `count` rows into messages. Returns the range of each, as (start, stop)."""
     pending, found = [(0, count)], []
     while pending:
         start, stop = pending.pop()

@@ -1,7 +1,7 @@
-"""A table, as a process uses it: rows by key that stay until they are cleared and are read as often as needed.
+"""A client's interface to a table: rows by key, which stay until they are cleared and can be read repeatedly.
 
-Invariants: columns of a failed write are freed, also if this process dies in between; repeating a call whose answer
-was lost does no harm.
+Invariants: columns of a failed write are freed, also if this process dies meanwhile. A call whose answer was lost can
+be repeated.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ R = TypeVar("R", bound=StreamResult)
 TIMEOUT_S = 60.0
 """The default timeout of a write, in seconds."""
 
-_REF_ROWS = 1 << 14  # the most rows of one read
+_REF_ROWS = 1 << 14  # the most rows of one request to read
 
 
 class AsyncTable:
-    """As `dataplane.Table`, for asyncio. Created by `plane.table` without a message."""
+    """A table of the cluster, for asyncio. Created by `plane.table` without a message. See `dataplane.Table`."""
 
     def __init__(self, connection: Connection, writer: ShardWriter, name: str, *, durable: bool = False) -> None:
         self.name = name
@@ -76,21 +76,20 @@ class AsyncTable:
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
     ) -> Index:
-        """Write these columns to rows; returns the rows' numbers. Missing rows are created, and must be named by
+        """Write columns and tags to rows. Returns the rows' numbers. Missing rows are created, and must be named by
         keys. In existing rows, columns of the same name are replaced, and the old ones freed.
 
-        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on. In a
-            mapping, a value may be a reference to a column of a table; it stays until no row of a table needs it. None:
-            only keys and tags.
-        tags: a mapping for each row, of values that MessagePack holds; each replaces the row's tag of the same name.
-        dedupe: names of columns of which equal rows are stored once.
-        stored: called with a reference to the columns once the table owns them.
+        columns: as for `plane.put`, or a reference to rows that were put, which the table then owns. In a mapping, a
+            value may be a reference to one column of a table; the column stays until no row needs it. None: no columns.
+        tags: a mapping for each row, of values that MessagePack holds. A tag replaces the row's tag of the same name.
+        dedupe: names of columns whose equal rows are stored once.
+        stored: a function that is called with a reference to the columns once the table owns them.
         timeout: seconds to wait for room.
-        narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
+        narrow: as for `plane.put`. The dtype is the narrowest for the integers of this write.
 
-        More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
-        the table), Misuse, Backpressure, LimitExceeded, Freed (a reference is to freed rows), PeerUnavailable,
-        OutcomeUnknown (no answer came: write the same again).
+        A write of more than 65,536 rows has several steps. Raises SchemaMismatch (the values are no columns, or differ
+        from the table's), Misuse, Backpressure, LimitExceeded, Freed (a reference is to freed rows), PeerUnavailable,
+        OutcomeUnknown (no answer came: repeat the write).
         """
         replies = await self._write(rows, columns, tags, timeout, r.RowNumbers, dedupe, stored, narrow)
         return joined([reply.rows for reply in replies])
@@ -106,8 +105,8 @@ class AsyncTable:
         timeout: float = TIMEOUT_S,
         narrow: Narrow = False,
     ) -> tuple[TableSlice, list[str]]:
-        """As `upsert`. Returns the rows as `look` does afterwards, for all columns of the table, and the names of the
-        columns. One message instead of three (write, schema, look)."""
+        """Write as `upsert`. Returns the rows as a later `look` at all columns of the table would, and the names of the
+        columns. Takes one message instead of three (upsert, schema, look)."""
         return _seen(await self._write(rows, columns, tags, timeout, r.Looked, dedupe, stored, narrow))
 
     async def _write(
@@ -121,7 +120,7 @@ class AsyncTable:
         stored: Callable[[BatchRef], object] | None,
         narrow: Narrow,
     ) -> list[R]:
-        """Write in as many steps as needed. Returns the answers."""
+        """Write in as many steps as needed. Returns the answers, of type `kind`. Raises as `upsert`."""
         deadline = Deadline.after(arguments.seconds(timeout))
         keys, numbers = rows_named(rows)
         count = len(keys) or len(numbers)
@@ -158,7 +157,7 @@ class AsyncTable:
         return found
 
     async def _rest(self, reply: R, keys: list[str], numbers: Index) -> list[R]:
-        """The answers about those of these rows that did not fit into the answer to their write."""
+        """The answers about those of these rows that the reply to their write had no room for."""
         if not isinstance(reply, r.Looked) or not reply.more:
             return []
         first, names = len(reply.rows), reply.columns
@@ -168,9 +167,8 @@ class AsyncTable:
     async def _put_row(
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
     ) -> tuple[TableSlice, list[str]]:
-        """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
-        message without a plan. references: further columns that are in a table already, each a reference of one row
-        and one column."""
+        """Write a row as `upsert_and_look`, whose small columns are laid out already (`batch.small_columns`). Takes one
+        message. references: by name, further columns that are in a table already, each of one row."""
         refs = [ref.rename({ref.columns[0]: name}) for name, ref in references.items()]
         inline = rm.Inline(row.payload, row.layout, [nbytes for *_, nbytes in row.columns])
         ref = functools.reduce(BatchRef.union, refs) if refs else None
@@ -187,7 +185,7 @@ class AsyncTable:
         columns: rm.Inline | None = None,
     ) -> R:
         """Send a request to the table's partition. Returns the answer. Raises the partition's error, and
-        ProtocolMismatch if the answer is of another type."""
+        ProtocolMismatch if the answer's type is not `kind`."""
         durable = self._durable and isinstance(asked, r.Upsert | r.FindReady)  # only these create a table
         number = self._connection.next_id()
         request = rm.AskTable(number, self.name, self._home, asked, timeout_s, staged, durable, columns)
@@ -198,8 +196,8 @@ class AsyncTable:
         return answer.result
 
     async def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
-        """Return the numbers of the rows with these keys. `create`: create missing rows, without columns. Raises Misuse
-        for an unknown key."""
+        """Return the numbers of the rows with these keys. `create`: whether missing rows are created, without columns.
+        Otherwise, an unknown key raises Misuse."""
         named = keys_of_rows(keys)
         found = []
         for start, stop in ranges(len(named), named, []):
@@ -210,9 +208,9 @@ class AsyncTable:
     # reading
 
     async def read(self, rows: Named, columns: Sequence[str] | None = None) -> BatchRef:
-        """A reference to these columns of these rows, in this order; without `columns`, to all that each of them
-        has. It refers to the current values: if they are replaced or cleared before they are read, reading raises
-        `Freed`. Raises Misuse for a row that does not exist or lacks a column."""
+        """Return a reference to these columns of these rows, in this order; without `columns`, to all columns that
+        every row has. If a value is replaced or cleared before the reference is read, reading it raises `Freed`.
+        Raises Misuse for a row that does not exist or lacks a column, or if the rows have no column in common."""
         keys, numbers = rows_named(rows)
         names = None if columns is None else arguments.names("columns", columns)
         count = len(keys) or len(numbers)
@@ -234,12 +232,12 @@ class AsyncTable:
         return concat([part.select(*both) for part in parts])
 
     async def schema(self) -> dict[str, Field]:
-        """The type of each column, by name."""
+        """The field (kind, dtype and shape) of each column of the table, by name; empty if there are none."""
         reply = await self.ask(r.DescribeColumns(), r.Referred)
         return dict(BatchRef.decode(reply.ref).schema) if reply.ref else {}
 
     async def keys(self, numbers: Index | Sequence[int]) -> list[str]:
-        """The keys of these rows. Raises Misuse for a row that does not exist."""
+        """The keys of the rows with these numbers. Raises Misuse for a row that does not exist."""
         return (await self.look(by_number(numbers), tags=False)).keys
 
     async def look(
@@ -251,9 +249,12 @@ class AsyncTable:
         since: int = 0,
         missing_ok: bool = False,
     ) -> TableSlice:
-        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
-        has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
-        returned. Raises Misuse for a key that does not exist; with `missing_ok` it is left out."""
+        """Return the keys and tags of these rows, and which of `columns` each row has. Without `rows`, of all rows in
+        the order of arrival.
+
+        tags: whether to return tags. since: the `changes` of an earlier look. If the table has not changed since then,
+        no rows are returned. missing_ok: whether rows that do not exist are left out; otherwise they raise Misuse.
+        """
         names, after_change = arguments.names("columns", columns), arguments.whole("since", since)
         how: dict[str, Any] = {"columns": names, "tags": bool(tags)}
         replies: list[r.Looked] = []
@@ -267,7 +268,7 @@ class AsyncTable:
         return rows_of(replies, len(names))
 
     async def _look(self, keys: list[str], numbers: Index, *, since: int = 0, **how: Any) -> list[r.Looked]:
-        """The metadata of these rows, in as many answers as it needs."""
+        """Look at these rows in as many requests as needed. Returns the answers."""
         found: list[r.Looked] = []
         pending = ranges(len(keys) or len(numbers), keys, [])
         while pending:
@@ -295,10 +296,10 @@ class AsyncTable:
         least: int = 1,
         timeout: float = 0.0,
     ) -> Index:
-        """Wait until at least `least` rows are ready, and return all ready rows in the order of arrival. A row is
-        ready if it has all these columns and the task has not claimed it. With a `claim_id` that was used before: the
-        rows given under it, at once.
+        """Wait until at least `least` rows are ready. Returns the numbers of all ready rows in the order of arrival. A
+        row is ready if it has all of `columns` and is not claimed by `task`.
 
+        claim_id: if the task has a claim with this id, its rows are returned at once.
         timeout: seconds to wait, without polling. Raises NotReady at the deadline.
         """
         names, wait_s = arguments.names("columns", columns), arguments.seconds(timeout)
@@ -326,13 +327,13 @@ class AsyncTable:
         give: Index | Sequence[int] | None = None,
         claim_id: str | None = None,
     ) -> Index | None:
-        """Mark these rows as claimed by the task, all or none. Returns their numbers, or None if one of them was
-        claimed meanwhile or is gone: then choose again.
+        """Mark these rows as claimed by the task, all or none. Returns the claim's rows, or None if a row was claimed
+        meanwhile or does not exist. Then choose again.
 
-        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns the rows
-            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost can
-            be repeated.
-        give: the rows to return under this id, if they differ from the claimed ones.
+        claim_id: a name for the claim. A call with the id of an earlier claim claims nothing, and returns the rows of
+            that claim. So ranks that must see the same rows use the same id, and a call without an answer can be
+            repeated.
+        give: the rows that this claim returns; None: the claimed rows.
         """
         claimed = by_number(numbers)
         asked = r.Claim(
@@ -345,24 +346,24 @@ class AsyncTable:
         return reply.rows if reply.granted else None
 
     async def find_claim(self, task: str, claim_id: str) -> Index | None:
-        """The rows given to the task under this id; None if no claim had it."""
+        """The rows that the task's claim with this id returned; None if there is no such claim."""
         asked = r.FindClaim(task=arguments.text("a task", task), claim_id=arguments.text("a claim", claim_id))
         reply = await self.ask(asked, r.ClaimedRows)
         return reply.rows if reply.granted else None
 
     async def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo claims. The ids under which these rows were given are forgotten.
+        """Undo claims. The ids of claims that returned these rows can be used again.
 
-        task: whose claims are undone; those of all tasks if None.
-        numbers: the rows whose claims are undone; all rows if None.
+        task: the task whose claims are undone; None: all tasks.
+        numbers: the rows whose claims are undone; None: all rows.
         """
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         of = "" if task is None else arguments.text("a task", task)
         await self.ask(r.Release(task=of, rows=named, all=numbers is None), Succeeded)
 
     async def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
-        """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
-        that does not exist."""
+        """Return for each of these rows whether the task has claimed it; without `numbers`, for all rows in the order
+        of arrival. Raises Misuse for a row that does not exist."""
         named = np.empty(0, np.int64) if numbers is None else by_number(numbers)
         flags: list[bytes] = []
         more, after = True, -1
@@ -373,7 +374,7 @@ class AsyncTable:
             more, after = reply.more, reply.last
         return np.frombuffer(b"".join(flags), np.bool_)
 
-    # going
+    # removing
 
     async def clear(self, rows: Named) -> None:
         """Remove these rows with their columns, tags and numbers. Rows that do not exist are ignored."""
@@ -382,14 +383,14 @@ class AsyncTable:
             await self.ask(r.ClearRows(keys=keys[start:stop], rows=numbers[start:stop]), Succeeded)
 
     async def drop(self) -> None:
-        """Remove all rows and claims. A later write to the name creates another table."""
+        """Remove the table with all rows and claims. A later write creates a new table of the same name."""
         await self.ask(r.DropTable(), Succeeded)
 
 
 def written_as(
     keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[StreamResult]
 ) -> r.Upsert:
-    """The request of a write. `kind`: the type of its answer."""
+    """The request of a write. `kind`: the type of the answer; with `Looked`, it has the rows' metadata."""
     encoded = b"" if ref is None else ref.encode()
     return r.Upsert(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
 
@@ -404,8 +405,8 @@ def _seen(replies: list[r.Looked]) -> tuple[TableSlice, list[str]]:
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
-    """The columns to store, and a reference to those that are stored already, named as in this table. Raises
-    SchemaMismatch."""
+    """Divide columns into values to store, and a reference to columns that are stored already, with the names in this
+    table. Either may be None. Raises SchemaMismatch for a reference to several columns."""
     if isinstance(columns, BatchRef):
         return None, columns
     refs: list[BatchRef] = []

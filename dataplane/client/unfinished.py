@@ -1,13 +1,13 @@
-"""Unfinished rows, as a process uses them: begun, appended to piece by piece, and finished or abandoned.
+"""A client's interface to unfinished rows: begun, appended piece by piece, and finished or abandoned.
 
-The pieces stay where they were made, also on different hosts, and are read as one row once it is finished. A ragged
-column that varies in its first dimension is the concatenation of the pieces; any other column is that of the last piece
-that has it. A second piece of a dense array is refused, and so is any dense piece of the column whose tokens are
-counted. The policy version of each token is in a column of the finished row, `version_spans`: int64 `[spans, 3]`,
-for each span the first token, the one after its last, and the version; neighbours differ in version.
+The pieces stay where they were made, also on different hosts. The finished row is read as one. Its ragged columns that
+vary in the first dimension are concatenations of the pieces. Any other column has the value of the last piece that has
+the column. A second piece of a dense array is refused, and so is any dense piece of the column of tokens. The column
+`version_spans` of the finished row has the policy version of each token: int64 `[spans, 3]`, with the first token of
+each span, the token after its last, and the version. Adjacent spans differ in version.
 
-Invariants: a row has one holder, with a token; another process that resumes it gets another token, and pieces with
-the first are then refused. A piece counts once, even if its append is repeated because its answer was lost.
+Invariants: a row has one holder, with a random number, the token. A process that resumes the row gets another token,
+and pieces with the previous token are refused. A piece counts once, even if its append is repeated.
 """
 
 from __future__ import annotations
@@ -30,57 +30,58 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 LEASE_S = 600.0
-"""Seconds without a piece or a renewal after which a holder loses its row. A process that ends loses it at once."""
+"""Default seconds without a piece or a renewal after which another process may resume a row. Once the holder's process
+has ended, another may resume it at once."""
 
 _MOST_UNFINISHED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class RowToken:
-    """The data needed to continue an unfinished row, except its columns, which `stream.resume(key)` gives."""
+    """The description of an unfinished row. `stream.resume(key)` returns the row itself, to continue it."""
 
     key: str
     group: str | int | None
     version: int
-    """The policy version under which it was begun; `AsyncRow.version` is that of the last piece."""
+    """The policy version with which the row was begun; `AsyncRow.version` is that of the last piece."""
     tags: dict[str, Any]
     pieces: int
-    """The number of its pieces."""
+    """The number of pieces."""
     spans: list[tuple[int, int]]
-    """For each policy version, in order, `(version, tokens)`: the version and its number of tokens. The column
+    """The spans of tokens with the same policy version, in order, each as `(version, number of tokens)`. The column
     `version_spans` of the finished row has `[start, stop, version]` instead."""
     tokens: int
-    """The number of its tokens."""
+    """The number of tokens."""
     age_s: float
-    """Seconds since it was begun."""
+    """Seconds since the row was begun."""
     free: bool
-    """Whether no process holds it, so that `resume` can take it over."""
+    """Whether no process holds the row, so that `resume` can take it over."""
 
     @classmethod
     def of(cls, row: Listed) -> RowToken:
-        """The row as its leader lists it."""
+        """The description of the row, from the leader's entry for it."""
         tokens = sum(count for _, count in row.spans)
         return cls(row.key, row.group, row.version, row.tags, row.pieces, row.spans, tokens, row.age_s, row.free)
 
 
 class AsyncRow:
-    """An unfinished row that this process holds. Made by `stream.begin` and `stream.resume`. As a context manager it
-    is finished when the block is left, and released for others when it is left by an exception."""
+    """An unfinished row that this process holds. Made by `stream.begin` and `stream.resume`. As a context manager, the
+    row is finished at the end of the block, and released if an exception leaves the block."""
 
     def __init__(self, stream: AsyncStream, listed: Listed, token: int, lease_s: float) -> None:
         self.key = listed.key
         self.group = listed.group
         self.version = listed.spans[-1][0] if listed.spans else listed.version
-        """The policy version of the last piece, and of a next piece that names none."""
+        """The policy version of the last piece, and the default for the next."""
         self.tags = listed.tags
         self.spans = [*listed.spans]
-        """The policy versions of its tokens so far, in order, each as `(version, tokens)`; the column `version_spans`
-        of the finished row has `[start, stop, version]`."""
+        """The spans of tokens with the same policy version so far, in order, each as `(version, number of tokens)`. The
+        column `version_spans` of the finished row has `[start, stop, version]`."""
         self.ended = False
-        """Whether it was finished or abandoned here."""
+        """Whether this object has finished or abandoned the row."""
         self._ended_by = ""  # "finished" or "abandoned"
         self._stream = stream
-        self._counted = listed.tokens  # the column of tokens
+        self._counted = listed.tokens  # the name of the column of tokens
         self._token = token
         self._lease_s = lease_s
         self._pieces = listed.pieces
@@ -91,22 +92,24 @@ class AsyncRow:
 
     @property
     def tokens(self) -> int:
-        """The number of its tokens so far."""
+        """The number of tokens so far."""
         return sum(count for _, count in self.spans)
 
     def __repr__(self) -> str:
         return f"<row {self.key!r} in progress, of stream {self._stream.name!r}>"
 
     async def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
-        """Append a piece: columns of one row, as for `stream.append`, or a reference to such a row. version: the
-        policy version that made it; None: that of the piece before. timeout: seconds to wait for room in the node, 60
-        if None. Pieces may have different columns.
+        """Append a piece to the row.
 
-        Only ragged columns are joined. A text column, as any other, is that of its last piece: pieces of text replace
-        each other; append tokens, or the whole text with the last piece.
+        columns: as for `stream.append`, with one row, or a reference to one row. Pieces may have different columns.
+        version: the policy version that made the piece; None: that of the previous piece.
+        timeout: seconds to wait for room in the node; 60 if None.
 
-        An append whose outcome is unknown can be repeated with the same arguments: it is done once. Raises
-        LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not count),
+        Only ragged columns are concatenated. In any other column, such as text, a piece replaces the previous one. So
+        append tokens, or the whole text with the last piece.
+
+        An append whose outcome is unknown can be repeated with the same arguments, and is done once. Raises
+        LeaseExpired (another process has resumed the row, or the row was dropped or lost; the piece does not count),
         SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no answer came).
         """
         if isinstance(columns, BatchRef) and columns.is_sliced():
@@ -121,7 +124,7 @@ class AsyncRow:
                 if not self._unsure:
                     raise
                 listed = await self._listed()
-                self._pieces, self.spans = listed.pieces, [*listed.spans]  # it arrived, and this is another piece
+                self._pieces, self.spans = listed.pieces, [*listed.spans]  # the last piece arrived; this is another
                 made = listed.spans[-1][0] if given is None and listed.spans else made
                 self._unsure = False
                 tokens = await self._bring(columns, made, timeout)
@@ -132,11 +135,11 @@ class AsyncRow:
                 self.spans.append((made, tokens))
 
     async def _bring(self, columns: Any, version: int, timeout: float | None) -> int:
-        """Append the next piece. Returns the number of its tokens."""
+        """Append the next piece. Returns the number of its tokens. Raises as `append`."""
         unsure, self._unsure = self._unsure, True
         try:
             lengths = await self._put(columns, self._pieces, version, False, timeout)
-        except (LeaseExpired, Misuse):  # it did not arrive
+        except (LeaseExpired, Misuse):  # the piece was not appended
             self._unsure = unsure
             raise
         self._unsure = False
@@ -151,12 +154,13 @@ class AsyncRow:
         return await self._stream.writes.extend([self.key], columns, False, timeout, piece)
 
     async def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
-        """Finish the row: from now on it is delivered to tasks, with a column `version_spans`.
+        """Finish the row, so that it is delivered to tasks, with the column `version_spans`. May be repeated.
 
-        stale_share: sets the row's policy version, which `max_lag` and samplers use: the newest version such that at
-        most this share of the row's tokens is older. 0: the version of its oldest token.
+        stale_share: the share of tokens, at least 0 and less than 1, that may be older than the row's policy version,
+            which is the newest such version. `max_lag` and samplers use it. With 0, it is that of the oldest token.
+        timeout: seconds to wait for room in the node; 60 if None.
 
-        May be repeated. Raises as `append`, and Misuse if the row was abandoned here.
+        Raises as `append`, and Misuse if this object has abandoned the row.
         """
         if not 0.0 <= stale_share < 1.0:
             raise Misuse(f"a share of stale tokens is at least 0 and less than 1, not {stale_share}")
@@ -171,33 +175,35 @@ class AsyncRow:
             columns, number, version = self._last
             try:
                 await self._put(columns, number, version, True, timeout)
-            except Misuse:  # a piece with an unknown outcome arrived in between
+            except Misuse:  # a piece with an unknown outcome was appended meanwhile
                 self._last = None
                 raise
             self.ended, self._ended_by = True, "finished"
 
     async def abandon(self) -> None:
-        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises LeaseExpired;
-        Misuse if the row was finished here."""
+        """Drop the row with all its pieces. Its group counts it as dropped. May be repeated. Raises LeaseExpired;
+        Misuse if this object has finished the row."""
         async with self._turn:
             if not self._is("abandoned"):
                 await self._stream.ask(r.AbandonRow(key=self.key, token=self._token), r.Succeeded)
                 self.ended, self._ended_by = True, "abandoned"
 
     async def renew(self) -> None:
-        """Renew the lease, as each piece does. Raises LeaseExpired."""
+        """Renew the lease without a piece. Raises LeaseExpired; Misuse if the row has ended."""
         self._require()
         await self._stream.ask(r.RenewRow(key=self.key, token=self._token), r.Succeeded)
 
     async def ref(self) -> BatchRef:
-        """The row as it is now, with all columns of its pieces; `finish` adds `version_spans`. Raises LeaseExpired."""
+        """Return a reference to the current row, with all columns of its pieces, but without `version_spans`. Raises
+        LeaseExpired; Misuse if the row has ended."""
         self._require()
         ref = BatchRef.decode((await self._listed()).columns)
         names = [name for name in ref.columns if name != SPANS]
         return ref.select(*names) if names else ref
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read the row as it is now, or these columns of it. Raises as `AsyncPlane.get`, LeaseExpired."""
+        """Read these columns of the current row; all if none is named. timeout: seconds to wait for memory. Raises as
+        `AsyncPlane.get`, and as `ref`."""
         timeout, ref = arguments.seconds(timeout), await self.ref()
         return await self._stream._getter.get(ref.select(*columns) if columns else ref, timeout)
 
@@ -206,7 +212,7 @@ class AsyncRow:
         return (await self._stream.ask(request, r.UnfinishedRows)).rows[0]
 
     def _is(self, ended_by: str) -> bool:
-        """Whether the row was ended in this way. Raises Misuse if it was ended in another."""
+        """Whether this object has ended the row in this way. Raises Misuse if it has in the other way."""
         if self.ended and self._ended_by != ended_by:
             raise Misuse(f"the row {self.key!r} was {self._ended_by} before")
         return self.ended
@@ -214,7 +220,7 @@ class AsyncRow:
     def _require(self) -> None:
         if self.ended:
             raise Misuse(f"the row {self.key!r} was {self._ended_by} before")
-        self._released = False  # the request takes the row again, unless another has it
+        self._released = False  # the next request takes the row back, unless another process has resumed it
 
     async def __aenter__(self) -> AsyncRow:
         return self
@@ -225,8 +231,8 @@ class AsyncRow:
         await (self.finish() if kind is None else self.release())
 
     async def release(self) -> None:
-        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it. A
-        later call of this object takes the row back, unless another process has resumed it."""
+        """Release the row, so that another process can resume it at once. A later call of this object takes the row
+        back, unless another process has resumed it. Errors are ignored, for instance that another process holds it."""
         self._released = True
         try:
             await self._stream.ask(r.RenewRow(key=self.key, token=self._token, free=True), r.Succeeded)
@@ -235,7 +241,7 @@ class AsyncRow:
 
 
 def _spans(spans: list[tuple[int, int]]) -> Any:
-    """Spans in the form of the column `version_spans`."""
+    """The value of the column `version_spans` for these spans: int64 `[spans, 3]`."""
     found, first = np.zeros((len(spans), 3), np.int64), 0
     for at, (version, count) in enumerate(spans):
         found[at] = first, first + count, version
@@ -244,7 +250,7 @@ def _spans(spans: list[tuple[int, int]]) -> Any:
 
 
 async def unfinished_rows(stream: AsyncStream) -> list[Listed]:
-    """The first rows in progress, in as many answers as they need."""
+    """The first unfinished rows of the stream, at most `_MOST_UNFINISHED`, read in as many requests as needed."""
     found: list[Listed] = []
     most = _MOST_UNFINISHED
     while len(found) < _MOST_UNFINISHED:
@@ -263,12 +269,12 @@ async def unfinished_rows(stream: AsyncStream) -> list[Listed]:
 
 
 def row_token() -> int:
-    """A new token of a holder."""
+    """A random token for a new holder of a row."""
     return secrets.randbits(62) | 1
 
 
 def row_lease(lease: float) -> float:
-    """The lease of a row in seconds. Raises Misuse."""
+    """The lease of a row in seconds. Raises Misuse unless it is more than 0."""
     lease_s = arguments.seconds(lease, what="a lease")
     if not lease_s > 0:
         raise Misuse(f"a lease is of more than 0 s, not {lease}")

@@ -1,15 +1,15 @@
-"""Weights by version, as a process uses them: published by one or several ranks, mapped by all processes of a host.
+"""A client's interface to weights by version, published by one or several ranks and mapped by all processes of a host.
 
-They are stored in two tables (`client.tables`), which survive the death of a host. One owns the bytes: a row for each
-chunk, a row for each difference between versions of a chunk, and rows whose tags hold the layout of a part's chunks
-(`weights.layout`). The other is the register: a row for each publisher's part of a version, written last, whose tags
-locate the chunks. So a version is visible when the parts of all of its ranks are there, and a rank that dies leaves
-none of it.
+Weights are stored in two tables (`client.tables`), which survive the death of a host. The table of chunks owns the
+bytes. It has a row for each chunk, a row for each difference between versions of a chunk, and rows whose tags hold the
+layout of a part's chunks (`weights.layout`). The register has a row for each rank's part of a version, whose tags
+locate the chunks. A rank writes this row last, and a version is visible once the rows of all ranks exist. So a version
+whose rank died is never visible.
 
-Invariants: the bytes of a version never change, and a process that has mapped them keeps them, also when the version
-is removed. A version is removed once `keep` newer ones are complete, together with the remains of older ones whose
-ranks died. Bytes stay where they were published; each host fetches each chunk once, in its own order, so that hosts
-read different chunks from the publisher and the rest from each other.
+Invariants: the bytes of a version never change. A process that has mapped a version keeps it, also when the version is
+removed. A version is removed once `keep` newer ones are complete, together with the remains of older ones whose ranks
+died. Bytes stay where they were published. Each host fetches each chunk once. Hosts fetch in different orders, so that
+they read different chunks from the publisher, and the other chunks from each other.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 KEEP = 2
 """The default number of versions that are kept."""
 
-_NEWS = 64  # the number of columns by which watchers are woken, one after another
+_NEWS = 64  # the number of columns that announce versions in turn, to wake watchers
 _TAG = 48 << 10  # the most bytes of a part in the tags of one row
 _TRIES = 8
-_LOOK_S = 5.0  # seconds after which a waiter reads again: a publisher may have died before it announced its version
+_LOOK_S = 5.0  # seconds between reads of a waiter, because a publisher may die before it announces its version
 
 
 class AsyncWeights:
@@ -59,7 +59,7 @@ class AsyncWeights:
         self.replicas = arguments.replicas(replicas)
         self._connection, self._writer, self._getter = plane.connection, plane.writer, plane._getter
         self._register, self._chunks = register, chunks
-        self._plans: list[tuple[Any, ReadPlan]] = []  # the last requests by their layouts, the latest first
+        self._plans: list[tuple[Any, ReadPlan]] = []  # recent requests with their plans, the latest first
 
     def __repr__(self) -> str:
         return f"<weights {self.name!r}>"
@@ -69,22 +69,22 @@ class AsyncWeights:
     async def publish(
         self, version: int, tensors: Any, *, rank: int = 0, ranks: int = 1, timeout: float = TIMEOUT_S
     ) -> None:
-        """Publish a version, or one rank's part of it. Readers see it once all `ranks` have published theirs.
+        """Publish a version, or one rank's part of it. Readers see the version once all `ranks` have published. The
+        tensors may be changed when the call returns.
 
-        version: an integer; higher is newer. It must be higher than the newest complete one.
-        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor), of which at
-            most 256 MiB are held at a time. Each is a `torch.Tensor` with any device, strides and dtype except sparse
-            and quantized ones, an array, a `DTensor`, of which each rank publishes its local shard, or a
-            `dataplane.weights.Slice` of a tensor. Tensors of the same memory (tied ones) are stored once.
-        rank, ranks: the number of this publisher, and how many publish this version. A rank whose tensors are all
+        version: an integer higher than the newest complete version.
+        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor). A tensor is
+            a `torch.Tensor` of any device, strides and dtype except sparse and quantized ones, an array, a `DTensor`,
+            of which each rank publishes its local shard, or a `dataplane.weights.Slice`. Tensors that share memory are
+            stored once. Of an iterable, about 256 MiB are in memory at a time.
+        rank, ranks: the number of this publisher, from 0 on, and the number of publishers. A rank whose tensors are all
             empty, or all published by other ranks, publishes an empty part.
         timeout: seconds to wait for room.
 
-        When it returns, the tensors may be changed. Raises Misuse (no tensor, a name given twice, a version that is not
-        new), SchemaMismatch (a value that is no tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown:
-        publish it again, and if that raises Misuse because the version is complete, it was published. A publication
-        that failed otherwise or was cancelled is invisible; its data is removed at once, or with the next complete
-        version.
+        Raises Misuse (no tensor, a repeated name, a version that is not new), SchemaMismatch (a value that is no
+        tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown: publish again. If that raises Misuse
+        because the version is complete, it was published. A publication that failed otherwise or was cancelled is
+        invisible. Its data is removed at once, or with the next complete version.
         """
         number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
         if not 0 <= mine < arguments.whole("ranks", ranks):
@@ -111,22 +111,22 @@ class AsyncWeights:
         said = {} if len(placed) > _TAG else {PLACED: placed}
         own = f"p/{number}/{mine}/{ranks}/{len(pages)}"
         await self._register.upsert([own], tags=[said])
-        with suppress(Retryable, OutcomeUnknown):  # it is published: readers look again, and the next version tidies
+        with suppress(Retryable, OutcomeUnknown):  # the version is published: waiting readers will see it without this
             seen = await self._seen()
-            if number in seen.complete and own == seen.last(number):  # else the last one announces it
+            if number in seen.complete and own == seen.last(number):  # only the last rank announces the version
                 await self._announce(seen.news)
                 await self._tidy(seen)
 
     async def _older(
         self, seen: KnownVersions, version: int, rank: int, ranks: int, deadline: Deadline
     ) -> Older | None:
-        """This rank's part of that version, pinned. None if the version has another number of ranks, if this host's
-        node does not store all of it, or if memory cannot hold it twice."""
+        """The part of this rank of a complete version, pinned. None if the version has another number of ranks, if this
+        host's node does not store the whole part, or if its memory cannot hold the part twice."""
         if len(seen.complete[version]) != ranks:
             return None
         with suppress(Lost, Misuse, _VersionGone, Retryable):
             part = (await self._parts(seen, version, [rank]))[rank]
-            roomy = 2 * part.nbytes <= self._connection.welcome.capacity  # it is held while the new one is written
+            roomy = 2 * part.nbytes <= self._connection.welcome.capacity  # pinned while the new part is written
             if part.chunks and roomy:
                 rows = await self._read([_chunk_key(version, rank, at) for at in range(len(part.chunks))], COLUMN)
                 pieces = locations.pieces(locations.unlinked(rows), COLUMN)
@@ -136,8 +136,8 @@ class AsyncWeights:
         return None
 
     async def _announce(self, last: int) -> None:
-        """Wake the waiting readers. If two ranks announce under the same number, the later announcement stays and the
-        other repeats its own."""
+        """Wake the waiting readers. `last`: the number of the last announcement. If two ranks announce with the same
+        number, the later one stays, and the other rank announces again."""
         mark = secrets.token_hex(8)
         while True:
             last += 1
@@ -148,7 +148,8 @@ class AsyncWeights:
                     return
 
     async def _tidy(self, seen: KnownVersions) -> None:
-        """Remove older versions, and the remains of those that never became complete."""
+        """Remove all but the newest `keep` complete versions, the remains of older incomplete ones, and old
+        announcements."""
         kept = sorted(seen.complete)[-self.keep :]
 
         def old(key: str) -> bool:
@@ -163,14 +164,14 @@ class AsyncWeights:
                 await table.clear(gone)
 
     async def drop(self) -> None:
-        """Remove all versions. A process that has mapped one keeps it."""
+        """Remove all versions. A process that has mapped a version keeps it."""
         await self._register.drop()
         await self._chunks.drop()
 
     # reading
 
     async def versions(self) -> list[int]:
-        """The complete versions, the oldest first."""
+        """The numbers of the complete versions, the oldest first."""
         return sorted((await self._seen()).complete)
 
     async def get(
@@ -181,18 +182,18 @@ class AsyncWeights:
         slices: Mapping[str, Selected] | None = None,
         timeout: float = TIMEOUT_S,
     ) -> Tensors:
-        """Map the tensors of a version. Returns a mapping by name, with its `version`. All processes of a host map the
-        same bytes, and each host fetches only the wanted bytes, once.
+        """Map the tensors of a version. Returns a mapping of names to tensors, with the attribute `version`. All
+        processes of a host map the same bytes. Each host fetches only the wanted bytes, once.
 
-        version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
-        names: the wanted tensors; all, if None.
-        slices: by name, the wanted part of a tensor: for each dimension a slice (of step 1), (start, stop) or None.
-            Tensors that are not named here are wanted as a whole.
+        version: a number, ">= N" for the newest complete version if it is N or higher, or None for the newest.
+        names: the names of the wanted tensors; all if None.
+        slices: the wanted parts of tensors, by name: for each dimension a slice of step 1, (start, stop) or None. Other
+            tensors are mapped whole.
         timeout: seconds to wait for the version, and for room.
 
-        Later versions do not change the mapping. Its memory is kept until it and all of its tensors are gone. Raises
-        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part of
-        one, that was not published), OwnerDied, Backpressure, PeerUnavailable.
+        Later versions do not change the mapping. Its memory is released when the mapping and all of its tensors are
+        garbage-collected. Raises NotReady (no such version in time), Freed (the version is not kept any more), Misuse
+        (a tensor, or a part of one, was not published), OwnerDied, Backpressure, PeerUnavailable.
         """
         deadline = Deadline.after(arguments.seconds(timeout))
         exact, least = _wanted(version)
@@ -200,10 +201,10 @@ class AsyncWeights:
             found, seen = await self._wait(exact, least, deadline)
             try:
                 return await self._open(found, seen, names, slices, deadline)
-            except PeerUnavailable:  # perhaps a host is busy; the chunks that were fetched stay here
+            except PeerUnavailable:  # a host may be busy; a retry need not fetch the same chunks again
                 if not left or not deadline.remaining_s:
                     raise
-            except (Freed, _VersionGone):  # it was removed meanwhile
+            except (Freed, _VersionGone):  # the version was removed meanwhile
                 continue
         raise Freed(f"versions of {self!r} go before they are read: keep more than {self.keep}")
 
@@ -215,7 +216,8 @@ class AsyncWeights:
         slices: Mapping[str, Selected] | None,
         deadline: Deadline,
     ) -> Tensors:
-        """Raises as `get`, and _VersionGone or Freed if the version was removed meanwhile."""
+        """Map the tensors of a complete version. Raises as `get`, and _VersionGone or Freed if the version was removed
+        meanwhile."""
         placed = seen.placements(version) or []
         asked = [each.layout for each in placed], None if names is None else list(names), dict(slices or {})
         plan = next((plan for of, plan in self._plans if of == asked), None) if placed else None
@@ -229,7 +231,7 @@ class AsyncWeights:
                 placed = []
         here = shards_here(placed, self._connection.welcome.node, plan.chunks) if placed else None
         if here is not None:
-            with suppress(Lost):  # the chunks may have moved: read the table
+            with suppress(Lost):  # the chunks may be at another place: read the table
                 held = await self._getter.hold_own(here, deadline.remaining_s) if here else []
                 return Tensors(version, plan.wanted, dict(zip(plan.chunks, held, strict=True)))
         if not parts:
@@ -239,7 +241,7 @@ class AsyncWeights:
     async def _hold(
         self, version: int, seen: KnownVersions, parts: Mapping[int, PublishedPart], plan: ReadPlan, deadline: Deadline
     ) -> Mapping[Place, PinnedShard]:
-        """Pin the wanted chunks at the places that the table names. Raises as `_open`."""
+        """Read the locations of the wanted chunks from the table, and pin them. Raises as `_open`."""
         wanted = plan.chunks
         if not wanted:
             return {}
@@ -256,7 +258,7 @@ class AsyncWeights:
         return {place: held[shard] for place, shard in zip(wanted, shards, strict=True)}
 
     async def _parts(self, seen: KnownVersions, version: int, ranks: Iterable[int]) -> dict[int, PublishedPart]:
-        """The parts of these ranks of a complete version. Raises _VersionGone, Corrupt."""
+        """Read the layouts of these ranks' parts of a complete version. Raises _VersionGone, Corrupt."""
         if version not in seen.complete:
             raise _VersionGone(f"version {version} has gone")
         pages = [(rank, page) for rank in ranks for page in range(seen.complete[version][rank])]
@@ -275,7 +277,8 @@ class AsyncWeights:
     async def _steps(
         self, parts: Mapping[int, PublishedPart], places: Sequence[Place], seen: KnownVersions
     ) -> dict[Place, list[sm.Step]]:
-        """The steps by which these chunks can be made from older ones, as far back as versions are kept."""
+        """For each of these chunks, the differences by which older versions lead to it, the newest first, as far back
+        as versions are kept."""
         steps: dict[Place, list[sm.Step]] = {}
         of = dict(parts)
         left = list(places)
@@ -299,8 +302,8 @@ class AsyncWeights:
             raise _VersionGone("chunks of this version have gone") from None
 
     async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, KnownVersions]:
-        """Wait until the version to be read is complete. Returns its number, and the known versions. Raises Freed,
-        NotReady."""
+        """Wait until the version `exact` is complete or, without it, any version that is not below `least`. Returns the
+        number of the version, and the known versions. Raises Freed, NotReady."""
         while True:
             seen = await self._seen()
             newest = max(seen.complete, default=None)
@@ -318,21 +321,21 @@ class AsyncWeights:
             await self._sleep(seen, deadline)
 
     async def _sleep(self, seen: KnownVersions, deadline: Deadline) -> None:
-        """Wait until a version is announced after `seen` was read, or it is time to read again."""
+        """Wait until a version is announced after `seen` was read, at most `_LOOK_S`."""
         with suppress(NotReady):
             await self._register.ready([f"n{(seen.news + 1) % _NEWS}"], timeout=min(_LOOK_S, deadline.remaining_s))
 
     async def newer(self, than: int | None = None, *, timeout: float = TIMEOUT_S) -> int:
-        """Wait until a complete version is newer than `than` (None: until there is one), and return the newest. Raises
-        NotReady."""
+        """Wait until a complete version is newer than `than`; None: until there is any. Returns the newest version.
+        timeout: seconds to wait. Raises NotReady at the deadline."""
         least = None if than is None else arguments.whole("a version", than) + 1
         return (await self._wait(None, least, Deadline.after(arguments.seconds(timeout))))[0]
 
     async def watch(self, after: int | None = None, *, timeout: float | None = None) -> AsyncIterator[int]:
-        """Iterate over the newest complete version, and each newer one as soon as it is complete. A slow caller gets
-        only the newest.
+        """Iterate over version numbers: the newest complete one, and each newer one as soon as it is complete. A caller
+        that is slow gets only the newest of them.
 
-        after: only versions newer than this one.
+        after: the version above which to begin; None: any.
         timeout: seconds to wait for each version; None: no limit. Raises NotReady at the deadline.
         """
         while True:
@@ -345,7 +348,7 @@ class AsyncWeights:
                 yield after
 
     async def _seen(self) -> KnownVersions:
-        """The versions that are complete now. Takes one message."""
+        """Read the register."""
         rows = await self._register.look()
         return KnownVersions.of(rows.keys, rows.tags)
 
@@ -363,7 +366,7 @@ def _chunk_key(version: int, rank: int, chunk: int) -> str:
 
 
 def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
-    """The version that is requested, or the lower bound. Raises Misuse."""
+    """The requested version and its lower bound; one of them or both are None. Raises Misuse."""
     if version is None:
         return None, None
     if not isinstance(version, str):
@@ -378,15 +381,16 @@ def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
 
 
 PLACED = "placed"
-"""The tag of a part's row with the locations of its chunks."""
+"""The name of the tag with the locations of a part's chunks, in the part's row of the register."""
 
-_PLANS = 4  # the most plans that are cached: for other names, or other slices
+_PLANS = 4  # the most plans that are cached, each for other names or slices
 
 
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """The content of the register: for each complete version and rank, the number of rows of its part, and its location
-    if known; also the number of the last announcement, and all keys."""
+    """The content of the register. By complete version, with an entry for each rank: `complete` has the number of rows
+    with the part's layout, `placed` the location of its chunks, or None. `news`: the number of the last announcement.
+    `keys`: the keys of all rows."""
 
     complete: dict[int, list[int]]
     placed: dict[int, list[Any]]
@@ -395,7 +399,7 @@ class KnownVersions:
 
     @staticmethod
     def of(keys: list[str], tags: Sequence[Mapping[str, Any]]) -> KnownVersions:
-        """The content of these rows of the register."""
+        """The content of the register with these rows."""
         parts: dict[tuple[int, int], dict[int, tuple[int, Any]]] = {}  # by version and its number of ranks
         news = 0
         for key, said in zip(keys, tags, strict=True):
@@ -414,18 +418,18 @@ class KnownVersions:
         return KnownVersions(complete, placed, news, keys)
 
     def last(self, version: int) -> str:
-        """The key of the part of a version that was published last."""
+        """The key of the version's part that was published last."""
         return next(key for key in reversed(self.keys) if key.startswith(f"p/{version}/"))
 
     def placements(self, version: int) -> list[PartLocation] | None:
-        """The location of each rank's part of a version; None if the location of a part is unknown."""
+        """The locations of all parts of a version, by rank; None if one is unknown."""
         found = [placement(where) for where in self.placed.get(version, [])]
         told = [each for each in found if each is not None]
         return told if told and len(told) == len(found) else None
 
 
 def shards_here(placed: Sequence[PartLocation], node: bytes, chunks: Iterable[Place]) -> list[int] | None:
-    """The shards of these chunks if all of them are on this node, else None."""
+    """The numbers of the shards of these chunks if all parts are on this node, else None."""
     if any(each.node != node for each in placed):
         return None
     numbers = [each.numbers() for each in placed]
