@@ -1,12 +1,12 @@
-"""Writes a stream to a file and restores it: the node sends metadata block by block, and this process reads and writes
-the columns.
+"""Writes a stream to a file, and restores a stream from it.
 
-The node keeps a snapshot while it is read, so the file is the stream at one moment. A stream that is being restored
-cannot be opened before it is complete. Rows that are stored once and referred to several times, like the images of a
-prompt, are written once, and stored once again by a restore.
+The leader sends metadata block by block; this process reads and writes the columns. The leader keeps a snapshot
+meanwhile, so the file has the stream at one moment. A stream that is being restored cannot be opened before it is
+complete. Rows that are stored once and referred to several times, like the images of a prompt, are written once, and
+are stored once after a restore.
 
-Invariant: memory holds one block of metadata, and about `PIECE` bytes of columns (or a row, if that is larger) with
-their bytes in the file.
+Invariant: memory holds one block of metadata, and about `PIECE` bytes of columns (or one row, if that is larger) in
+decoded and encoded form.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 PIECE = 32 << 20
-"""Bytes of columns that are read or written at a time, on a node with room for `_SHARE` times as many."""
+"""The most bytes of columns that are read or written at a time; at most one `_SHARE`-th of the node's memory."""
 
 _SHARE = 8
 
@@ -51,8 +51,9 @@ class _Heading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Columns(msgspec.Struct, frozen=True, array_like=True):
-    """The header of the columns of some rows. `task`: the task for which their producer held the rows. For each table
-    that follows: the table row of each of these rows (int64; empty if they are equal)."""
+    """The header of the columns of some rows. `rows`: the rows' numbers, int64. `task`: the task for which their
+    producer leased the rows. `tables`: for each table that follows, the table row of each of these rows, int64; empty
+    if the order is the same."""
 
     rows: bytes
     task: int
@@ -61,7 +62,7 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """The destination of columns, the means to read them, and the bytes of a piece."""
+    """A checkpoint in progress: its file, and how the columns are read. `piece`: bytes of columns at a time."""
 
     file: CheckpointWriter
     getter: Getter
@@ -85,7 +86,7 @@ async def write(stream: AsyncStream, path: str | os.PathLike[str], timeout: floa
                         await _write_columns(to, rows, task, ref)
             file.frame(END, b"")
             await to.writer.in_thread(PIECE, file.commit)
-        except Freed:  # columns were freed with the snapshot: ask its leader for the reason
+        except Freed:  # the snapshot has ended, and its columns were freed: this request raises the reason
             await stream.ask(r.ReadSnapshot(snapshot=taken.snapshot, first=0, count=1), r.SnapshotRows)
             raise
         finally:
@@ -93,7 +94,7 @@ async def write(stream: AsyncStream, path: str | os.PathLike[str], timeout: floa
 
 
 async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) -> AsyncIterator[r.SnapshotRows]:
-    """The rows with these numbers, in as many parts as needed for each to fit into a message."""
+    """Read the rows with `count` numbers from `first` on, in parts that each fit a message."""
     try:
         yield await stream.ask(r.ReadSnapshot(snapshot=snapshot, first=first, count=count), r.SnapshotRows)
         return
@@ -107,7 +108,7 @@ async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) ->
 
 
 async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) -> None:
-    """Write the columns of these rows in as few pieces as possible."""
+    """Write the columns of these rows, in halves if they are more than a piece or do not fit the node's memory."""
     if len(rows) == 1 or ref.stored_nbytes <= to.piece:
         try:
             tables = [table async for table in _tables(to, ref)]
@@ -126,7 +127,8 @@ async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) ->
 
 
 async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
-    """Each column by itself, so that the shards of one column are held at a time: the row index, and the table."""
+    """The encoded table of each column, with its row index; empty if that is the rows' order. One column is read at a
+    time, so that only the shards of one are pinned."""
     for once, index in ref.distinct():
         for name in once.columns:
             batch = await to.getter.get(once.select(name), to.timeout_s)
@@ -138,7 +140,8 @@ async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any
 async def read(
     connection: Connection, writer: ShardWriter, path: str | os.PathLike[str], name: str | None, timeout: float
 ) -> str:
-    """Restore the stream in the file, under this name or its own. Returns the name. Raises as `AsyncPlane.restore`."""
+    """Restore the stream in the file under this name; None: its name in the file. Returns the name. Raises as
+    `AsyncPlane.restore`."""
     with CheckpointReader(_path(path)) as file:
         heading = _decoded(file, HEAD, _Heading, file.frame())
         if not is_text(heading.name) or not heading.name:
@@ -167,7 +170,7 @@ async def read(
 
 @dataclass(frozen=True, slots=True)
 class _Restoring:
-    """A restore in progress: its file, and the stream that it fills."""
+    """A restore in progress: its file, and the stream that it fills. `staging`: the scope of columns put meanwhile."""
 
     connection: Connection
     writer: ShardWriter
@@ -203,7 +206,7 @@ async def _fill(to: _Restoring) -> None:
 
 
 async def _restore_columns(to: _Restoring, rows: Index, task: int, tables: Sequence[tuple[Any, Index | None]]) -> None:
-    """Put each table with its rows in this order, and tell the stream to which of its rows they belong."""
+    """Put the tables, each with the order of its rows, and assign them as columns to these rows of the stream."""
     whole: BatchRef | None = None
     for table, order in tables:
         planned = await to.writer.plan(_columns(table), ())

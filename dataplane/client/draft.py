@@ -1,10 +1,10 @@
 """Drafts: columns that the caller writes directly into shared memory, and seals in place.
 
-A draft is one shard, in its own mapping.
+A draft is one shard, in a separate memory mapping.
 
-Invariants: no other process sees it before it is sealed. Sealing turns the mapping into a private copy-on-write one at
-the same addresses: existing arrays can still be read, writes to them stay private, and they keep the shard's bytes in
-place, as the result of a get does. A draft that is dropped, or left by an exception, releases its memory.
+Invariants: no other process sees a draft before it is sealed. Sealing makes the mapping private and copy-on-write, at
+the same addresses. Existing arrays can still be read, writes to them are private, and they keep the shard pinned, as
+the result of a get does. A draft that is dropped, or whose block is left by an exception, releases its memory.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dataplane.errors import Closed, SchemaMismatch
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 
-_MOST_BYTES = 1 << 62  # the most that a message can ask for; the node's own limits are lower
+_MOST_BYTES = 1 << 62  # the most bytes that a message can ask for; the node's limits are lower
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """The specification of a column to be written: its field, row count, and for a ragged one the length of each
-    row."""
+    """The specification of a column of a draft: its field, the number of rows, and for a ragged column the length of
+    each row."""
 
     field: Field
     rows: int
@@ -45,7 +45,7 @@ class Spec:
 
 
 def dense(shape: Sequence[int], dtype: Any) -> Spec:
-    """A dense column of a draft: `shape` is [rows, ...], `dtype` a NumPy or torch dtype or the name of one.
+    """Specify a dense column of a draft. shape: [rows, ...]. dtype: a NumPy or torch dtype, or its name.
 
     Raises SchemaMismatch for an invalid shape or dtype.
     """
@@ -54,7 +54,7 @@ def dense(shape: Sequence[int], dtype: Any) -> Spec:
 
 
 def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
-    """A ragged column of a draft: row i is [lengths[i], *shape].
+    """Specify a ragged column of a draft. Row i has the shape [lengths[i], *shape]. dtype: as for `dense`.
 
     Raises SchemaMismatch for invalid lengths, shape or dtype.
     """
@@ -78,7 +78,7 @@ def _require_spec(name: Any, spec: Any) -> None:
 
 
 def _sizes(values: Any, what: str, least: int = 1) -> tuple[int, ...]:
-    """At least `least` integers, none negative. Raises SchemaMismatch, whose text describes them by `what`."""
+    """The values as at least `least` non-negative integers. Raises SchemaMismatch, whose text begins with `what`."""
     try:
         sizes = tuple(operator.index(value) for value in values)
     except TypeError:
@@ -104,7 +104,8 @@ def _dtype_name(dtype: Any) -> str:
 
 
 class Draft:
-    """Unsealed columns. `draft[name]` is a writable NumPy array, or for a ragged column a list of one for each row."""
+    """Unsealed columns. `draft[name]` is a writable NumPy array; for a ragged column, a list with an array for each
+    row. The end of a `with` block drops an unsealed draft."""
 
     def __init__(
         self,
@@ -129,7 +130,7 @@ class Draft:
 
     @classmethod
     async def open(cls, connection: Connection, specs: Mapping[str, Spec], scope: str, timeout: float) -> Draft:
-        """Reserve room for the columns. Raises as `AsyncPlane.draft`."""
+        """Reserve memory for the columns. Returns the draft. Raises as `AsyncPlane.draft`."""
         if not isinstance(specs, Mapping):
             raise SchemaMismatch(f"a draft is described by a mapping of names, not {type(specs).__name__}")
         for name, spec in specs.items():
@@ -169,10 +170,10 @@ class Draft:
         return iter(self._specs)
 
     def __getitem__(self, name: str) -> Any:
-        """The column's memory: [rows, ...] for a dense column, a list of [length, ...] for a ragged one.
+        """The column's memory: [rows, ...] for a dense column, a list of arrays [length, ...] for a ragged one.
 
         A dtype that NumPy lacks (bfloat16, float8) is exposed as unsigned integers with the same bits; `torch(name)`
-        returns the real dtype. Raises SchemaMismatch if there is no such column, Closed after the draft was dropped.
+        has the real dtype. Raises SchemaMismatch if there is no such column, Closed if the draft was sealed or dropped.
         """
         if name not in self._specs:
             raise SchemaMismatch(f"the draft has no column {name!r}; it has {', '.join(self._specs)}", column=name)
@@ -184,7 +185,7 @@ class Draft:
         return np.split(values, np.cumsum(spec.lengths)[:-1]) if spec.lengths else []
 
     def torch(self, name: str) -> Any:
-        """As `draft[name]`, as torch tensors. Imports torch."""
+        """The column's memory as a torch tensor, or a list of tensors for a ragged column. Raises as `draft[name]`."""
         import torch
 
         arrays = self[name]
@@ -194,8 +195,9 @@ class Draft:
         return torch.from_numpy(arrays).view(dtype)
 
     async def seal(self) -> BatchRef:
-        """Make the columns visible to others, and return their reference. They do not change any more: arrays that were
-        taken from the draft become private copies. Raises LeaseExpired, Closed, PeerUnavailable."""
+        """Make the columns immutable and visible to other processes. Returns a reference to them. Later writes to
+        arrays of the draft stay private to this process. Raises LeaseExpired, PeerUnavailable, and Closed if the draft
+        was sealed or dropped before."""
         self._connection.check()
         if not self._open or self._mapping is None:
             raise Closed("the draft was sealed or dropped before")
@@ -220,9 +222,9 @@ class Draft:
         return ref_to(self._connection.welcome.node, rows, columns)
 
     def drop(self) -> None:
-        """Release the memory unsealed. Existing arrays must not be used any more. Idempotent."""
+        """Release the memory of an unsealed draft. Its arrays must not be used any more. Idempotent."""
         if self._open:
-            if self._mapping is not None:  # while it is shared, its memory is not given back
+            if self._mapping is not None:  # the memory must not be given back while the mapping is shared
                 self._unshare(self._mapping)
                 self._mapping = None
             self._open = False
@@ -235,7 +237,7 @@ class Draft:
 
     @property
     def in_child(self) -> bool:
-        """Whether this is a forked child of the process that the draft belongs to."""
+        """Whether this process is a forked child of the process that opened the draft."""
         return self._connection.in_child
 
     async def __aenter__(self) -> Draft:
@@ -250,7 +252,7 @@ class Draft:
 
 
 def _layout(spec: Spec, base: int) -> tuple[ColumnLayout, int]:
-    """The places of the column's buffers from `base` on, and the offset from which on the next column's may lie."""
+    """Place the column's buffers from the offset `base` on. Returns the layout, and the offset of the next column."""
     width = storage(spec.field.dtype).itemsize
     if spec.lengths is None:
         sizes = [spec.rows * math.prod(n or 0 for n in spec.field.shape) * width]

@@ -1,15 +1,15 @@
-"""Records the rows of a stream as they are done, each once: `stream.record`.
+"""Records each row of a stream once, when it has all recorded columns: `stream.record`.
 
-A recorder is a task of the stream of its own. So rows that are not recorded yet stay in the stream, also while no
-recorder runs; for it, a row is done when it has all recorded columns; and it acks rows after they are on disk. It
-writes in a thread of its own, which requests the next rows before it writes these.
+A recorder consumes by a separate task of the stream, and acks rows after they are on disk. So rows that are not
+recorded yet stay in the stream, also while no recorder runs. It runs in a separate thread, and requests the next rows
+before it writes the current ones.
 
 Invariants: a row is in the recording once. If an ack failed, or the recorder was killed before it, the row is delivered
-again and recognised by its name: the key that the stream generated, or the user's key with the row's number. Rows that
-cannot be written (the disk is full) are skipped and counted, so that the pipeline continues, or waited for.
+again and recognised by its unique name: the key that the stream generated, or the user's key with the row's number.
+While the disk is full, rows are skipped and counted, or left in the stream (`on_full`).
 
-Rejected: rows that all other tasks have acked. A stream frees those, so it would have to keep them for a recorder
-that may not exist; as a task, the recorder has leases, redelivery and `max_bytes` like all others.
+Rejected: recording rows that all other tasks have acked. A stream frees such rows, so it would have to keep them for a
+recorder that may not exist. As a task, the recorder has leases, redelivery and `max_bytes` like all others.
 """
 
 from __future__ import annotations
@@ -61,16 +61,16 @@ COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 _LEASE_S = 600.0
 _WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
 _NOTHING = object()
-_LOOK_S = 0.2  # seconds between two looks at a stream whose columns are not known yet
+_LOOK_S = 0.2  # seconds between two requests for the statistics of a stream whose columns are not known yet
 _RETRY_S = 1.0  # seconds between two attempts to write to a full disk
-_READ_S = 15.0  # the timeout of a read; rows that take longer are read in halves
-_PIECE = 64 << 20  # bytes of rows in one part
+_READ_S = 15.0  # seconds to wait for memory; rows that need more are read in halves
+_PIECE = 64 << 20  # the most bytes of rows that are read at a time
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingStatistics:
     """Statistics of a recorder. `rows`: rows in the recording. `skipped`: rows left out. `repeated`: rows that were
-    delivered again after they were recorded. `busy_s`: processor seconds of the thread."""
+    delivered again after they were recorded. `busy_s`: CPU seconds of the recorder's thread."""
 
     rows: int
     skipped: int
@@ -80,7 +80,7 @@ class RecordingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """The options of a recorder."""
+    """The options of a recorder, as in `AsyncStream.record`. `waits`: whether `on_full` is "wait"."""
 
     directory: Path
     columns: list[str] | None
@@ -93,8 +93,8 @@ class How:
 
 
 class Recording(Background):
-    """A running recorder. `close()`, or the end of a `with` block, records the rows that are done by then, and ends the
-    recorder; `wait()` waits until the stream is closed and all of its rows are recorded."""
+    """A running recorder. `close()`, or the end of a `with` block, records the rows that are ready and ends the
+    recorder. `wait()` waits until the stream is closed and all of its rows are recorded."""
 
     def __init__(self, stream: AsyncStream, how: How) -> None:
         super().__init__(stream._connection, f"recorder of {stream.name!r}")
@@ -110,7 +110,7 @@ class Recording(Background):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the recorder, or for which the last skipped rows were skipped; None if there is none."""
+        """The error that ended the recorder, or because of which rows were skipped last; None if there is none."""
         return self._error or self._passed
 
     def statistics(self) -> RecordingStatistics:
@@ -118,9 +118,9 @@ class Recording(Background):
         return RecordingStatistics(self._rows, self._skipped, self._repeated, self._busy_s)
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until the stream is closed and all of its rows are recorded, or the recorder was closed. Raises the
-        recorder's error: LimitExceeded if rows were skipped because the disk was full. Raises NotReady after `timeout`
-        seconds."""
+        """Wait until the stream is closed and all of its rows are recorded, or the recorder was closed. Raises NotReady
+        after `timeout` seconds, and the recorder's `error`, such as LimitExceeded if rows were skipped because the disk
+        was full."""
         super().wait(timeout)
         if self._passed is not None:
             raise self._passed
@@ -129,7 +129,7 @@ class Recording(Background):
         try:
             await self._record_all(plane, stop)
         finally:
-            for name in ("_plane", "_stream", "_writer"):  # a recording that has ended holds no memory
+            for name in ("_plane", "_stream", "_writer"):  # frees their memory, while the user keeps the recording
                 self.__dict__.pop(name, None)
 
     async def _record_all(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
@@ -154,14 +154,14 @@ class Recording(Background):
             complete = await self._consume()
             writer.close(complete=complete and not self._skipped, skipped=self._skipped)
             if complete and not self._skipped:
-                self._passed = None  # the disk was full for a while, and all rows are in files
+                self._passed = None  # the disk was full for a while, but all rows were written in the end
         finally:
             writer.abort()
             self._busy_s = time.thread_time() - began
 
     async def _consume(self) -> bool:
-        """Record deliveries until the recorder is to end, and then the rows that are ready. Returns whether the stream
-        is closed and all of its rows are recorded."""
+        """Record deliveries until the recorder is closed, and then the rows that are ready. Returns whether the stream
+        is closed and has no more rows for the recorder."""
         began = time.thread_time()
         ahead, last = asyncio.create_task(self._next(_WAIT_S)), False
         try:
@@ -174,8 +174,8 @@ class Recording(Background):
                     delivery = _NOTHING
                 if delivery is None:
                     return True
-                # The next rows are requested before these are written; when the recorder is to end, only rows that are
-                # ready. No request is cancelled: its rows would be leased without a consumer until its answer comes.
+                # The next rows are requested before these are written. If the recorder was closed, the request does not
+                # wait. No request is cancelled, because its rows would stay leased until its answer comes.
                 last = self._ends.is_set()
                 ahead = asyncio.create_task(self._next(0.0 if last else _WAIT_S))
                 await asyncio.sleep(0)
@@ -190,8 +190,8 @@ class Recording(Background):
                     await found.unseen()
 
     async def _next(self, timeout: float) -> Delivery | None:
-        """The next rows; None if the stream was closed and has no more. Raises NotReady, also if its leader cannot be
-        reached."""
+        """The next rows; None if the stream was closed and has no more. Raises NotReady after `timeout` seconds, or if
+        the leader cannot be reached."""
         how = self._how
         try:
             return await self._stream.consume(
@@ -208,8 +208,8 @@ class Recording(Background):
             raise NotReady(str(error)) from None
 
     async def _record(self, delivery: Delivery) -> bool:
-        """Write the rows that are not recorded yet, and ack all of them. Returns false if the recorder has to stop:
-        there is no room for them."""
+        """Write the rows that are not recorded yet, and ack the delivery. Returns whether the recorder continues. It
+        does not if it was closed while the rows could not be read or the disk was full."""
         names = _names(self._stream, delivery)
         seen = self._writer.seen(names.rows)
         fresh = [row for row, there in enumerate(seen) if not there]
@@ -245,15 +245,15 @@ class Recording(Background):
             except (Retryable, OutcomeUnknown) as error:
                 await self._pause(self._plane, self._ends, "ack rows", error)
                 if self._ends.is_set():
-                    return  # the rows are delivered to the next recorder, which recognises them
+                    return  # the rows are delivered again to the next recorder, which recognises them
             else:
                 self._writer.acknowledged(names.rows)
                 return
 
     async def _write(self, ref: BatchRef, names: RowNames) -> bool:
-        """Write rows in parts of about `_PIECE` bytes, or in smaller ones if memory is short. Returns True if every row
-        was recorded or skipped; False if one is lost or too large to read, or if the recorder was told to stop. Raises
-        Retryable and OutcomeUnknown."""
+        """Write rows in parts of about `_PIECE` bytes, or in smaller ones if memory is short. Returns whether every row
+        was recorded or skipped. That is false if a row is lost or too large to read, or if the recorder was closed
+        while the disk was full. Raises Retryable and OutcomeUnknown."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
                 batch = await self._plane.get(ref, timeout=_READ_S)
@@ -302,7 +302,7 @@ class Recording(Background):
 
 
 def _bare(error: DataplaneError) -> DataplaneError:
-    """The same error without its traceback, which would keep the rows alive."""
+    """A copy of the error without its traceback, whose frames would keep the rows in memory."""
     return type(error)(str(error), **error.fields)
 
 
@@ -320,7 +320,8 @@ def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
 
 
 async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[str]:
-    """The columns of a row that all other tasks have done; none if the stream was closed without rows."""
+    """The columns of the stream, once each other task has acked a row or the stream was closed. Empty if it was closed
+    without rows, or `stop` was set."""
     while True:
         figures = await stream.stats()
         others = [each["acked"] for name, each in figures["task"].items() if name != task]
@@ -334,8 +335,8 @@ async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[
 
 
 def _recorded(directory: Path) -> list[str]:
-    """The columns of the recording in the directory, which the recorder of a stream without rows continues: so it is
-    refused while another one writes there. Empty if there is no recording."""
+    """The columns of the recording in the directory; empty if there is none. The recorder of a stream without rows
+    opens that recording, so that it is refused while another recorder writes there."""
     return Manifest.read(directory).columns if (directory / "manifest.json").exists() else []
 
 
@@ -351,7 +352,7 @@ def record(
     compression: str = "zstd",
     on_full: str = "skip",
 ) -> Recording:
-    """See `AsyncStream.record`, which calls this."""
+    """Validate the arguments of `AsyncStream.record`, and start a recorder. Returns its recording. Raises Misuse."""
     if task not in stream.settings.tasks:
         raise Misuse(
             f"stream {stream.name!r} has no task {task!r} whose rows could be recorded, only"

@@ -1,8 +1,8 @@
 """Makes a stream from a recording: `plane.replay`.
 
-A thread of its own appends the rows in the recorded order, with their keys, groups, versions and tags, and then closes
-the stream. By default the stream has room for a share of the node's memory, so a recording of any size is replayed at
-the pace of its consumers. Consumers notice a replay that failed or was aborted, because the stream is dropped.
+A separate thread appends the rows in the recorded order, with their keys, groups, versions and tags, and then closes
+the stream. By default the stream has room for a quarter of the node's memory, so a recording of any size is replayed
+at the pace of its consumers. If the replay fails or is aborted, the stream is dropped, and its consumers get Closed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 ROWS = 256
 
-_SHARE = 4  # of the node's memory
+_SHARE = 4  # the node's memory divided by the default capacity of a stream
 _ROOM_S = 2.0  # seconds of waiting for room between two checks whether to end
 _AWAY_S = 0.2  # seconds between two attempts to reach the leader of the stream
 
 
 class Replay(Background):
-    """A running replay. `wait()` waits until all rows are in the stream. `close()` ends the replay, and drops the
-    stream if rows are missing."""
+    """A running replay. `wait()` waits until all rows are appended. `close()` ends the replay, and drops the stream if
+    not all rows were appended."""
 
     def __init__(self, stream: AsyncStream, reader: Reader, columns: list[str] | None, wanted: Any, rows: int) -> None:
         super().__init__(stream._connection, f"replay of {reader.directory}")
@@ -47,7 +47,7 @@ class Replay(Background):
         self._columns, self._wanted, self._at_once = columns, wanted, rows
         self._used: set[str] = set()  # keys that users gave
         self.rows = 0
-        """Rows that are, or were, in the stream."""
+        """The number of rows that were appended."""
 
     async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
         stream = await plane.stream(self._stream_name)
@@ -69,7 +69,7 @@ class Replay(Background):
     async def _append(
         self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, keys: list[str], stop: asyncio.Event
     ) -> None:
-        """Append rows, in halves if they are too large for the node or the stream at once."""
+        """Append rows until `stop` is set, in halves if they are too large for the node or the stream at once."""
         try:
             await self._append_at_once(plane, stream, recorded, keys, stop)
         except LimitExceeded:
@@ -101,13 +101,14 @@ class Replay(Background):
                 except Backpressure:
                     continue
                 except (PeerUnavailable, OutcomeUnknown):
-                    plane.connection.check()  # if the node has gone, no attempt can succeed
+                    plane.connection.check()  # raises if the node has ended, because no attempt can succeed then
                     await asyncio.sleep(_AWAY_S)
         finally:
             await plane.free(ref)
 
     def _keys(self, names: RowNames) -> list[str]:
-        """The keys of the next rows: as recorded. A key that occurred before is replaced by the row's unique name."""
+        """The keys of the next rows. Users' keys are as recorded; a repeated one is replaced by the row's unique name.
+        Generated keys lose their "~", which a user's key must not begin with."""
         keys = []
         for key, row in zip(names.keys, names.rows, strict=True):
             keys.append(row if key in self._used else key.removeprefix("~"))
@@ -130,7 +131,7 @@ async def replay(
     max_lag: int | None = None,
     group_size: int | None = None,
 ) -> AsyncStream:
-    """See `AsyncPlane.replay`."""
+    """Make a stream, and start a replay that fills it. Returns the stream. See `AsyncPlane.replay`."""
     reader = await asyncio.to_thread(Reader, _directory(directory))
     found = reader.manifest
     name = arguments.text("a stream's name", found.stream if name is None else name)

@@ -1,8 +1,8 @@
-"""The synchronous interface: each call runs the coroutine of the asynchronous one and waits for it
+"""The blocking interface: each call runs a coroutine of the asynchronous interface and waits for the result
 (`client.loop_runner`).
 
-Most methods are compiled: `client.blocking_calls` names them. Written by hand are those that
-do more than that, or do not wait.
+Most methods are compiled from the asynchronous ones listed in `client.blocking_calls`. Methods that do more, or do not
+wait, are written by hand.
 """
 
 from __future__ import annotations
@@ -57,19 +57,19 @@ T = TypeVar("T")
 
 
 class Delivery(DeliveryCalls, Context):
-    """Leased rows of one task. `ref` and all lists have the rows in the order of delivery."""
+    """Leased rows of one task. `ref` and all lists are in the order of delivery."""
 
     _inner: delivery.Delivery
-    ref: BatchRef = of_inner("ref", "The rows, of the columns that were asked for.")
+    ref: BatchRef = of_inner("ref", "A reference to the requested columns of the rows.")
     groups: list[str | int | None] = of_inner("groups", "The groups of the rows, None for a row without one.")
-    versions: list[int] = of_inner("versions", "The policy versions that wrote the rows.")
-    tags: dict[str, list[Any]] = of_inner("tags", "The tags of the rows: for each name a list with a value a row.")
+    versions: list[int] = of_inner("versions", "The policy versions that made the rows.")
+    tags: dict[str, list[Any]] = of_inner("tags", "The tags of the rows: for each name, a list with a value a row.")
     keys: list[str] = of_inner("keys", "The keys of the rows.")
-    settled: bool = of_inner("settled", "Whether it was acked or given back.")
+    settled: bool = of_inner("settled", "Whether the delivery was acked or given back.")
 
 
 class Taken(TakenCalls, Context, Sequence[BatchRef]):
-    """The rows of one step, a reference for each rank. One delivery, settled as a whole."""
+    """The rows of one step: a sequence with a reference for each rank. All ranks are settled by one ack or nack."""
 
     _inner: delivery.Taken
 
@@ -80,23 +80,23 @@ class Taken(TakenCalls, Context, Sequence[BatchRef]):
 
 
 class Row(RowCalls, Context):
-    """An unfinished row that this process holds. Made by `stream.begin` and `stream.resume`. As a context manager it
-    is finished when the block is left, and released for others when it is left by an exception."""
+    """An unfinished row that this process holds. Made by `stream.begin` and `stream.resume`. As a context manager, the
+    row is finished at the end of the block, and released if an exception leaves the block."""
 
     _inner: AsyncRow
     key: str = of_inner("key")
     group: str | int | None = of_inner("group")
     tags: dict[str, Any] = of_inner("tags")
     spans: list[tuple[int, int]] = of_inner(
-        "spans", "The policy versions of its tokens so far, in order, each as `(version, tokens)`."
+        "spans", "The spans of tokens with the same policy version so far, each as `(version, number of tokens)`."
     )
-    tokens: int = of_inner("tokens", "The number of its tokens so far.")
-    version: int = of_inner("version", "The policy version of the last piece.")
-    ended: bool = of_inner("ended", "Whether it was finished or abandoned here.")
+    tokens: int = of_inner("tokens", "The number of tokens so far.")
+    version: int = of_inner("version", "The policy version of the last piece, and the default for the next.")
+    ended: bool = of_inner("ended", "Whether this object has finished or abandoned the row.")
 
 
 class Sent:
-    """Rows that were sent."""
+    """Rows that were sent by an appender."""
 
     __slots__ = ("_inner", "_wait")
 
@@ -106,17 +106,17 @@ class Sent:
 
     @property
     def done(self) -> bool:
-        """Whether the result is known: keys or an error."""
+        """Whether the append has succeeded or failed."""
         return self._inner.done
 
     def result(self) -> list[str]:
-        """Wait until the rows are in the stream, and return their keys. Raises the error if they were not appended."""
+        """Wait until the rows are in the stream, and return their keys. Raises the append's error."""
         return self._inner.keys() if self._inner.done else self._wait(self._inner.wait())
 
 
 class Appender(AppenderCalls, Context):
-    """Gathers rows of this process into blocks, each appended as one. As a context manager it is closed at the end of
-    the block."""
+    """Gathers rows of this process into blocks and appends each block at once. The end of its `with` block closes it,
+    and so appends all sent rows."""
 
     _inner: AsyncAppender
 
@@ -129,9 +129,9 @@ class Appender(AppenderCalls, Context):
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> Sent:
-        """Accept rows, with arguments as for `stream.append`. `result()` of the returned object gives their keys. Does
-        not enter the event loop: a row costs its validation and its copy. Waits if too many blocks wait. Raises
-        SchemaMismatch, Misuse, Closed; an error of the stream is raised by `result`, or else by the next `flush`."""
+        """Accept rows, with arguments as for `stream.append`. Returns an object whose `result()` returns their keys.
+        Validates and copies the rows in this thread. Waits if too many blocks are pending. Raises SchemaMismatch,
+        Misuse, Closed. The stream's error is raised by `result`, or else by the next `flush`."""
         while (sent := self._inner.offer(columns, keys, group, version, tags)) is None:
             self._wait(self._inner.room())
         return Sent(sent, self._wait)
@@ -145,8 +145,8 @@ class Appender(AppenderCalls, Context):
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """As `send`, and wait for the keys. The values are read in this thread, after the work queued on its CUDA
-        streams."""
+        """Send rows, and wait until they are in the stream. Returns their keys. Raises as `send` and `Sent.result`. The
+        values are read in this thread, after the work queued on its CUDA streams."""
         return self.send(columns, keys=keys, group=group, version=version, tags=tags).result()
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class Appender(AppenderCalls, Context):
 
 
 _planes: dict[str, Plane] = {}
-"""The planes of the streams and tables that this process has unpickled, by the address of the node."""
+"""The planes of unpickled streams and tables, by the address of the node."""
 
 _opening = threading.Lock()
 os.register_at_fork(after_in_child=_opening._at_fork_reinit)  # type: ignore[attr-defined]  # it may have been held
@@ -163,7 +163,7 @@ os.register_at_fork(after_in_child=_opening._at_fork_reinit)  # type: ignore[att
 
 def _plane_at(address: str) -> Plane:
     with _opening:
-        with suppress(KeyError, DataplaneError):  # it was closed, is the parent's, or the node has gone
+        with suppress(KeyError, DataplaneError):  # none, or it was closed, is the parent's, or its node has ended
             _planes[address]._inner.check()
             return _planes[address]
         _planes[address] = connect(address)
@@ -171,7 +171,8 @@ def _plane_at(address: str) -> Plane:
 
 
 def opened(address: str, kind: str, name: str) -> Any:
-    """An unpickled stream or table. All of this process from one node share a plane, which they keep open."""
+    """The unpickled stream or table with this name. All unpickled objects of one node share a plane, and keep it
+    open."""
     plane = _plane_at(address)
     found = getattr(plane, kind)(name)
     found._plane = plane
@@ -186,13 +187,12 @@ class Stream(StreamCalls):
     name: str = of_inner("name", "The name of the stream.")
     settings: StreamSettings = of_inner("settings", "The tasks and limits of the stream.")
     follower: HistoryFollower | None = of_inner(
-        "follower", "The recorder of its rows in the history that `plane.stream` was given."
+        "follower", "The recorder of the stream's rows in a history, if `plane.stream` was given one; else None."
     )
-    replay: Replay | None = of_inner("replay", "The replay that fills the stream, if `plane.replay` created it.")
+    replay: Replay | None = of_inner("replay", "The replay that fills the stream, if `plane.replay` made it.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled, it is the stream of this name on the same node. All unpickled streams and tables of a process
-        share a plane."""
+        """Pickle the stream as its node and name. All unpickled streams and tables of a node share a plane."""
         return opened, (self._inner._connection.address, "stream", self.name)
 
     def appender(
@@ -204,13 +204,14 @@ class Stream(StreamCalls):
 
 
 class Draft(DraftCalls):
-    """Unsealed columns. `draft[name]` is a writable NumPy array, or for a ragged column a list of one for each row. As
-    a context manager, it drops an unsealed draft at the end."""
+    """Unsealed columns. `draft[name]` is a writable NumPy array; for a ragged column, a list with an array for each
+    row. The end of a `with` block drops an unsealed draft."""
 
     _inner: draft.Draft
 
     def drop(self) -> None:
-        """Release the memory unsealed. Idempotent. In a forked child it does nothing: the memory is the parent's."""
+        """Release the memory of an unsealed draft. Its arrays must not be used any more. Idempotent. Does nothing in a
+        forked child, because the memory is the parent's."""
         if not self._inner.in_child:
             self._turns.soon(self._inner.drop)
 
@@ -222,9 +223,9 @@ class Draft(DraftCalls):
 
 
 class Plane(PlaneCalls):
-    """This process's handle to the system, from `dataplane.connect`; any thread may use it.
+    """This process's handle to the system, from `dataplane.connect`. Any thread may use it.
 
-    Each method runs the method of `AsyncPlane` and waits for its result.
+    Each method runs the method of `AsyncPlane` with the same name, and waits for its result.
     """
 
     _inner: AsyncPlane
@@ -237,7 +238,7 @@ class Plane(PlaneCalls):
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:  # type: ignore[override]  # others have this one
         try:
-            self._inner.check()  # before the loop is touched, which a forked child or a closed plane lacks
+            self._inner.check()  # checked first, because a forked child or a closed plane has no event loop
         except BaseException:
             coroutine.close()
             raise
@@ -247,7 +248,7 @@ class Plane(PlaneCalls):
             return self._turns.wait(coroutine)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Unpickled, it is another plane on the same node."""
+        """Pickle the plane as its address. Unpickling it connects another plane to the same node."""
         return connect, (self.address,)
 
     def get(
@@ -269,7 +270,7 @@ class Plane(PlaneCalls):
                 raise with_columns(error, ref) from error
         elif group is None:
             batch = self._wait(self._inner.read(ref, timeout))
-        else:  # in this thread, which nothing else needs meanwhile
+        else:  # a collective of all ranks, run in this thread
             from dataplane import collective  # seldom needed
 
             batch = collective.get(ref, group, plane=self, device=device, timeout=timeout)
@@ -277,15 +278,15 @@ class Plane(PlaneCalls):
         return batch if device is None and out is None else device_get.placed(batch, device, out, self._inner.pool)
 
     def close(self) -> None:
-        """Close the plane. Idempotent. Views stay valid; a node that this plane started ends once no process uses
-        it. Raises Misuse in a finalizer or a signal's handler that runs within a call of the plane."""
+        """Close the plane. Idempotent. Views stay valid. A node that this plane started ends once no process uses it.
+        Raises Misuse in a finalizer or a signal handler that runs within a call of the plane."""
         if self._open and not self._inner.connection.in_child:
             if self._turns.within:
                 raise Misuse(WITHIN)
             self._open = False
             try:
                 self._turns.wait(self._inner.aclose())
-            finally:  # interrupted too
+            finally:  # also if interrupted
                 self._turns.close()
 
     def __enter__(self) -> Plane:
@@ -296,15 +297,15 @@ class Plane(PlaneCalls):
 
 
 class Table(TableCalls):
-    """A table of the cluster. Created by `plane.table` without a message; any number of processes may use it.
+    """A table of the cluster. Created by `plane.table` without a message. Any number of processes may use it.
 
-    Over several hosts it survives the death of any one of them: columns that were stored on that host alone raise
-    `OwnerDied` when they are read, until they are written again. If all hosts that have the table die together, its
-    methods raise `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its nodes are
-    restarted on their data directories.
+    In a cluster of several hosts, a table survives the death of any one of them. Columns that were stored on that host
+    alone raise `OwnerDied` when they are read, until they are written again. If all hosts that have the table die
+    together, its methods raise `OwnerDied`, and `plane.table` returns a new one. A durable table is recovered when its
+    nodes are restarted on their data directories.
 
-    Rows are named by key or by number: an array of integers in the order of arrival, which are never reused in the
-    table.
+    Rows are named by a list of keys, or by an array of row numbers. Numbers increase in the order of arrival, and are
+    not reused in the table.
     """
 
     _inner: AsyncTable
@@ -312,23 +313,23 @@ class Table(TableCalls):
     name: str = of_inner("name", "The name of the table.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As of `Stream`."""
+        """Pickle the table as its node and name. All unpickled streams and tables of a node share a plane."""
         return opened, (self._inner._connection.address, "table", self.name)
 
 
 class History(HistoryCalls):
-    """The responses of earlier epochs, by prompt. Made by `plane.history`; any number of processes may use it."""
+    """The responses of earlier epochs, by prompt. Made by `plane.history`. Any number of processes may use it."""
 
     _inner: AsyncHistory
     name: str = of_inner("name", "The name of the history.")
 
 
 class Weights(WeightsCalls):
-    """Versions of a model's tensors. Made by `plane.weights`; any number of processes may use it."""
+    """Versions of a model's tensors. Made by `plane.weights`. Any number of processes may publish and read."""
 
     _inner: AsyncWeights
     name: str = of_inner("name", "The name of the weights.")
-    keep: int = of_inner("keep", "How many versions are kept.")
+    keep: int = of_inner("keep", "The number of versions that are kept.")
 
 
 blocking.CLASSES.update(
@@ -352,14 +353,15 @@ def connect(
     gpu_budget: int | str | None = None,
     name: str | None = None,
 ) -> Plane:
-    """Attach to the node at `address`, at $DATAPLANE_ADDRESS, or at one started for this process and its children.
+    """Connect to the node at `address` or at $DATAPLANE_ADDRESS, else to a node that is started for this process and
+    its children. Returns the plane.
 
-    address: `unix:///path.sock`, or `ray` for the node that `dataplane.integrations.ray` has on this Ray node.
-    config: the settings of a node that is started. Without an address, a process that gives them gets a node of its
-        own, even if it started another before; a node that others started keeps its own settings.
+    address: `unix:///path.sock`, or `ray` for the node of this Ray node (`dataplane.integrations.ray`).
+    config: the settings of a node that is started. Without an address, a process that gives them starts a new node,
+        even if it started one before. A node that another process started keeps its settings.
     gpu_budget: bytes, or text like "8GiB", that `put(device="keep")` may keep in memory of devices; 1 GiB if None.
-    name: the name of this process in `stats`, `dataplane top` and errors, up to 80 characters; None: its program's
-        name, followed by its process name if it is a child of `multiprocessing`.
+    name: the name of this process in `stats`, `dataplane top` and errors, up to 80 characters. None: the program's
+        name, followed by the process name in a child of `multiprocessing`.
 
     Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, Rejected (the host cannot meet the settings);
     ValueError for an invalid address.
@@ -382,9 +384,9 @@ _unclosed: weakref.WeakSet[Plane] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """At the end of the process, close planes that keep columns, so that they are copied to the arena. The copies need
-    threads, and the interpreter ends those before it runs `atexit`; so this is registered where `concurrent.futures`
-    registers. The last registered is called first."""
+    """At the end of the process, close planes that keep columns on devices, so that the columns are copied to the
+    arena. The copies need threads, which the interpreter ends before it runs `atexit`. So this is registered where
+    `concurrent.futures` registers, and is called before it, because the last registered is called first."""
     for plane in list(_unclosed):
         try:
             if plane._inner._kept_columns.live:
