@@ -5,15 +5,15 @@
     checksum: xxh3-64 of: number of the frame (8) | checksum of the frame before (8) | kind | bytes of the payload |
         payload
 
-Numbers are little-endian. The first frame has the file's id, 16 random bytes. A checksum covers the id and all
-frames before its own, because it covers the checksum of the frame before; for the first frame that is the number of
-the format. A frame of kind `TABLE` is an Arrow IPC stream, which other programs can read. The others are MessagePack;
-a frame of kind `BLOCK` is a `snapshot_format.RowsState`. Nothing is ever unpickled.
+Numbers are little-endian. The first frame has the file's id, 16 random bytes. A checksum covers the checksum of the
+previous frame, and so the id and all previous frames. The first frame's checksum covers the number of the format
+instead. A frame of kind `TABLE` is an Arrow IPC stream, which other programs can read. The other frames are
+MessagePack; a frame of kind `BLOCK` is a `snapshot_format.RowsState`. Nothing is ever unpickled.
 
-Invariants: a frame is valid only at its place in its file, after its predecessor, else it is `Corrupt`: frames that are
-moved, missing, repeated or of another file (such as an older checkpoint) are detected. The file gets its name only once
-all of it is on the disk; an earlier file of that name stays until then; a writer that dies leaves nothing, if the file
-system has files without names (O_TMPFILE; NFS lacks it).
+Invariants: a frame is valid only at its place in its file. A frame that was moved, left out, repeated or taken from
+another file (such as an older checkpoint) raises `Corrupt`. The file gets its name once all of it is on disk. An older
+file of that name stays until then. A writer that dies leaves nothing, if the file system supports unnamed files
+(O_TMPFILE; NFS does not).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class _Chain:
         self._last = _FORMAT
 
     def checksum(self, kind: int, payload: memoryview) -> int:
-        """The checksum that this frame has if it is the next one."""
+        """The checksum of this frame as the next one of the chain."""
         state = xxhash.xxh3_64(_LINK.pack(self.frames, self._last, kind, len(payload)))
         state.update(payload)
         return state.intdigest()
@@ -62,12 +62,12 @@ class _Chain:
 
 
 class CheckpointWriter:
-    """Writes one file. As a context manager, it leaves no file if `commit` was not called. For one thread at a time."""
+    """Writes one file. A `with` block without a `commit` leaves no file. Must be used by one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises Misuse if no file can be written there."""
+        """Create an unnamed or temporary file. Raises Misuse if no file can be written there."""
         self.path = Path(path)
-        self._name: Path | None = None  # of a file that was created with a temporary name
+        self._name: Path | None = None  # the temporary name, if the file has one
         with file_errors(self.path):
             if self.path.is_dir():
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -104,7 +104,7 @@ class CheckpointWriter:
         self.frame(TABLE, encoded_table(batch))
 
     def commit(self) -> None:
-        """Put the file on the disk and under its name. Raises as `frame`."""
+        """Write all of the file to disk, and then give it its name. Raises as `frame`."""
         with file_errors(self.path):
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -112,7 +112,7 @@ class CheckpointWriter:
             try:
                 if self._name is None:
                     name = self._beside()
-                    # Only with a directory's descriptor does Python make linkat follow the link in /proc.
+                    # Python lets linkat follow the link in /proc only if a directory's descriptor is given.
                     os.link(
                         f"/proc/self/fd/{self._file.fileno()}", name.name, dst_dir_fd=directory, follow_symlinks=True
                     )
@@ -141,13 +141,13 @@ def encoded_table(batch: Batch) -> Any:
 
 
 class CheckpointReader:
-    """Reads one file. A context manager. For one thread at a time."""
+    """Reads one file. A context manager. Must be used by one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Raises Misuse if no file can be read there, Corrupt if it is no checkpoint of this format."""
+        """Open the file. Raises Misuse if it cannot be read, Corrupt if it is no checkpoint of this format."""
         self.path = Path(path)
         with file_errors(self.path):
-            self._file = open(self.path, "rb")  # noqa: SIM115 it is this object's, which is a context manager
+            self._file = open(self.path, "rb")  # noqa: SIM115 closed by this object's own `__exit__`
             self._left = os.fstat(self._file.fileno()).st_size
             self.size = self._left
         try:
@@ -170,7 +170,7 @@ class CheckpointReader:
         return self.size - self._left
 
     def corrupt(self, what: str, offset: int | None = None) -> Corrupt:
-        """The error about this file, at this offset, or at the end of the part read so far."""
+        """An error about this file. `offset`: the byte at which it is corrupt; None: that of the next unread byte."""
         at = self.offset if offset is None else offset
         return Corrupt(f"{self.path} {what} (at byte {at})", path=str(self.path))
 
@@ -185,7 +185,7 @@ class CheckpointReader:
         return data
 
     def frame(self) -> tuple[int, bytes]:
-        """The next frame: its kind and payload. Raises Corrupt."""
+        """Read the next frame. Returns its kind and payload. Raises Corrupt."""
         begin, number = self.offset, self._chain.frames
         kind, nbytes, checksum = _FRAME.unpack(self._read(_FRAME.size))
         payload = self._read(nbytes)
@@ -195,7 +195,7 @@ class CheckpointReader:
         return kind, payload
 
     def table(self) -> Any:
-        """The Arrow table of the next frame, which is a `TABLE`. Raises Corrupt."""
+        """Read the next frame as an Arrow table. Raises Corrupt, also if it is no `TABLE`."""
         from dataplane.batch import arrow_in  # as in `encoded_table`
 
         at = self.offset
@@ -208,7 +208,7 @@ class CheckpointReader:
             raise self.corrupt(f"has {error}", at) from error
 
     def columns(self) -> dict[str, Values]:
-        """The columns of the next frame, which is a `TABLE`. Raises Corrupt."""
+        """Read the next frame as columns by name. Raises Corrupt, also if it is no `TABLE`."""
         from dataplane.batch import arrow_in  # as in `encoded_table`
 
         try:

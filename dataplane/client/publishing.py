@@ -1,15 +1,15 @@
-"""Writes one publisher's part of a version into the node's memory: tensors into chunks, one after another.
+"""Writes one rank's part of a version of weights into the node's memory, as chunks of tensors.
 
-A chunk is a shard of its own: several tensors of together at most `CHUNK` bytes, or one larger tensor. Hosts exchange
-chunks, and versions share them. If a publisher has the same tensors each time, each is in the same chunk each
-time. Then an unchanged chunk is that of the older version; for a changed one the difference is stored too, if it has
-less than half the chunk's size.
+A chunk is a separate shard with several tensors of together at most `CHUNK` bytes, or with one larger tensor. Hosts
+exchange chunks, and versions share them. A rank that publishes the same tensors each time has each in the same chunk.
+An unchanged chunk is then not written again. For a changed chunk, the difference to the older version is stored too, if
+it has less than half the chunk's size.
 
-Invariants: a publication that fails, is cancelled, or dies has stored nothing; no thread writes any more when it ends;
-if the tensors come from an iterable, at most `_TOGETHER` bytes of them are held at a time, or one tensor.
+Invariants: a publication that fails, is cancelled, or whose process dies has stored nothing. No thread writes any more
+when it ends. Of an iterable of tensors, about `_TOGETHER` bytes, or one tensor, are in memory at a time.
 
 Contiguous host memory is compared in place, and copied once. torch copies other strides and values on a device
-directly to their place. Of a `DTensor` each rank publishes its local shard; a tensor that several ranks hold equally is
+directly to their place. Each rank publishes its local shard of a `DTensor`. A shard that several ranks have is
 published by one of them.
 """
 
@@ -50,13 +50,13 @@ from dataplane.wire import row_messages as rm
 CHUNK = 16 << 20
 """The approximate size of a chunk in bytes."""
 
-_TOGETHER = 256 << 20  # bytes of tensors that are written together
+_TOGETHER = 256 << 20  # the bytes of tensors after which their chunks are stored
 _HEAD = aligned(16)  # bytes before the tensors in a chunk's shard: two row offsets
 
 
 @dataclass(slots=True)
 class WrittenChunk:
-    """Slices of tensors that are written together, with their positions. `ref`: the stored chunk."""
+    """A chunk that is being written. `sources`: the slices of tensors, with their offsets. `ref`: the stored chunk."""
 
     number: int
     nbytes: int = 0
@@ -64,7 +64,7 @@ class WrittenChunk:
     ref: BatchRef | None = None
 
     def add(self, source: Source) -> int:
-        """Add a slice. Returns its position."""
+        """Add a slice. Returns its offset in the chunk."""
         start = self.nbytes
         self.sources.append((start, source))
         self.nbytes = aligned(start + source.nbytes)
@@ -72,7 +72,7 @@ class WrittenChunk:
 
     @property
     def width(self) -> int:
-        """The size in bytes of most of its elements."""
+        """The bytes of an element, at most 8, by the dtypes with the most bytes in the chunk."""
         widths: Counter[int] = Counter()
         for _, source in self.sources:
             widths[min(source.width, 8)] += source.nbytes
@@ -83,8 +83,8 @@ class WrittenChunk:
         return all(source.same(old[start : start + source.nbytes]) for start, source in self.sources)
 
     def jobs(self, memory: Bytes) -> list[Callable[[], Any]]:
-        """Write the padding between tensors. Returns jobs that together write the chunk to `memory`: several for a
-        large tensor, one for small ones."""
+        """Write the padding between tensors to `memory`. Returns jobs that together write the rest: several for a large
+        tensor, one for several small tensors."""
         for start, source in self.sources:
             end = start + source.nbytes
             memory[end : aligned(end)] = 0
@@ -101,7 +101,7 @@ class WrittenChunk:
 
 
 class Older:
-    """The part of the previous version, of the same rank, whose chunks are on this publisher's host."""
+    """The same rank's part of the previous version, with its chunks pinned on this publisher's host."""
 
     def __init__(self, part: PublishedPart, rows: BatchRef, held: Sequence[PinnedShard]) -> None:
         self.part = part
@@ -110,16 +110,16 @@ class Older:
         self._pieces = locations.pieces(locations.unlinked(rows), COLUMN)
 
     def row(self, chunk: int) -> BatchRef:
-        """The location of a chunk."""
+        """A reference to a chunk."""
         return self._rows[chunk]
 
     def base(self, chunk: int) -> Base:
-        """The location of a chunk, as the base of a delta."""
+        """The location of a chunk as the base of a difference."""
         piece = self._pieces[chunk]
         return Base(self.part.version, piece.node, piece.shard)
 
     def bytes(self, chunk: WrittenChunk) -> Bytes | None:
-        """The bytes of the older chunk at this position, if it had the same size."""
+        """The bytes of the older chunk with the same number; None if there is none of the same size."""
         number = chunk.number
         if number >= len(self.part.chunks) or self.part.chunks[number] != chunk.nbytes:
             return None
@@ -129,7 +129,8 @@ class Older:
 
 
 class Publication:
-    """One part of a version, from its first tensor to its rows in the table. `staged`: its scope."""
+    """One rank's part of a version, from its first tensor to its rows in the table. `staged`: the scope of its shards
+    until the table owns them. The end of the `async with` block frees them unless `give` has returned."""
 
     def __init__(self, connection: Connection, writer: ShardWriter, deadline: Deadline, older: Older | None) -> None:
         self._connection, self._writer, self._deadline = connection, writer, deadline
@@ -139,11 +140,11 @@ class Publication:
         self._written = 0
         self._kept = False
         self.deltas: dict[int, BatchRef] = {}
-        """By chunk, the stored difference to the older version's chunk."""
+        """By number of a chunk, the stored difference to the older version's chunk."""
 
     @property
     def refs(self) -> list[BatchRef]:
-        """The stored chunks."""
+        """References to the stored chunks."""
         return [chunk.ref for chunk in self._chunks if chunk.ref is not None]
 
     def placement(self, layout: bytes) -> bytes:
@@ -154,8 +155,8 @@ class Publication:
         return PartLocation(layout, self._connection.welcome.node, shards).encode()
 
     async def give(self, table: AsyncTable, keys: list[str]) -> None:
-        """Write rows of the table for all chunks and then for all deltas: the staged shards then belong to the
-        table. If that takes several messages, the last one makes the scope the table's."""
+        """Write a row of the table for each chunk and then for each difference, with these keys. The table then owns
+        the staged shards. If several messages are needed, the last one transfers the ownership."""
         refs = [*self.refs, *self.deltas.values()]
         for start, stop in ranges(len(keys), keys, []) if keys else ():
             scope = self.staged if stop == len(keys) else ""
@@ -171,8 +172,8 @@ class Publication:
             unstage(self._connection, self.staged)
 
     async def write(self, tensors: Any) -> tuple[list[int], list[TensorSlice], dict[int, Base]]:
-        """Write all tensors. Returns the bytes of each chunk, the layout, and the bases of the deltas. Raises as
-        `AsyncWeights.publish`."""
+        """Write all tensors. Returns the bytes of each chunk, the layout of the tensors, and by chunk the base of each
+        difference. Raises as `AsyncWeights.publish`."""
         entries: list[TensorSlice] = []
         names: set[str] = set()
         places: dict[Any, tuple[int, int]] = {}
@@ -196,7 +197,7 @@ class Publication:
             if pending >= _TOGETHER:
                 await self._flush()
                 pending = 0
-                if not isinstance(tensors, dict):  # a written tensor's memory may be reused for another from now on
+                if not isinstance(tensors, dict):  # an iterable may reuse the memory of tensors that were written
                     places = {}
         if not names:
             raise Misuse("there is no tensor to publish")
@@ -205,7 +206,7 @@ class Publication:
         return [chunk.nbytes for chunk in self._chunks], entries, bases
 
     def _place(self, source: Source) -> tuple[int, int]:
-        """The chunk of a tensor, and the position in it."""
+        """Assign a tensor to a chunk. Returns the chunk's number, and the offset in it; (-1, 0) for an empty tensor."""
         if not source.nbytes:
             return -1, 0
         last = self._chunks[-1] if len(self._chunks) > self._written else None
@@ -233,7 +234,7 @@ class Publication:
             chunk.sources = []
 
     async def _write(self, chunks: Sequence[WrittenChunk], old: Mapping[int, Bytes | None]) -> None:
-        """Write chunks, and the differences of those that have an older one."""
+        """Write chunks, and their differences to the older chunks in `old`."""
         found: dict[int, bytes] = {}
 
         def differ(chunk: WrittenChunk, memory: Bytes, before: Bytes) -> None:
@@ -263,7 +264,8 @@ class Publication:
 
     @asynccontextmanager
     async def _reserved(self, sizes: Sequence[int]) -> AsyncIterator[list[tuple[int, Bytes]]]:
-        """As `ShardWriter.reserved`, for shards of one row of these sizes in bytes, with the memory of the row."""
+        """As `ShardWriter.reserved`, for shards of one row. `sizes`: the bytes of the rows. Yields the number of each
+        shard, and the memory of its row."""
         if not sizes:
             yield []
             return
@@ -279,7 +281,8 @@ def _layout(nbytes: int) -> bytes:
 
 
 async def _pairs(tensors: Any, streams: Sequence[Any]) -> AsyncIterator[tuple[str, Any]]:
-    """The names and tensors of a publisher, each produced on these streams of its device. Raises Misuse."""
+    """Iterate over the names and tensors of a publisher. The user's iterator runs on these CUDA streams. Raises
+    Misuse."""
     if hasattr(tensors, "__aiter__"):
         async for pair in tensors:
             yield _pair(pair)
@@ -301,15 +304,15 @@ def _pair(pair: Any) -> tuple[str, Any]:
     return pair[0], pair[1]
 
 
-assert ALIGNMENT % 16 == 0  # complex128, the widest dtype
+assert ALIGNMENT % 16 == 0  # the bytes of complex128, the widest dtype
 
 
-_PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a comparison, which stops at the first difference
+_PIECE, _COMPARED = 16 << 20, 1 << 20  # bytes of a job, and of a step of a comparison
 
 
 class Source:
-    """A slice of a tensor: `data` as its one row. `tied`: the identity of its memory, equal for tied tensors; None if
-    it is not known."""
+    """A slice of a tensor to publish. `data`: its elements, as one row. `tied`: the identity of its memory, equal for
+    tensors that share memory; None if unknown."""
 
     __slots__ = ("_data", "dtype", "extent", "nbytes", "offsets", "shape", "tied")
 
@@ -324,11 +327,11 @@ class Source:
         self.tied = (tied, shape, offsets) if tied is not None and self.nbytes else None
 
     def jobs(self, memory: Any) -> list[Callable[[], Any]]:
-        """The jobs that together write it into `memory`, of `nbytes` bytes."""
+        """The jobs that together write the slice into `memory`, of `nbytes` bytes."""
         return list(self._data.jobs(memory, _PIECE)) if self.nbytes else []
 
     def same(self, memory: Any) -> bool:
-        """Whether `memory`, of `nbytes` bytes, has its bytes already; False if that would need a copy."""
+        """Whether `memory`, of `nbytes` bytes, has the bytes of the slice; False if comparing would need a copy."""
         if not self._data.in_place:
             return False
         flat, starts = self._data.run(), range(0, self.nbytes, _COMPARED)
@@ -347,7 +350,7 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def source_of(name: str, value: Any) -> Source | None:
-    """The tensor to publish for a value; None if another rank publishes it. Raises SchemaMismatch."""
+    """The slice to publish for a value; None if another rank publishes it. Raises SchemaMismatch."""
     if hasattr(value, "device_mesh") and hasattr(value, "placements"):
         placed = _local(name, value)
         if placed is None:
@@ -375,14 +378,16 @@ def source_of(name: str, value: Any) -> Source | None:
 
 
 def _plain(name: str, value: Any) -> tuple[Any, str, Hashable]:
-    """A tensor without gradients and lazy conjugation or negation; its dtype; the identity of its memory."""
+    """The tensor without gradient, lazy conjugation and lazy negation, the name of its dtype, and the identity of its
+    memory."""
     value, dtype = tensors.plain(name, value)
     value = value.detach()
     return value, dtype, (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
 
 def _local(name: str, value: Any) -> Slice | None:
-    """The shard of a `DTensor` that this rank publishes."""
+    """The shard of a `DTensor` that this rank publishes; None if another rank publishes it. Raises SchemaMismatch for
+    partial sums."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

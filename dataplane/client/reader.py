@@ -1,10 +1,10 @@
-"""Reads references: shards are pinned, mapped, and assembled to columns.
+"""Reads references: pins and maps their shards, and assembles columns from them.
 
-Invariants: a get that fails or is cancelled holds nothing; its result stays valid as long as a view of it lives,
-also after the plane is closed.
+Invariants: a get that fails or is cancelled leaves nothing pinned. Its result stays valid as long as a view of it
+exists, also after the plane is closed.
 
-Most gets are of contiguous rows of one shard. They take a short path (`SpanShard`) with the results and errors of the
-general one. On it, the positions in the shard of the reference's columns are determined once (`_layouts`).
+Most gets are of contiguous rows of one shard. They take a fast path (`SpanShard`), with the same results and errors as
+the general path. The positions of the columns in the shard are cached there (`_layouts`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMED = 5  # at most so many columns are named in an error
 _ALL: Mapping[ShardKey, sm.ChunkPart] = {}
 
 
-_PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # bytes of one message; of a shard in it beside its parts
+_PART_BYTES, _SHARD_BYTES = 1 << 20, 256  # bytes of a message, and of a shard in it without its byte ranges
 
 
 class Getter:
@@ -48,7 +48,7 @@ class Getter:
         self._connection = connection
 
     async def get(self, ref: BatchRef, timeout: float) -> Batch:
-        """The rows and columns of a reference. Raises as `AsyncPlane.get`."""
+        """Read the rows and columns of a reference. Raises as `AsyncPlane.get`."""
         asked = self.getting(ref, timeout)
         if asked is None:
             return _opened(ref, HeldShards([], {}))
@@ -58,7 +58,7 @@ class Getter:
             raise with_columns(error, ref) from error
 
     def getting(self, ref: BatchRef, timeout: float) -> Exchange[sm.Held, Batch] | None:
-        """The first request of a get, which is mostly the only one; None if none is needed."""
+        """The first request of a get, often the only one; None if the reference has no shards."""
         span = locations.span_of(ref)
         if span is not None and span.shard.node == self._connection.welcome.node:
             return self._getting_span(ref, span, timeout)
@@ -78,9 +78,9 @@ class Getter:
     async def hold(
         self, ref: BatchRef, timeout: float, chunks: Mapping[ShardKey, sm.ChunkPart] = _ALL
     ) -> dict[ShardKey, PinnedShard]:
-        """Pin the shards of a reference, and return them without reading columns. Those of other hosts are fetched
-        in an order that differs between hosts. `chunks`: by shard, the byte ranges and bases of `ShardPin`. Raises as
-        `get`."""
+        """Pin the shards of a reference. Returns them by key, without reading columns. Each host fetches the shards of
+        other hosts in another order. `chunks`: for each of those, the byte ranges to fetch, and the differences to
+        older versions (`PinShards.chunks`). Raises as `get`."""
         ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
         first = int.from_bytes(self._connection.welcome.node, "big") % max(1, len(others))
@@ -99,7 +99,7 @@ class Getter:
         return found
 
     async def hold_own(self, shards: Sequence[int], timeout: float) -> list[PinnedShard]:
-        """Pin these shards of this plane's node, and return them. Raises as `get`, and Freed if one has freed rows."""
+        """Pin these shards of this plane's node. Returns them. Raises as `get`, and Freed if a row of one was freed."""
         own = self._connection.welcome.node
         keys = [(own, shard) for shard in shards]
         found: dict[ShardKey, PinnedShard] = {}
@@ -134,7 +134,7 @@ class Getter:
             try:
                 shown = SpanShard(reply)
             except BaseException:
-                self._let_go(reply)  # now, and not once the error and its frames are dropped
+                self._let_go(reply)  # at once, not when the error's frames are garbage-collected
                 raise
             return shown.opened(span, self._connection.segments, self._connection.pins.hold)
 
@@ -144,7 +144,7 @@ class Getter:
     async def _rest(
         self, ref: BatchRef, mine: list[ShardKey], others: list[ShardKey], reply: sm.Held, timeout: float
     ) -> Batch:
-        """Map the shards of the reply that other processes keep, and return the batch."""
+        """Complete a get whose reply has shards that other processes keep: map them. Returns the batch."""
         try:
             mapped, again = self._mapped(ref, reply)
         except BaseException:
@@ -159,7 +159,7 @@ class Getter:
     def _holding(
         self, ref: BatchRef | None, keys: list[ShardKey], mapped: dict[ShardKey, PinnedShard], reply: sm.Held
     ) -> HeldShards:
-        """Hold the shards of the reply, which are pinned or came with it, beside those in `mapped`. Raises Freed."""
+        """The shards of the reply, which are pinned or contained in it, and those in `mapped`. Raises Freed."""
         try:
             holding = HeldShards(keys, mapped, reply)
             live = holding.live()
@@ -181,7 +181,7 @@ class Getter:
         return sm.PinShards(self._connection.next_id(), own, timeout, wanted, devices, True, parts)
 
     def _let_go(self, reply: sm.Held) -> None:
-        """Release what the node has granted for its own shards."""
+        """Release the pins that the node has granted with the reply."""
         if not reply.carried:
             self._connection.tell(sm.UnpinShards(numbers(reply.places)))
 
@@ -204,21 +204,21 @@ class Getter:
         return mapped, again
 
     def fetch_ahead(self, ref: BatchRef, timeout: float) -> None:
-        """As `prefetch`, if a part of it is on other hosts."""
+        """Prefetch a reference if some of its shards are on other hosts."""
         if self._parted(ref)[1]:
             self.prefetch(ref, timeout)
 
     def prefetch(self, ref: BatchRef, timeout: float) -> None:
-        """Have the node read a reference into memory. Does not wait."""
+        """Let the node read the shards of a reference into memory, for at most `timeout` seconds. Does not wait."""
         ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
         wanted, parts = _wanted(ref, others), _parts(ref, others)
-        with suppress(LimitExceeded):  # of so many parts, none is read ahead
+        with suppress(LimitExceeded):  # a reference with too many parts for a message is not prefetched
             self._connection.tell(sm.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
 
     def _parted(self, ref: BatchRef) -> tuple[list[ShardKey], list[ShardKey]]:
-        """The shards of a reference: those of this plane's node, and others."""
+        """The keys of the shards of a reference: those on this plane's node, and the others."""
         own, keys = self._connection.welcome.node, ref.shards()
         others = [key for key in keys if key[0] != own]
         return [key for key in keys if key[0] == own] if others else list(keys), others
@@ -230,13 +230,13 @@ def _opened(ref: BatchRef, holding: HeldShards) -> Batch:
 
 
 def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[sm.Wanted]:
-    """The parts of these shards that the reference refers to."""
+    """For each of these shards, the columns and rows that the reference refers to."""
     footprint = locations.footprint(ref) if keys else {}
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 
 
 def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[sm.RowParts]:
-    """The parts of the rows of these shards that the reference refers to; nothing if it refers to whole rows."""
+    """For each of these shards, the slices of rows that the reference refers to; empty if it refers to whole rows."""
     if not keys or not ref.is_sliced():
         return []
     wanted = locations.wanted(ref)
@@ -244,7 +244,7 @@ def _parts(ref: BatchRef, keys: Sequence[ShardKey]) -> list[sm.RowParts]:
 
 
 def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[list[LiveBlock], CheckedLayout]]) -> None:
-    """Raises Freed if a row of the reference was freed by itself, for shards with these live blocks."""
+    """Raise Freed if a row of the reference was freed. `live`: the live blocks of shards with freed rows."""
     for key, selected in locations.footprint(ref).items():
         if key not in live:
             continue
@@ -259,7 +259,7 @@ def _check_live(ref: BatchRef, live: Mapping[ShardKey, tuple[list[LiveBlock], Ch
 
 
 def with_columns(error: Freed, ref: BatchRef) -> Freed:
-    """The same error, with those columns of the reference that are in the shard."""
+    """The same error, with the columns of the reference that are in the freed shard."""
     names = [] if error.shard < 0 or error.columns else [n for n in ref.columns if _is_in(ref, n, error.shard)]
     if not names:
         return error
@@ -277,7 +277,7 @@ _FEW = 64
 
 
 class SpanShard:
-    """The shard of a reply, with a validated layout. Holds nothing until it is `opened`."""
+    """The only shard of a reply, with a validated layout. Keeps no pin until it is `opened`."""
 
     def __init__(self, reply: sm.Held) -> None:
         """Raises ProtocolMismatch, Corrupt."""
@@ -288,8 +288,8 @@ class SpanShard:
         self._laid = check_layout(reply.layouts[self._place.layout], self._place.size)
 
     def opened(self, span: RowSpan, segments: Mapping[int, NodeSegment], pin: Callable[[int], ShardPin]) -> Batch:
-        """The columns of these rows. Raises Corrupt, and Misuse if the shard has no such column. The node has granted a
-        pin: the batch keeps it, an error drops it."""
+        """Read these rows of the shard. Returns a batch, which keeps the pin that the node has granted. An error drops
+        the pin. Raises Corrupt, and Misuse if the shard has no such column."""
         number, segment, offset, size, *_ = self._place
         memory: ExtentMemory
         if segment < 0:
@@ -307,7 +307,7 @@ class SpanShard:
 
 
 def _layouts(columns: tuple[tuple[str, Field, int], ...], laid: CheckedLayout) -> tuple[ColumnLayout, ...]:
-    """The places of columns with these names, fields and ordinals, validated."""
+    """The validated layouts of columns with these names, fields and ordinals. Raises Misuse, Corrupt."""
     there = laid.layout.columns
     found = []
     for name, field, ordinal in columns:

@@ -1,7 +1,7 @@
-"""Writes rows and columns to a stream: in one message, or by a permit, a put, and then a reference.
+"""Writes rows and columns to a stream. Small columns are sent in the message; larger ones are put and then referred to.
 
-Invariants: rows are admitted before their columns are written, so a full stream does not fill memory; columns of
-rows that were refused are freed, also if this process dies in between.
+Invariants: larger rows get a permit of the stream before their columns are put, so that a full stream does not fill
+memory. Columns of rows that were refused are freed, also if this process dies meanwhile.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 _APPEND = CODE["append"]
-_HANDED = 1 << 12  # the most shards of an append that the node frees if this process dies during it
+_HANDED = 1 << 12  # the most shards of a reference that the node frees if this process dies during its append
 
 _Named: TypeAlias = tuple[bytes, bytes, list[str]]
-"""Rows as `ExtendRows` names them: by number, with their delivery numbers, or by key."""
+"""Rows in the form of `ExtendRows`: their numbers and delivery numbers (int64), or their keys."""
 
 
 class _Said(NamedTuple):
-    """The metadata of an append, as `AppendRows` holds it, in its order."""
+    """The metadata of an append, in the order and form of the fields of `AppendRows`."""
 
     keys: list[str]
     digest: bytes
@@ -78,7 +78,8 @@ class StreamWrites:
     def appending(
         self, columns: Any, keys: Any, group: Any, version: Any, tags: Any, timeout: Any
     ) -> Exchange[rm.RowsAppended, list[str]] | None:
-        """The single request of a small, simple append without keys; None for any other. Raises as `append`."""
+        """The request of a small, simple append without keys; None for any other append. Raises as
+        `AsyncStream.append`."""
         if keys is not None or self._settings.replicas > 1:
             return None
         laid = laid_out(columns, sm.MAX_INLINE)
@@ -118,8 +119,8 @@ class StreamWrites:
         narrow: Narrow = False,
         begin: tuple[int, float, str] | None = None,
     ) -> list[str]:
-        """As `AsyncStream.append`, never merged with others. `begin`: for one row in progress, see
-        `client.unfinished`."""
+        """Append rows as `AsyncStream.append`, without merging concurrent appends. Returns their keys. `begin`: begin
+        an unfinished row instead, with this token, lease in seconds, and column of tokens (`client.unfinished`)."""
         deadline, began = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)), time.monotonic_ns()
         columns = await self._writer.optioned(columns, narrow)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
@@ -152,14 +153,14 @@ class StreamWrites:
     async def _append_admitted(
         self, admit: rm.AdmitRows, columns: Any, planned: PutPlan | None, said: _Said, deadline: Deadline, began: int
     ) -> list[str]:
-        """Append rows whose columns do not fit the message: store them once the stream admits them."""
+        """Append rows whose columns do not fit a message. The columns are put once the stream admits the rows."""
         connection, ticket = self._connection, 0
         if admit.handing:
             connection.handing.add(admit.id)
-        connection.heartbeat.due(+1)  # without heartbeats the admission lapses
+        connection.heartbeat.due(+1)  # without heartbeats the permit is revoked
         try:
             ticket = (await connection.request(admit, rm.RowsAdmitted, deadline.remaining_s)).ticket
-            if not ticket:  # a repeated call, whose first answer was lost: the rows are in the stream
+            if not ticket:  # the append is a repetition, and its rows are in the stream
                 self._keep(admit)
                 return said.keys
             async with self._stored(columns, planned, deadline, "append") as (staged, ref):
@@ -188,8 +189,8 @@ class StreamWrites:
         return said.keys or self._names(reply, admit.rows)
 
     def _keep(self, admit: rm.AdmitRows, ticket: int = 0) -> None:
-        """The append failed: return the permit. The caller keeps its shards: the node does not free them if this
-        process ends."""
+        """Return the permit of an append that failed. The caller remains the owner of a reference's shards, so the node
+        must not free them when this process ends."""
         with suppress(DataplaneError):
             self._connection.check()
             if ticket:
@@ -198,7 +199,7 @@ class StreamWrites:
                 self._connection.tell(m.Cancel(admit.id))
 
     def _own(self, ref: BatchRef) -> list[int]:
-        """The shards of a reference that are on this plane's node."""
+        """The shards of a reference that are on this plane's node; empty if they are more than `_HANDED`."""
         own = [number for node, number in ref.shards() if node == self._connection.welcome.node]
         return own if len(own) <= _HANDED else []
 
@@ -212,9 +213,9 @@ class StreamWrites:
         timeout: float | None,
         piece: Callable[[bytes], RowPiece] | None = None,
     ) -> dict[str, bytes]:
-        """Add columns to rows. With `piece`, add the next piece to a row in progress instead: `piece` is called with a
-        digest of the columns, and returns the description of the piece. Returns the lengths of the rows in each ragged
-        column, as int64."""
+        """Add columns to rows. Returns the lengths of the rows in each ragged column, as int64. Raises as
+        `AsyncStream.extend`. `piece`: append a piece to an unfinished row instead. The function is called with a digest
+        of the columns, and returns the description of the piece."""
         asked = self.extending(rows, columns, replace, timeout, piece)
         if asked is not None:
             await self._connection.exchange(asked)
@@ -257,7 +258,7 @@ class StreamWrites:
         timeout: Any,
         piece: Callable[[bytes], RowPiece] | None = None,
     ) -> Exchange[m.Done, None] | None:
-        """The single request of a small, simple extend; None for any other. Raises as `extend`."""
+        """The request of a small, simple extend; None for any other extend. Raises as `extend`."""
         laid = None if self._settings.replicas > 1 else laid_out(columns, sm.MAX_INLINE)
         if laid is None:
             return None
@@ -281,7 +282,7 @@ class StreamWrites:
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def named(self, rows: BatchRef | Sequence[str]) -> _Named:
-        """The names of rows for a request: numbers with delivery numbers, or keys."""
+        """Name the rows in a request. Raises Misuse if a reference was not delivered by this stream."""
         if isinstance(rows, BatchRef):
             origins = rows.origins()
             if not origins and len(rows):
@@ -300,23 +301,24 @@ class StreamWrites:
     def _stored(
         self, columns: Any, planned: PutPlan | None, deadline: Deadline, purpose: Purpose
     ) -> AbstractAsyncContextManager[tuple[str, BatchRef]]:
-        """As `ShardWriter.staged`; columns that are a reference have no scope."""
+        """A context manager with the scope and a reference, as `ShardWriter.staged`. The scope of columns that are a
+        reference already is empty."""
         if planned is None:
             return nullcontext(("", columns))
         return self._writer.staged(planned, deadline.remaining_s, purpose)
 
     def _carried(self, planned: PutPlan | None) -> rm.Inline | None:
-        """The columns as they travel in a message with their rows; None if they have to be put first."""
+        """The columns in the form of a message; None if they must be put first."""
         return None if planned is None or self._settings.replicas > 1 else self._writer.inline(planned)
 
     async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
-        """The other nodes that have copies of the columns."""
+        """Replicate the columns if the stream has replicas. Returns the nodes that have all of them, or nothing."""
         if self._settings.replicas == 1:
             return []
         return await self._writer.replicate(ref, self._settings.replicas, deadline.remaining_s)
 
     async def _digest(self, columns: PutPlan | BatchRef, said: list[Any]) -> bytes:
-        """A digest that only repetitions of this append share: xxh3-128 over its metadata and bytes."""
+        """The digest that identifies repetitions of an append: xxh3-128 of its metadata and columns."""
         state = xxhash.xxh3_128(msgspec.msgpack.encode(said))
         if isinstance(columns, BatchRef):
             state.update(columns.encode())

@@ -1,8 +1,8 @@
-"""The tensors of a version at a reader: a mapping whose tensors are made from held chunks at their first access.
+"""The tensors of a version at a reader: a mapping whose tensors are made from pinned chunks at their first access.
 
-Invariants: a tensor that one slice covers is a view of the shared memory; a tensor covered by several is assembled
-in memory of this process. A tensor is writable as a private copy, made page by page, which no other process sees,
-because torch has no read-only tensors; an array is read-only. Each keeps its memory in place.
+Invariants: a tensor that one slice covers is a view of the shared memory. A tensor that several slices cover is
+assembled in memory of this process. Arrays are read-only. Tensors are writable, because torch has no read-only
+tensors; a write copies the page, and no other process sees it. Arrays and tensors keep their chunks pinned.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.weights.layout import PublishedPart, TensorSlice
 from dataplane.weights.slices import Box, Selected, asked, cover, extent, ranges
 
-_MOST_RANGES = 1 << 15  # in a chunk; if there are more, all of it is read
+_MOST_RANGES = 1 << 15  # the most byte ranges of a chunk; with more, all of the chunk is read
 
 Place = tuple[int, int]
-"""A chunk: its rank, and its position among the chunks of the rank."""
+"""A chunk: its rank, and its number among the chunks of the rank."""
 
 
 class TensorPiece(NamedTuple):
-    """A slice from which a tensor is read: its entry, the part of the tensor, and its chunk. `nbytes`: the bytes of the
-    slice if the part is all of it, else -1."""
+    """A part of a tensor that is read from one published slice. `entry`: the slice. `box`: the part. `chunk`: the chunk
+    of the slice. `nbytes`: the bytes of the slice if the part is all of it, else -1."""
 
     entry: TensorSlice
     box: Box
@@ -52,7 +52,8 @@ class WantedTensor(NamedTuple):
 
 
 class ReadPlan(NamedTuple):
-    """A request for versions with one layout: the wanted tensors by name, and their pieces by chunk."""
+    """The plan of a request, valid for all versions with the same layout: the wanted tensors by name, and their pieces
+    by chunk."""
 
     wanted: dict[str, WantedTensor]
     chunks: dict[Place, list[TensorPiece]]
@@ -61,7 +62,7 @@ class ReadPlan(NamedTuple):
 class Tensors(Mapping[str, Any]):
     """The tensors of one version by name, as `torch.Tensor`, in place. See `AsyncWeights.get`.
 
-    `version`: their version. The bytes stay pinned while the mapping or one of its tensors is referenced.
+    `version`: the number of the version. The bytes stay pinned while the mapping or one of its tensors is referenced.
     """
 
     def __init__(self, version: int, wanted: dict[str, WantedTensor], chunks: Mapping[Place, PinnedShard]) -> None:
@@ -90,8 +91,8 @@ class Tensors(Mapping[str, Any]):
         return self._made[name]
 
     def numpy(self, name: str) -> Any:
-        """The tensor as a read-only array; dtypes that NumPy lacks (bfloat16, float8) as unsigned integers with the
-        same bits."""
+        """The tensor, or its requested part, as a read-only array. A dtype that NumPy lacks (bfloat16, float8) is
+        exposed as unsigned integers with the same bits."""
         wanted = self._wanted[name]
         if len(wanted.pieces) == 1:
             return self._view(wanted.pieces[0], wanted.dtype, private=False)
@@ -106,12 +107,12 @@ class Tensors(Mapping[str, Any]):
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtype of each tensor, as named by torch: "bfloat16"."""
+        """The dtype of each tensor, by torch's name without "torch.", such as "bfloat16"."""
         return {name: wanted.dtype for name, wanted in self._wanted.items()}
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors; tied ones are counted separately."""
+        """The bytes of all tensors, or of their requested parts. Tensors that share memory are counted separately."""
         shapes = self.shapes
         return sum(
             int(np.prod(shapes[name], dtype=np.int64)) * storage(each.dtype).itemsize
@@ -124,11 +125,11 @@ class Tensors(Mapping[str, Any]):
         dtype = getattr(torch, wanted.dtype)
         if len(wanted.pieces) == 1:
             entry, _, chunk, nbytes = piece = wanted.pieces[0]
-            if nbytes > 0:  # most pieces are whole slices; of others, NumPy makes the part
+            if nbytes > 0:  # a whole slice, as most pieces are; NumPy selects other parts
                 memory, end = self._private.get(chunk) or self._privately(chunk)
                 if entry.start + nbytes > end:
                     raise Corrupt(f"a chunk of {end} bytes has no {nbytes} bytes from {entry.start} on")
-                # A storage of its own for each tensor: saving or copying one does not save its whole chunk.
+                # Each tensor has a separate storage, so that saving or copying it does not save its whole chunk.
                 flat = torch.frombuffer(memory, dtype=dtype, count=nbytes // dtype.itemsize, offset=entry.start)
                 return flat.view(entry.extent)
             array = self._view(piece, wanted.dtype, private=True)
@@ -137,14 +138,14 @@ class Tensors(Mapping[str, Any]):
         return from_bits("", wanted.dtype, array)
 
     def _privately(self, chunk: Place) -> tuple[Any, int]:
-        """The bytes of a chunk, writable as a private copy, and their number."""
+        """The memory of a chunk, writable as a private copy, and its size in bytes."""
         held = self._chunks[chunk]
         offset, size = held.laid.layout.columns[0][1].buffers[1]
         found = self._private[chunk] = held.memory.private(offset, size), size
         return found
 
     def _view(self, piece: TensorPiece, dtype: str, *, private: bool) -> Any:
-        """A view, without a copy, of one piece of a tensor."""
+        """A view of one piece of a tensor, without a copy. `private`: whether writes go to a private copy."""
         entry, held = piece.entry, self._chunks[piece.chunk]
         offset, size = held.laid.layout.columns[0][1].buffers[1]
         if entry.start + entry.nbytes > size:
@@ -157,7 +158,7 @@ class Tensors(Mapping[str, Any]):
         return whole[inside]
 
     def _joined(self, wanted: WantedTensor) -> Any:
-        """The elements of all pieces, in memory of this process."""
+        """Assemble all pieces of a tensor in memory of this process."""
         array = np.empty(extent(wanted.box), storage(wanted.dtype))
         for piece in wanted.pieces:
             inside = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(piece.box, wanted.box, strict=True))
@@ -208,7 +209,8 @@ def _wanted(name: str, entries: Sequence[tuple[int, TensorSlice]], selected: Sel
 
 
 def ranges_of(nbytes: int, pieces: Sequence[TensorPiece]) -> bytes:
-    """The byte ranges of these pieces in a chunk of this size, as `PinShards.chunks` has them; b"" for all."""
+    """The byte ranges of these pieces in a chunk of `nbytes`, in the form of `PinShards.chunks`; b"" for the whole
+    chunk."""
     found = merged(np.concatenate([_ranges(piece) for piece in pieces]), ALIGNMENT)
     if len(found) > _MOST_RANGES or (len(found) == 1 and found[0][0] == 0 and found[0][1] > nbytes - ALIGNMENT):
         return b""

@@ -1,12 +1,11 @@
 """Writes columns into the node's memory.
 
-A put plans its columns (`batch.put_plan`), reserves room for all of them at once, writes each byte once, at its final
-place, and seals. Columns of some size become their own shards, so that one that is never read is neither kept in memory
-nor restored because of another; small ones share a shard. A payload that fits a message is sent in it, which saves a
-round trip.
+A put plans its columns (`batch.put_plan`), reserves memory for all of them at once, writes each byte once, at its final
+place, and seals the shards. A large column is a separate shard, so that it is kept in memory or restored only if it is
+read. Small columns share a shard. A payload that fits a message is sent in it, which saves a round trip.
 
-Invariants: a write that fails or is cancelled leaves nothing behind, and no thread that still writes. Values on a
-device are read after the work that the caller's CUDA streams had queued there; the event loop does not wait for it.
+Invariants: a write that fails or is cancelled leaves nothing stored, and no thread still writes. Values on a device are
+read after the work that the caller's CUDA streams had queued. The event loop does not wait for that work.
 """
 
 from __future__ import annotations
@@ -43,25 +42,25 @@ from dataplane.wire import shard_messages as sm
 T = TypeVar("T")
 
 _OWN_SHARD = 256 << 10
-"""Bytes from which on a column becomes its own shard."""
+"""The least bytes of a column that is a separate shard."""
 
 _IN_LOOP = 2 << 20
-"""Bytes up to which writing in the event loop takes less time than handing it to a thread."""
+"""The most bytes that are written in the event loop. Below, handing the work to a thread takes longer."""
 
 _PIECES, _LEAST_PIECE, _MOST_PIECE = 4, 8 << 20, 32 << 20
-"""The approximate number of pieces in which a put is copied, and the bounds of their bytes: enough pieces for the
-threads to share the work evenly."""
+"""The approximate number of pieces in which a put is copied, and the least and most bytes of a piece. Several pieces
+let threads share the work evenly."""
 
 _MANY_ROWS = 4096
-"""Rows of Python objects from which on planning them takes so long that it is done in a thread."""
+"""The number of rows of Python objects above which a put is planned in a thread."""
 
 
 Placed = tuple[PlannedColumn, int, int]
-"""A column, its shard, and its ordinal in the shard."""
+"""A stored column, the number of its shard, and its ordinal in the shard."""
 
 
 class ShardWriter:
-    """The writes of one connection, which copies in the threads of `pool`. Used from its event loop only."""
+    """The writes of one connection. Copies in the threads of `pool`. Used from the connection's event loop only."""
 
     def __init__(self, connection: Connection, pool: Executor) -> None:
         self._connection = connection
@@ -69,8 +68,8 @@ class ShardWriter:
         self._staging, self._staged = f"{rm.STAGED}{secrets.token_hex(8)}", itertools.count(1)
 
     async def in_thread(self, nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
-        """The result of work on this number of bytes, done in a thread if it is large. The thread has ended when this
-        returns, raises or is cancelled."""
+        """Do work on this number of bytes, in a thread if they are more than `_IN_LOOP`. Returns its result. The work
+        has ended when this returns, raises or is cancelled."""
         if nbytes <= _IN_LOOP:
             return work(*arguments)
         (result,) = await self.run([functools.partial(work, *arguments)])
@@ -85,11 +84,11 @@ class ShardWriter:
             raise
 
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """As `map`, by the calling thread and idle threads of the pool."""
+        """Map a function over the items, in the calling thread and idle threads of the pool. Returns the results."""
         return together(self._pool, work, items)
 
     async def plan(self, columns: Any, dedupe: Collection[str]) -> PutPlan:
-        """The columns, ready to be written. Raises SchemaMismatch."""
+        """The plan by which the columns are written. Raises SchemaMismatch."""
         many = isinstance(columns, Mapping) and any(
             isinstance(values, Sequence) and len(values) > _MANY_ROWS for values in columns.values()
         )
@@ -97,8 +96,8 @@ class ShardWriter:
         return await self._prepared(work, in_thread=bool(many or dedupe) or _on_device(columns))
 
     async def optioned(self, columns: Any, narrow: Narrow, objects: Objects = "store") -> Any:
-        """The columns, or the reference, with the named columns as the narrowest integers that hold them. Raises
-        SchemaMismatch, also if a column is of objects and those are refused; Misuse."""
+        """Apply the options `narrow` and `objects` of a put to columns or a reference. Returns the columns with
+        narrowed integers. Raises SchemaMismatch, also for a column of objects if they are refused; Misuse."""
         refused = objects != "store" and put_options.refuses(objects)
         if not refused and not narrow:
             return columns
@@ -110,7 +109,7 @@ class ShardWriter:
         return await self._prepared(work, in_thread=_on_device(columns) or _nbytes_of(columns) > _IN_LOOP)
 
     async def _prepared(self, work: Callable[[], T], *, in_thread: bool) -> T:
-        """The result of the work on columns, ordered after the work queued on the caller's CUDA streams."""
+        """Do work on columns, after the work queued on the caller's CUDA streams. Returns its result."""
         streams = ordering.noted()
         if not in_thread and not streams:
             return work()
@@ -124,8 +123,8 @@ class ShardWriter:
     async def write(
         self, planned: PutPlan, scope: str, timeout: float, kept: Sequence[Placed] = (), purpose: Purpose = "put"
     ) -> BatchRef:
-        """Write the planned columns, under the scope if it is not empty. `kept`: columns that are stored already; they
-        are freed if the write fails. Raises as `AsyncPlane.put`."""
+        """Write the planned columns, under the scope if it is not empty. Returns a reference to all columns. `kept`:
+        columns that are stored already, and are freed if the write fails. Raises as `AsyncPlane.put`."""
         if not planned.rows:
             return self._reference(planned, [(column, 0, 0) for column in planned.columns])
         names = {column.name for column, *_ in kept}
@@ -153,8 +152,8 @@ class ShardWriter:
     async def staged(
         self, planned: PutPlan, timeout: float, purpose: Purpose = "put"
     ) -> AsyncIterator[tuple[str, BatchRef]]:
-        """Columns that a stream or table takes over in the block: their scope, and a reference. They are freed if the
-        block raises, or this process dies. Raises as `write`."""
+        """Write columns that a stream or table is to own by the end of the block. Yields their scope, and a reference.
+        They are freed if the block raises, or if this process dies within it. Raises as `write`."""
         scope = f"{self._staging}-{next(self._staged)}"
         try:
             yield scope, await self.write(planned, scope, timeout, purpose=purpose)
@@ -163,9 +162,8 @@ class ShardWriter:
             raise
 
     async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
-        """Store the shards of the reference such that any `replicas` - 1 hosts may be lost. Returns the nodes that then
-        have all of them. Raises LimitExceeded if this node is in no cluster, Backpressure, Freed, OwnerDied,
-        PeerUnavailable."""
+        """Store each shard of the reference on `replicas` hosts. Returns the nodes that then have all shards. Raises
+        LimitExceeded if this node is in no cluster, Backpressure, Freed, OwnerDied, PeerUnavailable."""
         asked = sm.ReplicateShards(self._connection.next_id(), list(ref.shards()), replicas, timeout)
         return (await self._connection.request(asked, sm.ShardsReplicated, timeout)).nodes
 
@@ -174,14 +172,15 @@ class ShardWriter:
         return ref_to(self._connection.welcome.node, planned.rows, columns)
 
     def inline(self, planned: PutPlan) -> rm.Inline | None:
-        """The columns as they are sent in a message with another request; None if they do not fit."""
+        """The columns in the form of a message; None if they do not fit one, are empty, or are on a device."""
         if planned.nbytes > sm.MAX_INLINE or not planned.rows or planned.on_device:
             return None
         sizes = [column.logical_nbytes for column in planned.columns]
         return rm.Inline(_payload(planned.columns), layout_of(planned.columns), sizes)
 
     def put_exchange(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
-        """A put of simple columns that go into one shard: one request, or two if they are large. None for others."""
+        """The exchange of a put of simple columns that share a shard: one request, or two (reserve and seal) if they do
+        not fit a message. None for other columns."""
         laid = laid_out(columns, _IN_LOOP)
         if laid is None:
             return None
@@ -198,12 +197,12 @@ class ShardWriter:
         )
 
     def _meant(self, laid: SmallColumns, shard: int) -> BatchRef:
-        """The reference to an entire shard."""
+        """The reference to all of the shard in which these columns were stored."""
         sizes = [nbytes for *_, nbytes in laid.columns]
         return ref_to_shard(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
 
     def _written(self, laid: SmallColumns, scope: str, reserved: sm.Reserved) -> Exchange[m.Done, BatchRef]:
-        """Write the columns into their shard, which is then to be sealed."""
+        """Write the columns into the reserved shard. Returns the exchange that seals it."""
         connection = self._connection
         ((shard, segment, offset, _),) = reserved.extents
 
@@ -252,8 +251,8 @@ class ShardWriter:
     async def reserved(
         self, sizes: list[int], timeout: float, purpose: Purpose = "put"
     ) -> AsyncIterator[list[tuple[int, Bytes]]]:
-        """Shards of these sizes, each with its memory, to be written and sealed in the block. If the block raises, they
-        are given back. Raises as `AsyncPlane.put`."""
+        """Reserve shards of these sizes in bytes, to be written and sealed in the block. Yields the number and the
+        memory of each. They are released if the block raises. Raises as `AsyncPlane.put`."""
         connection = self._connection
         request = sm.Reserve(connection.next_id(), sizes, timeout, purpose)
         reserved = await connection.request(request, sm.Reserved, timeout)
@@ -270,37 +269,37 @@ class ShardWriter:
             connection.heartbeat.due(-1)
 
     async def seal(self, shards: list[tuple[int, bytes]], scope: str, timeout: float) -> None:
-        """Make these shards, each with its layout, visible under the scope."""
+        """Make these shards, each with its encoded layout, immutable and visible under the scope."""
         await self._connection.request(sm.SealShards(self._connection.next_id(), shards, scope, False), m.Done, timeout)
 
     async def run(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Run the jobs in threads; all that started has ended when this returns, raises or is cancelled. Returns their
-        results."""
+        """Run the jobs in threads. Returns their results. All jobs that were started have ended when this returns,
+        raises or is cancelled."""
         running: list[Future[T]] = []
         try:
             running.extend(map(self._submit, jobs))
             return await asyncio.gather(*map(asyncio.wrap_future, running))
         except BaseException:
-            await stopped(running)  # they write into memory that is about to be given back
+            await stopped(running)  # the jobs write into memory that is then released
             raise
 
 
 def _on_device(columns: Any) -> bool:
-    """Whether a tensor on a device is found among them. Tensors within dicts of rows are not found: planning then waits
-    for the device."""
+    """Whether a column is a tensor on a device. Tensors within dicts of rows are not found; planning then waits for the
+    device in the event loop."""
     values = columns.values() if isinstance(columns, Mapping) else ()
     return any(map(tensors.on_device, values)) or getattr(getattr(columns, "device", None), "type", "cpu") != "cpu"
 
 
 def _nbytes_of(columns: Any) -> int:
-    """The approximate bytes of the values; a large number if they are not known without a scan."""
+    """The approximate bytes of the values; more than `_IN_LOOP` if only a scan would tell."""
     values = columns.values() if isinstance(columns, Mapping) else ()
     sizes = [getattr(each, "nbytes", None) for each in values]
     return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1
 
 
 def _grouped(rows: int, columns: Sequence[PlannedColumn]) -> list[PutPlan]:
-    """The columns by shard: the small ones together, each larger one by itself."""
+    """Divide the columns into shards: the small columns together, and each large column alone."""
     small = tuple([column for column in columns if column.nbytes < _OWN_SHARD])
     large = [PutPlan(rows, (column,)) for column in columns if column.nbytes >= _OWN_SHARD]
     return [PutPlan(rows, small), *large] if small else large
