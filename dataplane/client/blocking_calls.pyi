@@ -35,7 +35,7 @@ class PlaneCalls(Blocking):
 
     @property
     def address(self) -> str:
-        """The address for other processes of this host."""
+        """The address at which other processes of this host can connect to the same node."""
 
     def put(
         self,
@@ -53,27 +53,27 @@ class PlaneCalls(Blocking):
 
         columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch.
             `docs/concepts.md` says what each kind of value becomes.
-        narrow: True, or names of columns: integers are stored in the narrowest dtype that holds them, and read in their
-            own; `Column.narrow` gives what is stored.
-        objects: "refuse": raise SchemaMismatch, naming the row, if a column would be stored as objects.
-        scope: a name under which to free it later, together with others.
-        dedupe: names of columns of which equal rows are stored once.
-        replicas: the number of hosts that store the columns; with 2, they survive the loss of one host.
+        narrow: True, or the names of columns whose integers are stored in the narrowest dtype that holds them. Reads
+            return the original dtype; `Column.narrow` returns the stored one.
+        objects: "store", or "refuse" to raise SchemaMismatch, with the row, if a column would be stored as objects.
+        scope: a name for all puts that are to be freed together by `free(scope=...)`.
+        dedupe: names of columns whose equal rows are stored once.
+        replicas: the number of hosts that store the columns. With 2, the columns survive the loss of one host.
         timeout: seconds to wait for room.
-        device: "keep": tensors stay on their device, in memory of this process that other processes of this host map,
-            up to the `gpu_budget` of `connect`; beyond it the oldest are copied to the node's memory, and all of them
-            when the plane is closed. If the process dies they are lost (OwnerDied). Not with `replicas`.
+        device: "keep" leaves tensors on their device, where other processes of this host can map them. Beyond the
+            `gpu_budget` of `connect` the oldest are copied to the node's memory. Closing the plane copies all of them.
+            If this process dies, they are lost (OwnerDied). Cannot be combined with `replicas`.
 
-        Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; names who holds the
-        memory), LimitExceeded (more than the memory budget, or replicas without a cluster), PeerUnavailable (also if
-        the cluster has fewer hosts than replicas). Cancelled, it leaves nothing behind.
+        Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; the error names the
+        holders of the memory), LimitExceeded (more than the memory budget, or replicas without a cluster),
+        PeerUnavailable (also if the cluster has fewer hosts than replicas). A cancelled put leaves nothing stored.
         """
 
     def draft(self, columns: Mapping[str, Spec], *, scope: str | None = None, timeout: float = 60.0) -> Draft:
-        """Reserve shared memory for columns that the caller writes in place, and then seals.
+        """Reserve shared memory for columns that the caller writes in place. Returns the draft, to be sealed.
 
-        columns: the specification of each, from `dataplane.dense` or `dataplane.ragged`. Raises as `put`, and
-        SchemaMismatch if the row counts differ.
+        columns: the specification of each column, from `dataplane.dense` or `dataplane.ragged`. scope, timeout: as for
+        `put`. Raises as `put`, and SchemaMismatch if the row counts differ or the draft would be empty.
         """
 
     def get(
@@ -85,14 +85,13 @@ class PlaneCalls(Blocking):
         out: Mapping[str, Any] | None = None,
         group: Any = None,
     ) -> Batch:
-        """Read the rows and columns of a reference, without a copy if they are contiguous.
+        """Read the rows and columns of a reference. Returns a batch, without a copy of columns that are contiguous.
 
-        Spilled shards are read back into memory. timeout: seconds to wait for room for them.
-
-        device: where the tensors of the batch are to be, such as "cuda": see `Batch.to`.
-        out: arrays or tensors by column name, to be filled: [rows, *shape] for a dense column, all items concatenated
-            for a ragged one. SchemaMismatch for another dtype or shape.
-        group: a group of `torch.distributed` whose ranks all call this now, each for its own rows: see
+        timeout: seconds to wait for memory into which spilled shards are read back.
+        device: the device of the batch's tensors, such as "cuda"; see `Batch.to`.
+        out: arrays or tensors to fill, by column name: [rows, *shape] for a dense column, all items concatenated for a
+            ragged one. Another dtype or shape raises SchemaMismatch.
+        group: a group of `torch.distributed`. All of its ranks must call `get` now, each for its own rows; see
             `dataplane.collective.get`.
 
         Raises Freed, OwnerDied, Corrupt, Backpressure, LimitExceeded (more at once than the memory budget),
@@ -100,31 +99,32 @@ class PlaneCalls(Blocking):
         """
 
     def prefetch(self, ref: BatchRef, *, timeout: float = 60.0) -> None:
-        """Begin to read a reference, from disk or from other hosts, so that a later `get` finds it in memory.
-        Returns at once; an error is raised by the `get`. timeout: seconds to continue for."""
+        """Begin to read a reference from disk or other hosts, so that a later `get` finds the rows in memory.
+        Returns at once; the later `get` raises an error. timeout: seconds after which the prefetch is given up."""
 
     def free(self, ref: BatchRef | None = None, *, scope: str | None = None) -> None:
-        """Free the rows and columns of a reference, or everything put under a scope.
+        """Free the rows and columns of a reference, or everything put under a scope. Freeing freed rows does nothing.
 
-        Existing views stay valid. Memory is released when the last view of a shard is dropped: whole pages of the
-        freed rows, and the rest with the last column of the last row. Freeing freed rows does nothing.
+        Existing views stay valid. Once the last view of a shard is dropped, the whole pages of its freed rows are
+        released. The rest of the shard is released when all of its rows and columns are freed.
 
-        Raises OwnerDied if the rows are on another node and this one is in no cluster, PeerUnavailable.
+        Raises Misuse (not exactly one of `ref` and `scope`), OwnerDied (the rows are on another node, and this node is
+        in no cluster), PeerUnavailable.
         """
 
     def retain(self, ref: BatchRef) -> BatchRef:
-        """Make another reference to the same stored rows and columns, with an owner of its own: the rows stay until
-        both references were freed, in any order. Copies nothing.
+        """Return a further reference to the same stored rows and columns, as a separate owner. Copies nothing.
 
-        Freeing a reference, even repeatedly, ends only its own ownership; freeing a scope ends only that of the process
-        that put the rows. A row can be read by any reference to it until its last owner has freed it.
+        The rows stay until every owner has freed its reference, in any order. Until then, any reference reads them.
+        Freeing a reference, even repeatedly, ends only its own ownership. Freeing a scope ends only the ownership of
+        the references that `put` returned.
 
-        Raises Freed if a row is gone, OwnerDied if its node has died, LimitExceeded (more rows than a message can name,
-        or too many owners for the node to track), PeerUnavailable. Cancelled, it leaves nothing behind.
+        Raises Freed (a row was freed), OwnerDied (the row's node died), LimitExceeded (more rows than a message can
+        name, or too many owners for the node to track), PeerUnavailable. A cancelled retain has retained nothing.
         """
 
     def retain_each(self, refs: Sequence[BatchRef]) -> list[BatchRef]:
-        """As `retain`, of several references, each with an owner of its own: one message, all or none."""
+        """Retain several references, all or none. Returns one further reference for each. Raises as `retain`."""
 
     def stats(self, node: str | None = None) -> Stats:
         """The current statistics of this host's node, or of the member `node` of its cluster (see `members`).
@@ -146,59 +146,63 @@ class PlaneCalls(Blocking):
         durable: bool | None = None,
         history: Any = None,
     ) -> Stream:
-        """Open the stream with this name, or create it if it does not exist. Without tasks, only open an existing one,
-        as it is. With tasks, a setting that is None means its default; an existing stream must have been made with the
-        same settings.
+        """Open the stream with this name, or create it if it does not exist. An existing stream must have the same
+        settings; None means the default. Without `tasks`, open an existing stream with any settings.
 
-        tasks: the consumer roles; each row is delivered to each.
-        max_bytes, max_rows: the capacity of the stream; an append waits for room.
-        max_lag: how many policy versions an appended row may be newer than the oldest row that some task has not done.
+        tasks: the consumer roles. Each row is delivered to every task.
+        max_bytes, max_rows: the capacity of the stream. An append waits for room.
+        max_lag: the most policy versions by which an appended row may be newer than the oldest row that some task has
+            not done. An append of newer rows waits.
         max_deliveries: the number of deliveries to a task without an ack after which a row is a dead letter; 5 if None.
-        replicas: the number of hosts that store the columns of its rows; 1 if None. With 2, rows survive the loss of
+        replicas: the number of hosts that store the columns of the rows; 1 if None. With 2, rows survive the loss of
             one host.
-        group_size: the number of rows of each group; an append that makes a group larger is refused. None: groups of
-            any size.
+        group_size: the number of rows of a complete group. An append that exceeds it is refused. None: any size.
         durable: whether answered requests survive the end of every process, on the disks of nodes with a data directory
             (`dataplane node --data-dir DIR`); False if None.
-        history: one from `plane.history`, or its `following(...)`: rows are recorded in it by reference as they are
-            done, by a task `history` of the stream, until the stream is done or this plane is closed.
+        history: a history, or the result of its `following(...)`. A task `history` of the stream records rows in it by
+            reference as they are done, until the stream is done or this plane is closed.
 
-        Raises Misuse if the stream exists with other settings (and names both), if it does not exist and no tasks
-        are given, or if it is to be durable and the node has no data directory.
+        Raises Misuse if the stream exists with other settings (the error names both), if it does not exist and no tasks
+        are given, if settings are given without tasks, or if a durable stream's node has no data directory.
         """
 
     def streams(self, node: str | None = None) -> dict[str, Any]:
-        """The statistics of all streams of the node, by name; in a cluster, of those that it leads, or that the
-        member `node` leads. Raises as `stats`."""
+        """The statistics of the streams that this host's node leads, by name; or that the member `node` of its cluster
+        leads. Raises as `stats`."""
 
     def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = 60.0) -> Stream:
-        """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time, under its own
-        name or another. Returns the stream.
+        """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time. Returns it.
 
-        No other process sees it before it is complete; if this fails or its process dies, nothing remains. timeout:
-        seconds to wait for room for each part. Raises Corrupt (the file is truncated, changed, or no checkpoint of this
-        format), Misuse (no file can be read there, or a stream with the name exists), Backpressure, LimitExceeded.
+        name: the name of the restored stream; None: its name in the file.
+        timeout: seconds to wait for room for each part.
+
+        No other process can open the stream before it is complete. If the restore fails or this process dies, nothing
+        remains. Raises Corrupt (the file is truncated, changed, or no checkpoint of this format), Misuse (no file can
+        be read there, or a stream with the name exists), Backpressure, LimitExceeded.
         """
 
     def replay(
         self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
     ) -> Stream:
-        """Make a stream from a recording (`stream.record`): a thread fills the stream and then closes it. See
-        `docs/recording.md`. Its `replay` reports the progress. A key that occurs again gets the row's unique name.
+        """Make a stream from a recording of `stream.record` and return it. A thread appends the rows and then closes
+        the stream. `stream.replay` reports the progress. See `docs/recording.md`.
 
-        name, tasks: as recorded if None. versions: the policy versions to replay, one or several. columns: those to
-        replay. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`; a quarter
-        of the node's memory without `max_bytes` and `max_rows`.
+        The second row with a key gets the row's unique name as its key. name, tasks: as recorded if None. versions:
+        the policy version or versions to replay; all if None. columns: the columns to replay; all if None. rows: the
+        most rows of one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`. Without `max_bytes`
+        and `max_rows`, the stream has room for a quarter of the node's memory.
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
 
     def table(self, name: str, *, durable: bool | None = None) -> Table:
-        """The table with this name. Sends no message: the first upsert creates it, and `drop` removes it.
+        """Return the table with this name. Sends no message. The first upsert creates the table; `drop` removes it.
 
-        durable: with True, a table that is created is durable: an answered upsert, claim or clear survives the end
-        of every process, on nodes with a data directory. Upserts raise Misuse if a table with this name exists that
-        is not durable, or the node has no data directory. None: as the existing table, else not durable.
+        durable: whether an answered upsert, claim or clear survives the end of every process, on nodes with a data
+            directory. With True, upserts raise Misuse if the existing table is not durable, or the node has no data
+            directory. None: as the existing table; a new table is not durable.
+
+        Raises Misuse for an invalid name.
         """
 
     def history(
@@ -211,36 +215,36 @@ class PlaneCalls(Blocking):
         dtype: str = "int32",
         durable: bool | None = None,
     ) -> History:
-        """The history with this name: responses of earlier epochs by prompt. Sends no message, as `table`.
+        """Return the history with this name: the responses of earlier epochs by prompt. Sends no message.
 
-        keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs. max_bytes: of all
-        tokens, approximately; beyond it, the oldest epochs are removed first, and in one epoch the lowest rewards.
-        dtype: of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
+        keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs.
+        max_bytes: the approximate most bytes of all tokens. Beyond it, responses of the oldest epochs are removed
+            first, and within an epoch those with the lowest rewards.
+        dtype: the dtype of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
         """
 
     def weights(self, name: str, keep: int = 2, *, replicas: int = 1) -> Weights:
-        """The weights with this name, of which `keep` versions are kept. Sends no message, as `table`.
+        """Return the weights with this name, of which `keep` versions are kept. Sends no message. Raises Misuse.
 
-        replicas: on how many hosts the bytes of each version are stored; on two, they survive the loss of one.
-        Raises Misuse.
+        replicas: the number of hosts that store the bytes of each version. With 2, they survive the loss of one host.
         """
 
     def tables(self) -> dict[str, Any]:
         """The statistics of all tables, by name: `rows`, `bytes`, `columns`, and the `tasks` that have claimed rows."""
 
     def members(self) -> dict[str, Any]:
-        """The members of the node's cluster: an `epoch`, which increases with every change, and the `members` by
-        number. Empty for a node without a cluster."""
+        """The members of the node's cluster: `members` by number, and an `epoch` that increases with every change.
+        Empty for a node without a cluster."""
 
     def graphs(self) -> dict[str, Any]:
-        """The performance figures that the processes of the node and its cluster have reported. They are sums:
-        `dataplane.diagnosis` takes the difference of two readings. `docs/diagnosis.md` describes them."""
+        """The performance figures that the processes of the node and its cluster have reported, as running sums.
+        `dataplane.diagnosis` takes the difference of two readings. See `docs/diagnosis.md`."""
 
     def diagnose(self, seconds: float = 10.0, *, role: str | None = None) -> Diagnosis:
-        """Observe the processes of the job for `seconds`, and return why a step of the job takes as long as it does.
+        """Observe the processes of the job for `seconds`, and return the causes of the time that a step takes.
 
-        role: the role whose deliveries are steps; by default the one at the end of the pipeline. Raises Misuse if no
-        process consumes, or none has the role; PeerUnavailable.
+        role: the role whose deliveries are steps; None: the role at the end of the pipeline. Raises Misuse (no process
+        consumes, or none has the role), PeerUnavailable.
         """
 
 class StreamCalls(Blocking):
@@ -261,32 +265,35 @@ class StreamCalls(Blocking):
     ) -> list[str]:
         """Append rows. Returns their keys.
 
-        columns: as for `plane.put`, or a reference to rows that were put. From then on the stream owns the rows of a
-            reference: they stay until no task needs them, even if they are freed elsewhere, and are then freed.
-        keys: a text for each row, which does not begin with "~". Rows without keys get generated ones.
-        group: a text or integer for each row, or one for all: the rows of one prompt, at most `group_size` of the
-            stream. A row with None is in a group of its own.
+        columns: as for `plane.put`, or a reference to rows that were put. The stream then owns the referenced rows,
+            even if they are freed elsewhere. It frees them once no task needs them.
+        keys: a text for each row that does not begin with "~". Without `keys`, they are generated.
+        group: a text or integer for each row, or one for all. Rows of one prompt share a group, of at most `group_size`
+            rows. A row with None is in a separate group.
         version: the policy version that made the rows, an integer for each row or one for all.
-        tags: for each name a text, number or flag for each row, or one for all. Samplers read them.
+        tags: by name, a text, number or flag for each row, or one for all. Samplers read tags.
         timeout: seconds to wait for room in the stream and the node; 60 if None.
-        narrow: as for `plane.put`: integers are stored in the narrowest dtype that holds those of this append.
-        objects: as for `plane.put`: "refuse" raises SchemaMismatch if a column would be stored as objects.
+        narrow: as for `plane.put`. The dtype is the narrowest for the integers of this append.
+        objects: as for `plane.put`.
 
-        An append that is repeated with the same keys and content while its rows are in the stream succeeds and changes
-        nothing. Small appends without keys that run at the same time are merged (`client.appender`). Raises
-        Backpressure (the stream is full; the error names the task that it waits for), LimitExceeded (the rows can never
-        fit), Closed, SchemaMismatch, Misuse (a key exists and this append is no repetition, or a group would exceed
-        `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be appended,
-        now or later). A cancelled append may have been done, too, unless it was waiting for room.
+        Repeating an append with the same keys and content while its rows are in the stream changes nothing. Concurrent
+        small appends without keys are merged (`client.appender`). A cancelled append may still be done, unless it was
+        waiting for room.
+
+        Raises Backpressure (the stream is full; the error names the task that is behind), LimitExceeded (the rows can
+        never fit), Closed, SchemaMismatch, Misuse (a key exists and this append is no repetition, or a group would
+        exceed `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be
+        appended now or later).
         """
 
     def appender(
         self, *, max_rows: int = 256, max_delay: float = 0.005, timeout: float | None = None, narrow: Narrow = False
     ) -> Appender:
-        """Gathers rows of this process into blocks of `max_rows` and appends each block at once. For many rows that are
-        sent one by one; see `dataplane.client.appender`.
+        """Return an appender, which gathers rows that are sent one by one into blocks and appends each block at once.
+        See `dataplane.client.appender`.
 
-        max_delay: seconds that a row waits for others. timeout, narrow: as for `append`, for each block.
+        max_rows: the number of rows at which a block is full. max_delay: seconds that a block waits for further rows.
+        timeout, narrow: as for `append`, for each block.
         """
 
     def extend(
@@ -299,16 +306,17 @@ class StreamCalls(Blocking):
         narrow: Narrow = False,
         objects: Objects = "store",
     ) -> None:
-        """Add columns to rows, in any order of rows and stages.
+        """Add columns to rows. Rows and columns may be added in any order.
 
-        rows: a reference of a delivery, any rows selected from it, or keys. columns, narrow, objects: as for `append`,
-            with a row for each. A column that a row has already is refused, unless `replace` is true, or unless `rows`
-            is of a delivery, and an earlier holder of the row for the same task added it in this way and did not ack.
+        rows: the reference of a delivery, rows selected from it, or keys.
+        columns, narrow, objects: as for `append`, with one row for each of `rows`.
+        replace: whether to replace columns that a row has. If false, an existing column is refused, unless an earlier
+            delivery of the row to the same task added the column and was not acked.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
-        has ended, or they are done and gone), SchemaMismatch, Backpressure (no room in the node),
-        LimitExceeded, Freed, OutcomeUnknown (no answer came: repeat it with `replace`).
+        has ended, or they were done and freed), SchemaMismatch, Backpressure (no room in the node), LimitExceeded,
+        Freed, OutcomeUnknown (no answer came: repeat the call with `replace`).
         """
 
     def consume(
@@ -325,41 +333,38 @@ class StreamCalls(Blocking):
         lease: float = 60.0,
         timeout: float | None = None,
     ) -> Delivery:
-        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. As a context manager,
-        the delivery is acked at the end of the block.
+        """Lease up to `rows` rows that have all of `columns`, as soon as `min_rows` are ready. Returns the delivery. As
+        a context manager, it is acked at the end of the block.
 
-        sampler: chooses among the ready rows; None: the oldest first. Any object with `choose` (`dataplane.Sampler`);
-            one that is not built in runs in this process.
-        member, replica, replicas: ranks that must see the same rows name the same member, and each its replica, 0 to
-            replicas - 1. Each rank gets each delivery once, in the same order. A restarted rank gets the deliveries
-            again that it had not acked.
-        lease: seconds until the rows go to another consumer, unless they are acked or the lease is renewed.
-        timeout: seconds to wait, 600 if None. After 10 s the log says why it waits.
+        sampler: the choice among ready rows; None: the oldest first. An object with `choose` (`dataplane.Sampler`). A
+            sampler that is not built in runs in this process.
+        member, replica, replicas: ranks that must see the same rows give the same `member` and `replicas`, and each
+            another `replica`, 0 to replicas - 1. Each rank gets each delivery once, in the same order. A restarted
+            rank gets its deliveries without an ack again.
+        lease: seconds after which rows without an ack are delivered again, unless the lease is renewed.
+        timeout: seconds to wait; 600 if None. After 10 s, the log has the reason of the wait.
 
-        Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left, with the
-        counts of `dead` letters and of rows that were dropped or `expired`; Misuse; LimitExceeded for more than 65,536
-        rows.
+        Raises NotReady at the deadline; Closed once the stream is closed and the task has no rows left (`dead`: its
+        dead letters, `expired`: rows that expired or were dropped); Misuse; LimitExceeded for more than 65,536 rows.
         """
 
     def deliveries(
         self, task: str, *, prefetch: int = 1, timeout: float | None = None, at_end: AtEnd = "warn", **how: Any
     ) -> Iterator[Delivery]:
-        """Iterates over deliveries until the stream is closed and the task has done all rows. Arguments as for
-        `consume`.
+        """Iterate over deliveries until the stream is closed and the task has no rows left. Each delivery is acked when
+        the next is requested. If the loop is left by `break` or an exception, the last delivery without an ack is given
+        back.
 
-        Each delivery is acked when the next is requested. If the loop is left by `break` or an exception, the last
-        delivery is given back unless it was acked.
-
-        lease: seconds of the lease of a delivery. When the loop's body gets the delivery, at least nine tenths of them
+        how: the other arguments of `consume`. When the loop's body gets a delivery, at least nine tenths of its `lease`
             are left.
         prefetch: the number of further deliveries that are leased, and fetched from other hosts, during the loop's
             body.
         timeout: seconds to wait for each delivery, from its request; 600 if None.
         at_end: the action at the end if rows of the task are dead letters, were dropped, or have expired: "warn" issues
-            a `UserWarning`, "raise" raises Closed with the counts, "ignore" ends as if all were done.
+            a `UserWarning`, "raise" raises Closed with the counts, "ignore" does nothing.
 
-        Raises as `consume`, Closed if the stream is dropped, and OutcomeUnknown if an ack was not answered: iterate
-        again, and rows whose ack was not done come again.
+        Raises as `consume`; Closed if the stream is dropped; OutcomeUnknown if an ack was not answered. A new iteration
+        then gets the rows again, unless the ack was done.
         """
 
     def take(
@@ -377,39 +382,39 @@ class StreamCalls(Blocking):
         lease: float = 3600.0,
         timeout: float | None = None,
     ) -> Taken:
-        """Lease the rows of one synchronous training step and split them over ranks, one reference for each. Reads no
-        column.
+        """Lease the rows of one synchronous training step, and split them over ranks. Returns one reference for each
+        rank, to be acked together. Reads no column.
 
-        All of `rows` are leased, unless `min_rows` is less or whole groups do not fill them. With `TokenBalanced`
-        the split balances tokens. The step is acked as a whole. Raises as `consume`.
+        rows: the number of rows; fewer if `min_rows` is less or whole groups do not fill it. shards: the number of
+        ranks. With `TokenBalanced`, each rank gets about as many tokens. Others, and errors: as for `consume`.
         """
 
     def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:
-        """Drop rows, and all rows of these groups: they are delivered to no task any more, and groups count as complete
+        """Drop these rows, and all rows of these groups. Dropped rows are not delivered again, and groups are complete
         without them. Current holders may finish. Raises Misuse for a row or group that does not exist."""
 
     def dead_letters(self, task: str, *, most: int = 1024) -> DeadLetters:
-        """The first rows that were delivered to this task `max_deliveries` times without an ack: they were given back,
-        or their lease expired. They stay in the stream until they are dropped, or done after a `retry`."""
+        """The first `most` rows that were delivered to this task `max_deliveries` times without an ack. They stay in
+        the stream until they are dropped, or done after a `retry`. Raises Misuse for an unknown task."""
 
     def retry(self, task: str, keys: Sequence[str] | None = None) -> int:
-        """Make dead letters of this task pending again, as if they had never been delivered to it. Returns how many
-        there were.
+        """Make dead letters of this task pending again, with no deliveries counted. Returns the number of retried rows.
 
-        keys: those of `dead_letters`, or some of them. None: all dead letters of the task, at most 65,536 in one call.
-            Rows that are not dead letters of the task are left as they are. If the stream has a `group_size`, or the
-            task has taken whole groups, the other dead letters of their groups are retried too.
+        keys: keys from `dead_letters`; None: all dead letters of the task, at most 65,536 in one call. Other rows are
+            left as they are. If the stream has a `group_size`, or the task has taken whole groups, the other dead
+            letters of the same groups are retried too.
 
         Raises Misuse for a task or row that does not exist.
         """
 
     def lost(self, task: str | None = None) -> LostRows:
-        """Report the rows that were lost because a host with some of their columns died: each once, to the first
-        caller. They can be appended again. Consumers that hold such rows get `OwnerDied` when they read them. If all
-        hosts with the metadata of the rows died, their keys are unknown: `unnamed` has their number for each live node
-        whose clients appended them.
+        """Return the rows that were lost because a host with some of their columns died. Each is reported once, to the
+        first caller, and can be appended again. A consumer that reads a lost row gets `OwnerDied`. If all hosts with
+        the metadata of the rows died, their keys are unknown. `unnamed` then has their number, by the live node whose
+        clients appended them.
 
-        task: leave out rows that this task had acked; they are never reported. Raises Misuse for an unknown task.
+        task: leave out rows that this task had acked. They are not reported later either. Raises Misuse for an unknown
+        task.
         """
 
     def begin(
@@ -424,60 +429,59 @@ class StreamCalls(Blocking):
         lease: float = 600.0,
         timeout: float | None = None,
     ) -> Row:
-        """Begin a row that is appended piece by piece. It counts as a row of the stream and of its group from now on,
-        and is delivered to no task before it is finished. As a context manager it is finished at the end of the block,
-        and released if an exception leaves the block.
+        """Begin a row that is appended piece by piece, and return it. The row counts for the stream and its group at
+        once. It is delivered once it is finished. As a context manager it is finished at the end of the block, and
+        released if an exception leaves the block.
 
-        key, group, version, tags, timeout: as for `append`, of one row.
-        columns: a mapping of those that the row has from the start, such as its prompt, each of one row.
-        tokens: the ragged column whose lengths are the numbers of tokens in `version_spans`.
-        lease: seconds without a piece or a renewal after which another process may resume the row. If the holder's
-            process ends, another may resume it at once.
+        key, group, version, tags, timeout: as for `append`, for one row.
+        columns: a mapping of the first columns, such as the prompt, each of one row.
+        tokens: the ragged column of tokens, which `version_spans` counts.
+        lease: seconds without a piece or a renewal after which another process may resume the row. Once the holder's
+            process has ended, another may resume it at once.
 
         Raises as `append`.
         """
 
     def unfinished(self) -> list[RowToken]:
-        """The rows in progress, the oldest first; at most 4,096."""
+        """The unfinished rows, the oldest first; at most 4,096."""
 
     def resume(self, key: str | None = None, *, lease: float = 600.0) -> Row | None:
-        """Take over a row in progress, and continue after its last piece: the row with this key or, without a key, the
-        one that was begun first among those without a holder; None if there is none. If several call at once, one gets
-        it. Raises LeaseExpired, for a key, if another process holds it, or it is no longer in progress."""
+        """Take over an unfinished row, to continue after its last piece. Returns the row. Without a key, it is the
+        oldest row without a holder, or None if there is none. Only one of several callers gets a row. Raises
+        LeaseExpired if another process holds the row with this key, or it is not unfinished."""
 
     def stats(self) -> Mapping[str, Any]:
         """Statistics of the stream: see `docs/operations.md`."""
 
     def checkpoint(self, path: str | os.PathLike[str], *, timeout: float = 60.0) -> None:
-        """Write the stream to a file for `plane.restore`: its rows, their columns, and the progress of each task.
+        """Write the rows, their columns, and the progress of each task to a file for `plane.restore`.
 
-        The stream stays in use meanwhile; later changes are not in the file. Leased rows will be ready again. An
-        existing file is replaced only once the new one is completely on disk. timeout: seconds to wait for memory to
-        read each part of spilled columns.
+        The stream can be used meanwhile; later changes are not in the file. In the restored stream, leased rows are
+        ready. An existing file is replaced once the new file is completely on disk. timeout: seconds to wait for memory
+        to read each part of spilled columns.
 
         Raises Misuse (no file can be written there), LimitExceeded (the disk is full), Backpressure, Lost, LeaseExpired
         (the leader changed meanwhile), Closed (the stream was dropped).
         """
 
     def record(self, directory: str | os.PathLike[str], columns: Sequence[str] | None = None, **how: Any) -> Recording:
-        """Begin to record rows as they are done, each once, to a directory of Parquet files: see `docs/recording.md`.
+        """Begin to record each row once it is done, to a directory of Parquet files. Returns the recording, whose
+        `wait` and `close` raise later errors. Raises Misuse. See `docs/recording.md`.
 
-        columns: the columns to record; a row is done when it has all of them. None: the columns that the rows have once
-            every other task has acked one row.
-        task: the task of the stream by which the recorder consumes ("record"). rows: the most in one delivery (256).
-        max_file_bytes: the most in one file, before compression ("256MiB"). media: columns of which equal values are
-            stored once, in addition to those that are found automatically.
-        compression: "zstd", "snappy", "lz4" or "none". on_full: while the disk is full, "skip" skips rows, counts them
-            and logs that; "wait" leaves them in the stream.
-
-        Raises Misuse. The recording's `wait` and `close` raise later errors.
+        columns: the columns to record. A row is recorded when it has all of them. None: the columns of the stream once
+            every other task has acked a row.
+        task: the recorder's task of the stream ("record"). rows: the most rows of one delivery (256).
+        max_file_bytes: the most bytes of one file, before compression ("256MiB"). media: columns whose equal values are
+            stored once, in addition to those found automatically.
+        compression: "zstd", "snappy", "lz4" or "none". on_full: while the disk is full, "skip" skips and counts rows,
+            and logs a warning; "wait" leaves them in the stream.
         """
 
     def close(self) -> None:
-        """Refuse further appends. Consumers go on until all rows are done. Idempotent."""
+        """Refuse further appends. Consumers still get the remaining rows. Idempotent."""
 
     def drop(self) -> None:
-        """Free the stream with all rows, delivered or not. Waiting calls raise `Closed`."""
+        """Remove the stream and free all of its rows, also leased ones. Waiting calls raise `Closed`."""
 
 class DeliveryCalls(Blocking):
     """The calls of `Delivery`."""
@@ -485,47 +489,53 @@ class DeliveryCalls(Blocking):
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read the rows, or these columns of them. Raises as `Plane.get`."""
+        """Read these columns of the rows; all if none is named. timeout: seconds to wait for memory. Raises as
+        `Plane.get`, and SchemaMismatch for a column that was not consumed."""
 
     def ack(self) -> None:
-        """Acknowledge the rows: the task is done with them. Raises LeaseExpired if some went to another consumer
-        (none of the rows are acked then), or if they were given back; OutcomeUnknown if the node or the leader answered
-        neither this nor a repetition: ack again. Does nothing if they were acked before."""
+        """Acknowledge the rows: the task is done with them. Does nothing if they were acked before.
+
+        Raises LeaseExpired if the rows were given back, or if some were leased to another consumer; none is acked then.
+        Raises OutcomeUnknown if neither the ack nor a repetition was answered. The call can then be repeated."""
 
     def nack(self, reason: str = "") -> None:
-        """Give the rows back, to be delivered again. If this makes them dead letters, `dead_letters` and the node's log
-        have the reason. Does nothing if they were given back before. Raises LeaseExpired, also if they were acked."""
+        """Give the rows back, to be delivered again. Does nothing if they were given back before. If the rows become
+        dead letters, `dead_letters` and the node's log have the reason.
+
+        Raises LeaseExpired if the lease has ended or the rows were acked, Misuse if the reason is no text."""
 
     def renew(self) -> None:
-        """Renew the lease for its original duration. Raises LeaseExpired."""
+        """Renew the lease for its original duration. Raises LeaseExpired if it has ended or the rows were settled."""
 
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
-        """Split the rows over `shards` ranks: balanced by tokens if the sampler was `TokenBalanced`, else in contiguous
-        runs. With `equal` the numbers of rows differ by at most one.
+        """Split the rows over `shards` ranks. Returns a reference for each rank. Reads no column.
 
-        Reads no column.
+        With a `TokenBalanced` sampler, the ranks get about the same number of tokens, and None means the sampler's
+        `shards`. `equal`: whether the numbers of rows then differ by at most one. With any other sampler, the ranks
+        get contiguous runs whose lengths differ by at most one, and None means one rank. Raises Misuse.
         """
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
-        """The positions of the rows that `split` gives each rank."""
+        """The positions in the delivery of the rows that `split` gives each rank. Arguments as for `split`."""
 
 class DraftCalls(Blocking):
     """The calls of `Draft`."""
 
     def __getitem__(self, name: str) -> Any:
-        """The column's memory: [rows, ...] for a dense column, a list of [length, ...] for a ragged one.
+        """The column's memory: [rows, ...] for a dense column, a list of arrays [length, ...] for a ragged one.
 
         A dtype that NumPy lacks (bfloat16, float8) is exposed as unsigned integers with the same bits; `torch(name)`
-        returns the real dtype. Raises SchemaMismatch if there is no such column, Closed after the draft was dropped.
+        has the real dtype. Raises SchemaMismatch if there is no such column, Closed if the draft was sealed or dropped.
         """
 
     def __iter__(self) -> Iterator[str]: ...
     def torch(self, name: str) -> Any:
-        """As `draft[name]`, as torch tensors. Imports torch."""
+        """The column's memory as a torch tensor, or a list of tensors for a ragged column. Raises as `draft[name]`."""
 
     def seal(self) -> BatchRef:
-        """Make the columns visible to others, and return their reference. They do not change any more: arrays that were
-        taken from the draft become private copies. Raises LeaseExpired, Closed, PeerUnavailable."""
+        """Make the columns immutable and visible to other processes. Returns a reference to them. Later writes to
+        arrays of the draft stay private to this process. Raises LeaseExpired, PeerUnavailable, and Closed if the draft
+        was sealed or dropped before."""
 
 class TakenCalls(Blocking):
     """The calls of `Taken`."""
@@ -533,53 +543,58 @@ class TakenCalls(Blocking):
     def __len__(self) -> int: ...
     def __getitem__(self, rank: Any) -> Any: ...
     def ack(self) -> None:
-        """As `Delivery.ack`."""
+        """Acknowledge the rows of all ranks. Raises as `Delivery.ack`."""
 
     def nack(self, reason: str = "") -> None:
-        """As `Delivery.nack`."""
+        """Give the rows of all ranks back, to be delivered again. Raises as `Delivery.nack`."""
 
 class RowCalls(Blocking):
     """The calls of `Row`."""
 
     def __repr__(self) -> str: ...
     def append(self, columns: Any, *, version: int | None = None, timeout: float | None = None) -> None:
-        """Append a piece: columns of one row, as for `stream.append`, or a reference to such a row. version: the
-        policy version that made it; None: that of the piece before. timeout: seconds to wait for room in the node, 60
-        if None. Pieces may have different columns.
+        """Append a piece to the row.
 
-        Only ragged columns are joined. A text column, as any other, is that of its last piece: pieces of text replace
-        each other; append tokens, or the whole text with the last piece.
+        columns: as for `stream.append`, with one row, or a reference to one row. Pieces may have different columns.
+        version: the policy version that made the piece; None: that of the previous piece.
+        timeout: seconds to wait for room in the node; 60 if None.
 
-        An append whose outcome is unknown can be repeated with the same arguments: it is done once. Raises
-        LeaseExpired (another has resumed the row, or it was dropped or lost: the piece does not count),
+        Only ragged columns are concatenated. In any other column, such as text, a piece replaces the previous one. So
+        append tokens, or the whole text with the last piece.
+
+        An append whose outcome is unknown can be repeated with the same arguments, and is done once. Raises
+        LeaseExpired (another process has resumed the row, or the row was dropped or lost; the piece does not count),
         SchemaMismatch, Backpressure (no room in the node), LimitExceeded, Misuse, OutcomeUnknown (no answer came).
         """
 
     def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
-        """Finish the row: from now on it is delivered to tasks, with a column `version_spans`.
+        """Finish the row, so that it is delivered to tasks, with the column `version_spans`. May be repeated.
 
-        stale_share: sets the row's policy version, which `max_lag` and samplers use: the newest version such that at
-        most this share of the row's tokens is older. 0: the version of its oldest token.
+        stale_share: the share of tokens, at least 0 and less than 1, that may be older than the row's policy version,
+            which is the newest such version. `max_lag` and samplers use it. With 0, it is that of the oldest token.
+        timeout: seconds to wait for room in the node; 60 if None.
 
-        May be repeated. Raises as `append`, and Misuse if the row was abandoned here.
+        Raises as `append`, and Misuse if this object has abandoned the row.
         """
 
     def abandon(self) -> None:
-        """Drop the row with all its pieces. In its group it counts as dropped. May be repeated. Raises LeaseExpired;
-        Misuse if the row was finished here."""
+        """Drop the row with all its pieces. Its group counts it as dropped. May be repeated. Raises LeaseExpired;
+        Misuse if this object has finished the row."""
 
     def renew(self) -> None:
-        """Renew the lease, as each piece does. Raises LeaseExpired."""
+        """Renew the lease without a piece. Raises LeaseExpired; Misuse if the row has ended."""
 
     def release(self) -> None:
-        """Release the row: the next process that resumes it continues it. Does nothing if another process holds it. A
-        later call of this object takes the row back, unless another process has resumed it."""
+        """Release the row, so that another process can resume it at once. A later call of this object takes the row
+        back, unless another process has resumed it. Errors are ignored, for instance that another process holds it."""
 
     def ref(self) -> BatchRef:
-        """The row as it is now, with all columns of its pieces; `finish` adds `version_spans`. Raises LeaseExpired."""
+        """Return a reference to the current row, with all columns of its pieces, but without `version_spans`. Raises
+        LeaseExpired; Misuse if the row has ended."""
 
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read the row as it is now, or these columns of it. Raises as `Plane.get`, LeaseExpired."""
+        """Read these columns of the current row; all if none is named. timeout: seconds to wait for memory. Raises as
+        `Plane.get`, and as `ref`."""
 
 class AppenderCalls(Blocking):
     """The calls of `Appender`."""
@@ -587,11 +602,11 @@ class AppenderCalls(Blocking):
     def __repr__(self) -> str: ...
     @property
     def pending(self) -> int:
-        """Rows that were sent and not answered."""
+        """The number of rows that were sent and are not answered yet."""
 
     def flush(self) -> None:
         """Append all accepted rows without further delay, and wait until they are in the stream. Raises the first error
-        that no awaiting caller got; drops later ones."""
+        that was not raised to a caller yet; further errors are dropped."""
 
 class TableCalls(Blocking):
     """The calls of `Table`."""
@@ -608,21 +623,20 @@ class TableCalls(Blocking):
         timeout: float = 60.0,
         narrow: Narrow = False,
     ) -> Index:
-        """Write these columns to rows; returns the rows' numbers. Missing rows are created, and must be named by
+        """Write columns and tags to rows. Returns the rows' numbers. Missing rows are created, and must be named by
         keys. In existing rows, columns of the same name are replaced, and the old ones freed.
 
-        columns: as for `plane.put`, or a reference to rows that were put, which the table owns from then on. In a
-            mapping, a value may be a reference to a column of a table; it stays until no row of a table needs it. None:
-            only keys and tags.
-        tags: a mapping for each row, of values that MessagePack holds; each replaces the row's tag of the same name.
-        dedupe: names of columns of which equal rows are stored once.
-        stored: called with a reference to the columns once the table owns them.
+        columns: as for `plane.put`, or a reference to rows that were put, which the table then owns. In a mapping, a
+            value may be a reference to one column of a table; the column stays until no row needs it. None: no columns.
+        tags: a mapping for each row, of values that MessagePack holds. A tag replaces the row's tag of the same name.
+        dedupe: names of columns whose equal rows are stored once.
+        stored: a function that is called with a reference to the columns once the table owns them.
         timeout: seconds to wait for room.
-        narrow: as for `plane.put`: which integers are stored in the narrowest dtype that holds those of this write.
+        narrow: as for `plane.put`. The dtype is the narrowest for the integers of this write.
 
-        More than 65,536 rows are written in several steps. Raises SchemaMismatch (these are no columns, or not those of
-        the table), Misuse, Backpressure, LimitExceeded, Freed (a reference is to freed rows), PeerUnavailable,
-        OutcomeUnknown (no answer came: write the same again).
+        A write of more than 65,536 rows has several steps. Raises SchemaMismatch (the values are no columns, or differ
+        from the table's), Misuse, Backpressure, LimitExceeded, Freed (a reference is to freed rows), PeerUnavailable,
+        OutcomeUnknown (no answer came: repeat the write).
         """
 
     def upsert_and_look(
@@ -636,23 +650,23 @@ class TableCalls(Blocking):
         timeout: float = 60.0,
         narrow: Narrow = False,
     ) -> tuple[TableSlice, list[str]]:
-        """As `upsert`. Returns the rows as `look` does afterwards, for all columns of the table, and the names of the
-        columns. One message instead of three (write, schema, look)."""
+        """Write as `upsert`. Returns the rows as a later `look` at all columns of the table would, and the names of the
+        columns. Takes one message instead of three (upsert, schema, look)."""
 
     def numbers(self, keys: Sequence[str], *, create: bool = False) -> Index:
-        """Return the numbers of the rows with these keys. `create`: create missing rows, without columns. Raises Misuse
-        for an unknown key."""
+        """Return the numbers of the rows with these keys. `create`: whether missing rows are created, without columns.
+        Otherwise, an unknown key raises Misuse."""
 
     def keys(self, numbers: Index | Sequence[int]) -> list[str]:
-        """The keys of these rows. Raises Misuse for a row that does not exist."""
+        """The keys of the rows with these numbers. Raises Misuse for a row that does not exist."""
 
     def read(self, rows: Named, columns: Sequence[str] | None = None) -> BatchRef:
-        """A reference to these columns of these rows, in this order; without `columns`, to all that each of them
-        has. It refers to the current values: if they are replaced or cleared before they are read, reading raises
-        `Freed`. Raises Misuse for a row that does not exist or lacks a column."""
+        """Return a reference to these columns of these rows, in this order; without `columns`, to all columns that
+        every row has. If a value is replaced or cleared before the reference is read, reading it raises `Freed`.
+        Raises Misuse for a row that does not exist or lacks a column, or if the rows have no column in common."""
 
     def schema(self) -> dict[str, Field]:
-        """The type of each column, by name."""
+        """The field (kind, dtype and shape) of each column of the table, by name; empty if there are none."""
 
     def look(
         self,
@@ -663,9 +677,12 @@ class TableCalls(Blocking):
         since: int = 0,
         missing_ok: bool = False,
     ) -> TableSlice:
-        """The keys and tags of these rows, or of all in the order of arrival, and which of these columns each
-        has. `since`: the `changes` of an earlier look; if the table has not changed since then, no rows are
-        returned. Raises Misuse for a key that does not exist; with `missing_ok` it is left out."""
+        """Return the keys and tags of these rows, and which of `columns` each row has. Without `rows`, of all rows in
+        the order of arrival.
+
+        tags: whether to return tags. since: the `changes` of an earlier look. If the table has not changed since then,
+        no rows are returned. missing_ok: whether rows that do not exist are left out; otherwise they raise Misuse.
+        """
 
     def ready(
         self,
@@ -676,10 +693,10 @@ class TableCalls(Blocking):
         least: int = 1,
         timeout: float = 0.0,
     ) -> Index:
-        """Wait until at least `least` rows are ready, and return all ready rows in the order of arrival. A row is
-        ready if it has all these columns and the task has not claimed it. With a `claim_id` that was used before: the
-        rows given under it, at once.
+        """Wait until at least `least` rows are ready. Returns the numbers of all ready rows in the order of arrival. A
+        row is ready if it has all of `columns` and is not claimed by `task`.
 
+        claim_id: if the task has a claim with this id, its rows are returned at once.
         timeout: seconds to wait, without polling. Raises NotReady at the deadline.
         """
 
@@ -691,41 +708,40 @@ class TableCalls(Blocking):
         give: Index | Sequence[int] | None = None,
         claim_id: str | None = None,
     ) -> Index | None:
-        """Mark these rows as claimed by the task, all or none. Returns their numbers, or None if one of them was
-        claimed meanwhile or is gone: then choose again.
+        """Mark these rows as claimed by the task, all or none. Returns the claim's rows, or None if a row was claimed
+        meanwhile or does not exist. Then choose again.
 
-        claim_id: a name for this choice. A call with the id of an earlier claim claims nothing and returns the rows
-            given under it: so ranks that must see the same rows use the same id, and a call whose answer was lost can
-            be repeated.
-        give: the rows to return under this id, if they differ from the claimed ones.
+        claim_id: a name for the claim. A call with the id of an earlier claim claims nothing, and returns the rows of
+            that claim. So ranks that must see the same rows use the same id, and a call without an answer can be
+            repeated.
+        give: the rows that this claim returns; None: the claimed rows.
         """
 
     def find_claim(self, task: str, claim_id: str) -> Index | None:
-        """The rows given to the task under this id; None if no claim had it."""
+        """The rows that the task's claim with this id returned; None if there is no such claim."""
 
     def release(self, task: str | None = None, numbers: Index | Sequence[int] | None = None) -> None:
-        """Undo claims. The ids under which these rows were given are forgotten.
+        """Undo claims. The ids of claims that returned these rows can be used again.
 
-        task: whose claims are undone; those of all tasks if None.
-        numbers: the rows whose claims are undone; all rows if None.
+        task: the task whose claims are undone; None: all tasks.
+        numbers: the rows whose claims are undone; None: all rows.
         """
 
     def claimed(self, task: str, numbers: Index | Sequence[int] | None = None) -> Flags:
-        """Whether the task has claimed each of these rows, or of all in the order of arrival. Raises Misuse for a row
-        that does not exist."""
+        """Return for each of these rows whether the task has claimed it; without `numbers`, for all rows in the order
+        of arrival. Raises Misuse for a row that does not exist."""
 
     def clear(self, rows: Named) -> None:
         """Remove these rows with their columns, tags and numbers. Rows that do not exist are ignored."""
 
     def drop(self) -> None:
-        """Remove all rows and claims. A later write to the name creates another table."""
+        """Remove the table with all rows and claims. A later write creates a new table of the same name."""
 
     def _put_row(
         self, key: str, row: SmallColumns, references: Mapping[str, BatchRef], tags: Any = None
     ) -> tuple[TableSlice, list[str]]:
-        """As `upsert_and_look`, of a row whose small columns are laid out already (`batch.small_columns`), in one
-        message without a plan. references: further columns that are in a table already, each a reference of one row
-        and one column."""
+        """Write a row as `upsert_and_look`, whose small columns are laid out already (`batch.small_columns`). Takes one
+        message. references: by name, further columns that are in a table already, each of one row."""
 
 class HistoryCalls(Blocking):
     """The calls of `History`."""
@@ -734,9 +750,9 @@ class HistoryCalls(Blocking):
     def add(self, key: str, tokens: Any, *, epoch: int = 0, reward: float | None = None, timeout: float = 60.0) -> None:
         """Add a response to the prompt with this key. An empty response is ignored.
 
-        tokens: the token ids, a flat sequence or a one-dimensional array. epoch: that of training, or the policy's
-        version; higher is newer. reward: drafts prefer responses with higher rewards. timeout: seconds to wait for
-        room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
+        tokens: the token ids, a flat sequence or a one-dimensional array. epoch: the epoch of training or the policy's
+        version; higher is newer. reward: a number, or None. Drafts prefer responses with higher rewards. timeout:
+        seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
         """
 
     def record(
@@ -749,13 +765,12 @@ class HistoryCalls(Blocking):
         reward: str | Sequence[float | None] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        """Add the responses in these rows. If their tokens are a ragged column with the history's dtype, they are
-        added by reference: nothing is copied, and they stay as long as the history needs them, even if the rows are
-        freed. Others are copied, with the history's dtype.
+        """Add the response of each row of a reference. Tokens in a ragged column with the history's dtype are added
+        without a copy, and stay even if the rows are freed. Other tokens are copied to the history's dtype.
 
-        key, reward: the columns with the prompt's key and the reward, or a value for each row. tokens: the column of
-        token ids. epoch: as for `add`, one for all rows or for each. Raises as `add`, and Freed or OwnerDied if the
-        rows are gone.
+        key, reward: the name of the column, or a value for each row. tokens: the column of token ids. epoch: as for
+        `add`, for all rows or for each. timeout: seconds to wait for memory. Raises as `add`, and Freed or OwnerDied if
+        the rows cannot be read.
         """
 
     def follow(
@@ -768,42 +783,44 @@ class HistoryCalls(Blocking):
         reward: str | None = None,
         rows: int = 256,
     ) -> int:
-        """Record the rows of a stream by reference as they are done, as one of its tasks, until it closes. Returns the
-        number of rows.
+        """Record the rows of a stream as one of its tasks, until it is closed and has no more. Returns the number of
+        recorded rows.
 
-        The epoch of a row is its policy version. `key`: the column with the prompt's key; None: a row's group is the
-        key, and rows without a group are not recorded. `reward`: the column with the reward; rows are recorded once
-        they have it.
+        A row's policy version is its epoch. task: the task by which rows are consumed. tokens: the column of token ids.
+        key: the column with the prompt's key; None: a row's group is the key, and rows without a group are ignored.
+        reward: the column with the reward; None: no rewards. A row is recorded once it has all of these columns. rows:
+        the most rows of one delivery. Raises as `record` and `stream.deliveries`.
         """
 
     def following(
         self, *, task: str = "history", tokens: str = "response_ids", key: str | None = None, reward: str | None = None
     ) -> Following:
-        """The argument of `plane.stream(history=...)` for a stream with other columns. Arguments as for `follow`."""
+        """Return an argument for `plane.stream(history=...)` with columns to choose. Arguments as for `follow`."""
 
     def known(self, keys: Sequence[str]) -> list[list[StoredResponse]]:
-        """The metadata of the responses to each of these prompts, in its newest `keep` epochs, the oldest first.
-        Reads no token."""
+        """Return for each of these prompts the metadata of its responses in its newest `keep` epochs, the oldest first.
+        Reads no tokens."""
 
     def responses(self, key: str) -> list[Response]:
-        """The existing responses to this prompt, the oldest epoch first; tokens as int32, not copied if the history
-        has that dtype."""
+        """Return the responses to this prompt, the oldest epoch first. Tokens are int32, without a copy if that is the
+        history's dtype. Responses that are lost or removed meanwhile are left out."""
 
     def drafter(self, key: str, *, max_tokens: int = 64) -> Drafter:
-        """A drafter, which proposes the tokens of a new response to this prompt, from its first token on.
+        """Return a drafter, which proposes the next tokens of a new response to this prompt, from its first token on.
+        Without earlier responses, it proposes none. max_tokens: the most tokens of one draft.
 
-        max_tokens: the most in one draft. Without earlier responses it proposes nothing. Raises PeerUnavailable, and
-        Misuse if the extension for drafts was not built.
+        Raises PeerUnavailable, and Misuse if the extension for drafts was not built.
         """
 
     def lengths(self, keys: Sequence[str]) -> Lengths:
-        """Predict the lengths of responses to these prompts, each with the error of the prediction: see
+        """Predict the number of tokens of a response to each of these prompts, and the error of each prediction. See
         `history.lengths`."""
 
     def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
     ) -> Schedule:
-        """Assign the responses to these prompts to workers, in an order: see `history.scheduling.plan`."""
+        """Return the order in which each worker is to generate responses to these prompts, by their predicted lengths.
+        Arguments as for `history.scheduling.plan`."""
 
     def drop(self) -> None:
         """Remove all responses."""
@@ -813,22 +830,22 @@ class WeightsCalls(Blocking):
 
     def __repr__(self) -> str: ...
     def publish(self, version: int, tensors: Any, *, rank: int = 0, ranks: int = 1, timeout: float = 60.0) -> None:
-        """Publish a version, or one rank's part of it. Readers see it once all `ranks` have published theirs.
+        """Publish a version, or one rank's part of it. Readers see the version once all `ranks` have published. The
+        tensors may be changed when the call returns.
 
-        version: an integer; higher is newer. It must be higher than the newest complete one.
-        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor), of which at
-            most 256 MiB are held at a time. Each is a `torch.Tensor` with any device, strides and dtype except sparse
-            and quantized ones, an array, a `DTensor`, of which each rank publishes its local shard, or a
-            `dataplane.weights.Slice` of a tensor. Tensors of the same memory (tied ones) are stored once.
-        rank, ranks: the number of this publisher, and how many publish this version. A rank whose tensors are all
+        version: an integer higher than the newest complete version.
+        tensors: a mapping of names to tensors, or an iterable (also an asynchronous one) of (name, tensor). A tensor is
+            a `torch.Tensor` of any device, strides and dtype except sparse and quantized ones, an array, a `DTensor`,
+            of which each rank publishes its local shard, or a `dataplane.weights.Slice`. Tensors that share memory are
+            stored once. Of an iterable, about 256 MiB are in memory at a time.
+        rank, ranks: the number of this publisher, from 0 on, and the number of publishers. A rank whose tensors are all
             empty, or all published by other ranks, publishes an empty part.
         timeout: seconds to wait for room.
 
-        When it returns, the tensors may be changed. Raises Misuse (no tensor, a name given twice, a version that is not
-        new), SchemaMismatch (a value that is no tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown:
-        publish it again, and if that raises Misuse because the version is complete, it was published. A publication
-        that failed otherwise or was cancelled is invisible; its data is removed at once, or with the next complete
-        version.
+        Raises Misuse (no tensor, a repeated name, a version that is not new), SchemaMismatch (a value that is no
+        tensor), Backpressure, LimitExceeded, PeerUnavailable; OutcomeUnknown: publish again. If that raises Misuse
+        because the version is complete, it was published. A publication that failed otherwise or was cancelled is
+        invisible. Its data is removed at once, or with the next complete version.
         """
 
     def get(
@@ -839,34 +856,34 @@ class WeightsCalls(Blocking):
         slices: Mapping[str, Selected] | None = None,
         timeout: float = 60.0,
     ) -> Tensors:
-        """Map the tensors of a version. Returns a mapping by name, with its `version`. All processes of a host map the
-        same bytes, and each host fetches only the wanted bytes, once.
+        """Map the tensors of a version. Returns a mapping of names to tensors, with the attribute `version`. All
+        processes of a host map the same bytes. Each host fetches only the wanted bytes, once.
 
-        version: None: the newest complete one; a number: that one; ">= 7": the newest, from 7 on.
-        names: the wanted tensors; all, if None.
-        slices: by name, the wanted part of a tensor: for each dimension a slice (of step 1), (start, stop) or None.
-            Tensors that are not named here are wanted as a whole.
+        version: a number, ">= N" for the newest complete version if it is N or higher, or None for the newest.
+        names: the names of the wanted tensors; all if None.
+        slices: the wanted parts of tensors, by name: for each dimension a slice of step 1, (start, stop) or None. Other
+            tensors are mapped whole.
         timeout: seconds to wait for the version, and for room.
 
-        Later versions do not change the mapping. Its memory is kept until it and all of its tensors are gone. Raises
-        NotReady (no such version in time), Freed (it is older than those that are kept), Misuse (a tensor, or a part of
-        one, that was not published), OwnerDied, Backpressure, PeerUnavailable.
+        Later versions do not change the mapping. Its memory is released when the mapping and all of its tensors are
+        garbage-collected. Raises NotReady (no such version in time), Freed (the version is not kept any more), Misuse
+        (a tensor, or a part of one, was not published), OwnerDied, Backpressure, PeerUnavailable.
         """
 
     def versions(self) -> list[int]:
-        """The complete versions, the oldest first."""
+        """The numbers of the complete versions, the oldest first."""
 
     def newer(self, than: int | None = None, *, timeout: float = 60.0) -> int:
-        """Wait until a complete version is newer than `than` (None: until there is one), and return the newest. Raises
-        NotReady."""
+        """Wait until a complete version is newer than `than`; None: until there is any. Returns the newest version.
+        timeout: seconds to wait. Raises NotReady at the deadline."""
 
     def watch(self, after: int | None = None, *, timeout: float | None = None) -> Iterator[int]:
-        """Iterate over the newest complete version, and each newer one as soon as it is complete. A slow caller gets
-        only the newest.
+        """Iterate over version numbers: the newest complete one, and each newer one as soon as it is complete. A caller
+        that is slow gets only the newest of them.
 
-        after: only versions newer than this one.
+        after: the version above which to begin; None: any.
         timeout: seconds to wait for each version; None: no limit. Raises NotReady at the deadline.
         """
 
     def drop(self) -> None:
-        """Remove all versions. A process that has mapped one keeps it."""
+        """Remove all versions. A process that has mapped a version keeps it."""

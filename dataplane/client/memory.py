@@ -1,17 +1,17 @@
-"""The node's segments as this process maps them, and views of them that keep their pins.
+"""This process's mappings of the node's segments, and views of them that keep their pins.
 
-A segment is mapped at most once for reading and at most once for writing, as a whole, as long as anything uses it, so
-that its pages stay in this process's page tables. A torch tensor has no read-only flag, so it gets a private
-copy-on-write mapping of its extent: writes to it reach no other process.
+A whole segment is mapped at most once for reading and at most once for writing, so that its pages stay in this
+process's page tables. A torch tensor has no read-only flag, so it gets a private copy-on-write mapping of its extent.
+Writes to the tensor reach no other process.
 
-Invariants: an array keeps the mapping behind it and the pin of its bytes; both go when the last array, tensor or Arrow
-buffer made from it does, whether or not the plane is still open. Views need no descriptors: a mapping needs none once
-it is made, and each segment keeps one of each kind.
+Invariants: an array keeps its mapping and the pin of its bytes. Both are dropped with the last array, tensor or Arrow
+buffer made from the array, whether or not the plane is still open. Views need no file descriptors. A segment keeps at
+most one descriptor for reading and one for writing.
 
-In a forked child, memory that the parent may write must not be written: the child would overwrite what the parent has
-sealed. Drafts become private there (`unshare`). Views stay readable if the child has its own pins.
+A forked child must not write to memory that its parent may write, because it would overwrite columns that the parent
+has sealed. Drafts become private in the child (`unshare`). Views stay readable if the child has pins.
 
-mmap is called through ctypes since Python's own duplicates the descriptor for each mapping.
+mmap is called by ctypes because Python's `mmap` module duplicates the descriptor for each mapping.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PROT_NONE = 0
 
 
 class _Span:
-    """The base object of a NumPy array: it owns the mapping and the pin that the array needs."""
+    """The base object of a NumPy array. Keeps the mapping and the pin that the array needs."""
 
     __slots__ = ("__array_interface__", "keeps")
 
@@ -54,39 +54,39 @@ class _Span:
 
 
 def _require(offset: int, nbytes: int, size: int) -> None:
-    """Raises ValueError if these bytes are not within the given size."""
+    """Raise ValueError if these bytes are not within the given size."""
     if offset < 0 or nbytes < 0 or offset + nbytes > size:
         raise ValueError(f"bytes {offset} to {offset + nbytes} of {size}")
 
 
 class Mapping:
-    """Addresses of this process that map a part of a file. Unmapped with the last array of it."""
+    """Addresses of this process that map a range of a file. Unmapped with the last array of the mapping."""
 
     __slots__ = ("__weakref__", "address", "shared", "size", "writable")
 
     def __init__(self, fd: int, offset: int, size: int, protection: int, flags: int) -> None:
-        """Raises LimitExceeded if this process cannot map that size, Rejected if the file is sealed."""
+        """Map the range. Raises LimitExceeded if this process cannot map that size, Rejected if the file is sealed."""
         self.address = _mapped(None, size, protection, flags, fd, offset)
         self.size = size
         self.writable = bool(protection & mmap.PROT_WRITE)
         self.shared = self.writable and bool(flags & mmap.MAP_SHARED)
-        """Whether other processes see writes to it."""
+        """Whether other processes see writes to the mapping."""
         weakref.finalize(self, _libc.munmap, self.address, size).atexit = False
 
     def array(self, offset: int, size: int, keeps: Any = None) -> Bytes:
-        """`size` bytes from `offset`, writable if the mapping is. Keeps the mapping, and `keeps`."""
+        """An array of `size` bytes from `offset`, writable if the mapping is. Keeps the mapping, and `keeps`, alive."""
         _require(offset, size, self.size)
         return np.asarray(_Span(self.address + offset, size, self.writable, (self, keeps)))
 
     def populate(self, offset: int, size: int) -> bool:
-        """Allocate the pages of the range now, in the file and in this mapping. Returns whether the kernel can do
-        that."""
+        """Allocate the pages of the range now, in the file and in this mapping. Returns whether the kernel has done
+        so."""
         result: int = _libc.madvise(self.address + offset, size, _MADV_POPULATE_WRITE)
         return result == 0
 
     def make_private(self, fd: int, offset: int) -> None:
-        """Map the same file from `offset` at the same addresses, copy-on-write: other processes no longer see writes
-        through existing arrays."""
+        """Map the same file from `offset` at the same addresses, copy-on-write. Other processes then do not see writes
+        to existing arrays."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         _mapped(self.address, self.size, protection, flags, fd, offset)
         self.shared = False
@@ -113,7 +113,7 @@ def _mapped(where: int | None, size: int, protection: int, flags: int, fd: int, 
 
 
 class MappingAccess:
-    """The mappings of one connection of this process, and whether it may map more."""
+    """The mappings of one connection, and whether further mappings are allowed (`readable`)."""
 
     __slots__ = ("mappings", "readable")
 
@@ -140,7 +140,7 @@ class _Descriptor:
 
 
 class NodeSegment:
-    """One segment of the node's arena, with the rights that the node gave this process."""
+    """One segment of the node's arena, with the descriptors that the node has sent to this process."""
 
     def __init__(self, number: int, size: int, access: MappingAccess | None = None) -> None:
         self.number = number
@@ -154,7 +154,7 @@ class NodeSegment:
         self._descriptors[writable] = _Descriptor(fd)
 
     def mapping(self, *, writable: bool) -> Mapping:
-        """The whole segment, mapped once. Raises KeyError if the node never granted that."""
+        """The mapping of the whole segment. Raises KeyError if the node has sent no such descriptor."""
         mapping = self._mappings.get(writable)
         if mapping is None:
             protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
@@ -170,16 +170,16 @@ class NodeSegment:
         return mapping
 
     def private(self, offset: int, size: int) -> Mapping:
-        """The range, writable, each page copied when it is first written."""
+        """A new private mapping of the range, writable. Each page is copied when it is first written."""
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
         return self._map(self._readable, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
 
     def shared(self, offset: int, size: int) -> Mapping:
-        """The range, written through, in its own mapping."""
+        """A new shared mapping of the range. Other processes see writes to it."""
         return self._map(self._descriptors[True], offset, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED)
 
     def unshare(self, mapping: Mapping, offset: int) -> None:
-        """Make a mapping from `shared` private, as those from `private` are."""
+        """Make a mapping from `shared` private. `offset`: its offset in the segment."""
         mapping.make_private(self._readable.fd, offset)
 
     @property
@@ -188,13 +188,13 @@ class NodeSegment:
 
 
 class HeldShard:
-    """A pinned shard's bytes (`batch.stored_column.ExtentMemory`): read-only in place, and writable as a private copy
-    made page by page."""
+    """The bytes of a pinned shard (`batch.stored_column.ExtentMemory`): read-only in place, or writable as a private
+    copy whose pages are copied when they are first written."""
 
     __slots__ = ("_extent", "_pin", "_private", "_segment", "_view")
 
     def __init__(self, segment: NodeSegment, offset: int, size: int, pin: object, view: Bytes | None = None) -> None:
-        """`view`: the bytes as a read-only array that keeps the pin. If None, it is made at the first use."""
+        """`view`: the bytes as a read-only array that keeps the pin; None: made at the first use."""
         self._segment = segment
         self._extent = (offset, size)
         self._pin = pin
@@ -202,14 +202,14 @@ class HeldShard:
         self._view = view
 
     def read(self, offset: int, nbytes: int) -> Bytes:
-        """`nbytes` of the shard from `offset`, read-only, not copied."""
+        """`nbytes` of the shard from `offset`, read-only, without a copy."""
         _require(offset, nbytes, self._extent[1])
         if self._view is None:
             self._view = self._segment.mapping(writable=False).array(*self._extent, self._pin)
         return self._view[offset : offset + nbytes]
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable. All calls return parts of one copy."""
+        """`nbytes` of the shard from `offset`, writable. All calls return parts of one private copy."""
         start, size = self._extent
         _require(offset, nbytes, size)
         before = start % mmap.PAGESIZE  # bytes of other shards in the same page
@@ -218,7 +218,7 @@ class HeldShard:
         return self._private.array(before + offset, nbytes, self._pin)
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable, in their own mapping: no other view sees writes."""
+        """`nbytes` of the shard from `offset`, writable, in a separate mapping. No other view sees writes."""
         _require(offset, nbytes, self._extent[1])
         start = self._extent[0] + offset
         first = start - start % mmap.PAGESIZE
@@ -226,13 +226,13 @@ class HeldShard:
 
 
 class CarriedShard:
-    """A shard's bytes that came in a message, or to this process only (`batch.stored_column.ExtentMemory`); the payload
-    is read-only."""
+    """The bytes of a shard that was sent in a message, or to this process only (`batch.stored_column.ExtentMemory`).
+    The payload is read-only."""
 
     __slots__ = ("_bytes", "_private")
 
     def __init__(self, payload: bytes | memoryview, offset: int, size: int) -> None:
-        """Raises Corrupt if the payload has fewer bytes there."""
+        """Raises Corrupt if the payload has less than `size` bytes from `offset` on."""
         if not 0 <= offset <= offset + size <= len(payload):
             raise Corrupt(f"bytes {offset} to {offset + size} of {len(payload)} that came")
         self._bytes = np.frombuffer(payload, np.uint8, size, offset)
@@ -243,13 +243,13 @@ class CarriedShard:
         return self._part(self._bytes, offset, nbytes)
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """The same bytes, writable. All calls return parts of one copy."""
+        """`nbytes` of the shard from `offset`, writable. All calls return parts of one copy."""
         if self._private is None:
             self._private = self._bytes.copy()
         return self._part(self._private, offset, nbytes)
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """A writable copy of the bytes: no other view sees writes."""
+        """A writable copy of `nbytes` of the shard from `offset`. No other view sees writes."""
         return self.read(offset, nbytes).copy()
 
     def _part(self, whole: Bytes, offset: int, nbytes: int) -> Bytes:

@@ -1,8 +1,8 @@
-"""The ownership of stored rows and of grants of the node: further references (`retain`), frees in as many messages as
-needed, scopes that end with this process, and the release of grants whose caller has stopped waiting.
+"""The ownership of stored rows and of the node's grants: `retain`, `free`, scopes that end with this process, and the
+release of grants whose caller has stopped waiting.
 
-Invariants: a `retain` that fails or is cancelled has retained nothing; each part of a `free` fits a message, however
-many rows are named one by one. Messages that release a grant wait for no answer.
+Invariants: a `retain` that fails or is cancelled has retained nothing. Each part of a `free` fits a message, for any
+number of rows. Messages that release a grant wait for no answer.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ _CHANGES = (
     | {r.ResumeRow, r.AbandonRow, r.RenewRow, r.Ack, r.Nack, r.Renew, r.Drop, r.Retry, r.Close}
     | {t.Upsert, t.ClearRows, t.Claim, t.Release, t.DropTable}
 )
-"""The requests with a lasting effect. A late answer to any other leaves nothing behind: the grant of a put, a pin, an
-admission or a delivery is released (`undo`)."""
+"""The requests with a lasting effect. A late answer to any other request has none, because `undo` releases its grant: a
+put, a pin, a permit or a delivery."""
 
 
 def ending_scope(what: str) -> str:
-    """The scope of this process for `what`, a few letters. A node frees the rows that are left under it as soon as the
-    client that put them closes or is killed. A forked child has another scope. Rows under it can also be freed one by
-    one, as all others."""
+    """The scope of this process for `what`, a few letters. A node frees the rows under this scope when the client that
+    put them closes or is killed. A forked child has another scope. Rows can also be freed earlier, as any others."""
     return f"{rm.STAGED}{what}-{os.getpid()}-{_TOKEN}"
 
 
@@ -54,7 +53,7 @@ def changes(request: Any) -> bool:
 
 
 def asked_in(request: Any) -> Any:
-    """The request that a message to a stream or table has, or the message."""
+    """The request inside a message to a stream or table; any other message itself."""
     return request.asked if isinstance(request, rm.AskStream | rm.AskTable) else request
 
 
@@ -84,7 +83,7 @@ def undo(to: Connection, reply: m.Reply) -> None:
 
 
 def unlink(to: Connection, node: bytes, links: list[int]) -> None:
-    """Free all cells that these links to shards of the node own."""
+    """Free all cells that these links to shards of the node own. Does not wait."""
     if node == to.welcome.node:
         to.tell(sm.Free(to.next_id(), links))
     else:
@@ -92,28 +91,28 @@ def unlink(to: Connection, node: bytes, links: list[int]) -> None:
 
 
 def discard(to: Connection, shards: list[int]) -> None:
-    """Release reservations of this process, sealed or not. No other process may know these shards."""
+    """Free shards that this process has reserved, sealed or not. No other process may have references to them."""
     to.tell(sm.Abort(shards))
     to.tell(sm.UnpinShards(shards))
     to.tell(sm.Free(to.next_id(), shards))
 
 
 def unstage(to: Connection, scope: str) -> None:
-    """Free rows that were put under a scope and not taken by their stream or table. Does not wait; the end of the
-    connection does the same."""
+    """Free the rows of a scope that no stream or table has taken over. Does not wait. The end of the connection frees
+    them too."""
     with suppress(DataplaneError):
         to.check()
         to.tell(sm.Free(to.next_id(), scope=scope))
 
 
-_BYTES = 2 << 20  # of encoded rows in a message, approximately
-_PART = 64  # bytes beside the rows: of a shard, and of a column
+_BYTES = 2 << 20  # the approximate most bytes of encoded rows in a message
+_PART = 64  # bytes of a shard, and of a column, without the rows
 
 Wanted = tuple[int, sm.Selection]
 
 
 def portions(items: Iterable[T], nbytes: Callable[[T], int], most: int = _BYTES) -> Iterator[list[T]]:
-    """The items, divided into messages of about `most` bytes."""
+    """Divide the items into messages of at most `most` bytes; a larger item is a message alone."""
     portion: list[T] = []
     left = most
     for item in items:
@@ -128,8 +127,9 @@ def portions(items: Iterable[T], nbytes: Callable[[T], int], most: int = _BYTES)
 
 
 async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[BatchRef]:
-    """Retain each reference: the same rows under new links. Raises as `AsyncPlane.retain`; then nothing is retained."""
-    by_node: defaultdict[bytes, list[tuple[int, Wanted]]] = defaultdict(list)  # with the position of each reference
+    """Retain the references, all or none. Returns references to the same rows by new links. Raises as
+    `AsyncPlane.retain`."""
+    by_node: defaultdict[bytes, list[tuple[int, Wanted]]] = defaultdict(list)  # with the index in `refs`
     for at, ref in enumerate(refs):
         for (node, number), selected in locations.footprint(ref).items():
             selection = [(list(ordinals), rows.encode()) for ordinals, rows in selected]
@@ -151,8 +151,8 @@ async def retain(connection: Connection, refs: Sequence[BatchRef]) -> list[Batch
 
 
 async def _linked(connection: Connection, node: bytes, wanted: Sequence[Wanted]) -> list[int]:
-    """Retain these rows of shards of the node. Returns the number of a link for each shard. A message has all wanted
-    rows of a shard, because they get one link."""
+    """Retain these rows of shards of the node. Returns the number of a link for each shard. All wanted rows of a shard
+    are in one message, because they share a link."""
     made: list[int] = []
     try:
         for some in portions(wanted, _nbytes):
@@ -167,8 +167,8 @@ async def _linked(connection: Connection, node: bytes, wanted: Sequence[Wanted])
 
 
 def _nbytes(wanted: Wanted) -> int:
-    """The bytes that the rows of a shard take in a request. They count as at least `_BYTES / MAX_RETAINED`, so that no
-    request names more than `MAX_RETAINED` shards. Raises LimitExceeded if one shard's rows do not fit into one."""
+    """The bytes of a shard's rows in a request, at least `_BYTES / MAX_RETAINED`, so that no request names more than
+    `MAX_RETAINED` shards. Raises LimitExceeded if the rows do not fit a request."""
     _, selection = wanted
     size = _PART + sum(_PART * (1 + len(ordinals)) + len(packed) for ordinals, (_, _, packed) in selection)
     if size > _BYTES:
@@ -184,8 +184,8 @@ def _nbytes(wanted: Wanted) -> int:
 
 Part = tuple[int, list[int], tuple[int, int, bytes]]
 
-_ROWS = 1 << 18  # at most so many rows are named one by one in a part: two mebibytes
-_FREED = 32  # bytes of a part beside its rows
+_ROWS = 1 << 18  # the most rows that a part names one by one: two mebibytes
+_FREED = 32  # bytes of a part without its rows
 _ORDINAL = 2  # bytes of a column in a part
 
 
@@ -197,14 +197,14 @@ async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None
     if scope:
         await connection.request(sm.Free(connection.next_id(), scope=scope), m.Done, 0.0)
     own = connection.welcome.node
-    for owner in sorted(parts, key=lambda owner: owner != own):  # of others last: they may be away
+    for owner in sorted(parts, key=lambda owner: owner != own):  # other nodes last, because they may not answer
         for some in portions(parts[owner], part_nbytes):
             request = sm.Free(connection.next_id(), parts=some, node=b"" if owner == own else owner)
             await connection.request(request, m.Done, 0.0)
 
 
 def parts_of(shard: int, ordinals: Sequence[int], rows: RowIndices) -> Iterator[Part]:
-    """Rows of columns of a shard, as parts of messages."""
+    """Divide these rows of columns of a shard into parts of messages."""
     step = _ROWS if rows.slice is None else max(1, len(rows))
     for start in range(0, len(rows), step):
         yield shard, list(ordinals), rows.take(RowIndices.range(start, min(start + step, len(rows)))).encode()

@@ -1,18 +1,17 @@
 """The pins of this process on shards, and the connection that keeps them.
 
-A pin is dropped when the last view of its shard is: from a finalizer, so in any thread, at any moment, even in the
-middle of the same code. So nothing here blocks or takes a lock that is not reentrant. A plane that is closed while
-views exist leaves its socket here, out of its event loop; the last view closes it.
+A pin is dropped by a finalizer, when the last view of its shard is. The finalizer may run in any thread, at any moment,
+even within the same code. So nothing here blocks, or takes a lock that is not reentrant. A plane that is closed while
+views exist leaves its socket here. The last view closes the socket.
 
-Invariants: each pin is dropped once. A forked child has its own pins for the views that it inherits
-(`inherit`), and sends nothing over its parent's connection; if the node gives it none, its views cannot be
-read.
+Invariants: each pin is dropped once. A forked child has separate pins for the views that it inherits, and sends nothing
+over its parent's connection. If the node grants it no pins, its views cannot be read.
 
-A child shares the views of its parent. Its pins are those of a connection of its own, made before the fork
-(`InheritedPins`): without them the bytes would change under it as soon as the parent drops its views.
+The pins of a child belong to a separate connection, which the parent makes before the fork (`InheritedPins`). Without
+them, the bytes of the child's views would change once the parent drops its views.
 
 Rejected: forking before the node has answered. The parent may drop its pins, or end, before the node has pinned the
-child's shards, and the child would read other bytes or none.
+child's shards, and the child would read wrong bytes.
 """
 
 from __future__ import annotations
@@ -43,12 +42,11 @@ from dataplane.wire.local import connect, parse_address
 _all: weakref.WeakSet[ClientPins] = weakref.WeakSet()
 
 _used: deque[tuple[object, Callable[[], bool]]] = deque()
-"""Pins of memory that a device may still use, the longest first."""
+"""Pins of memory that a device may still use, the oldest first, with the functions of `drop_later`."""
 
 
 def drop_later(pin: object, due: Callable[[], bool]) -> None:
-    """Drop the pin once this function returns True. It is called whenever a plane of this process exchanges messages
-    with its node."""
+    """Drop the pin once `due` returns True. `due` is called now, and when a plane of this process sends a request."""
     _used.append((pin, due))
     _sweep()
 
@@ -77,7 +75,7 @@ def let_go(connected: socket.socket) -> None:
 
 
 class ShardPin:
-    """A pin on each of some shards, dropped with the object."""
+    """A pin on each of several shards, dropped with the object."""
 
     __slots__ = ("__weakref__", "shards")
 
@@ -86,18 +84,19 @@ class ShardPin:
 
 
 class ClientPins:
-    """The live pins of one connection. `flush` is called, from any thread, to have `take` called soon. It may fail
-    by an interrupt (Ctrl-C) within the finalizer, so the sender also checks `dropped` now and then."""
+    """The live pins of one connection. `flush` is called from any thread when pins were dropped, and must have `take`
+    called soon. An interrupt (Ctrl-C) within the finalizer may prevent that, so the connection also checks `dropped`
+    before each request."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self.source: tuple[str, bytes] | None = None
-        """The node's address, and the token of this client there."""
+        """The node's address, and this client's token; None if children cannot inherit pins."""
         self._flush = flush
         self._lock = threading.RLock()
         self.access = memory.MappingAccess()
         """The mappings of the connection."""
-        self._heir: InheritedPins | None = None  # during a fork: the pins made for the child
-        self._inherited: frozenset[int] = frozenset()  # the pins that `_heir` holds too
+        self._heir: InheritedPins | None = None  # the pins made for a child, during a fork
+        self._inherited: frozenset[int] = frozenset()  # the pins that `_heir` has too
         self._tokens = itertools.count()
         self._live: set[int] = set()  # not a count: a finalizer may run between its read and its write
         self._dropped: list[int] = []
@@ -107,7 +106,7 @@ class ClientPins:
         _all.add(self)
 
     def hold(self, *shards: int) -> ShardPin:
-        """A pin for shards that the node has pinned; they are dropped together."""
+        """A pin object for shards that the node has pinned. The pins on all of them are dropped together."""
         pin, token = ShardPin(shards), next(self._tokens)
         self._live.add(token)
         weakref.finalize(pin, self._drop, shards, token).atexit = False
@@ -115,7 +114,7 @@ class ClientPins:
 
     @property
     def live(self) -> int:
-        """The number of pins."""
+        """The number of live pin objects."""
         return len(self._live)
 
     def _drop(self, shards: Sequence[int], token: int) -> None:
@@ -130,39 +129,37 @@ class ClientPins:
 
     @property
     def dropped(self) -> bool:
-        """Whether `take` has dropped pins to return, even if an interrupt within a finalizer prevented the call of
-        `flush`. First drops the pins of `drop_later` that are due."""
+        """Whether `take` has dropped pins to return. Drops pins of `drop_later` that are due first."""
         if _used:
             _sweep()
         return bool(self._dropped)
 
     def take(self) -> list[int]:
-        """Shard numbers, one for each pin that was dropped since the last call."""
+        """Return the numbers of the shards whose pins were dropped since the last call, one for each pin."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
             return dropped
 
     def before_fork(self, deadline: Deadline) -> None:
-        """Have pins ready for a child, if there are views that it could read, and the node answers by the deadline."""
+        """Make pins for a child if there are views that it could read, and the node answers by the deadline."""
         if self._live and self.source is not None:
             self._inherited = frozenset(self._live)
             self._heir = inherit(*self.source, deadline)
 
     def after_fork_in_parent(self) -> None:
-        """Release the pins that were made for the child, which holds them now."""
+        """Close the parent's copy of the child's connection."""
         if self._heir is not None and self._heir.connected is not None:
             self._heir.connected.close()
         self._heir = None
 
     def after_fork_in_child(self) -> None:
-        """Release the socket, which is the parent's, and continue with that of `_heir`. Shards that the child has not
-        pinned cannot be read."""
+        """Release the parent's socket, and continue with that of `_heir`. Forbid reads if the child lacks a pin."""
         parents, heir = self._socket, self._heir
         self._lock = threading.RLock()  # another thread of the parent may have held it
         self._flush = lambda: None
         self._socket, self._unsent, self._heir = (heir.connected if heir else None), bytearray(), None
         self._sending = False
-        # The heir lacks pins that another thread got while it was made.
+        # The heir lacks pins that another thread of the parent got meanwhile.
         self.access.after_fork_in_child(readable=not self._live or (heir is not None and self._live <= self._inherited))
         self.source = (self.source[0], heir.token) if self.source and heir and heir.token else None
         if parents is not None:
@@ -170,14 +167,14 @@ class ClientPins:
         self._send()
 
     def inherit(self, connected: socket.socket, rest: bytes) -> None:
-        """The plane is closed: own its socket until the last pin is dropped. `rest` must still be sent."""
+        """Own the socket of a closed plane until the last pin is dropped. `rest`: bytes that must still be sent."""
         with self._lock:
             self._socket = connected
             self._unsent = bytearray(rest)
             self._send()
 
     def end(self) -> None:
-        """The process ends: close the inherited socket, and so drop all pins."""
+        """Close an inherited socket at the end of the process, which drops all pins."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -193,13 +190,13 @@ class ClientPins:
             return
         if dropped:
             self._unsent += frame(sm.UnpinShards(dropped))
-        if self._sending:  # this is a finalizer within the loop below, which sends the rest
+        if self._sending:  # called by a finalizer within the loop below, which sends the rest
             return
         self._sending = True
         try:
             while self._unsent and self._socket is not None:
                 del self._unsent[: self._socket.send(bytes(self._unsent))]
-        except OSError:  # the node has gone, or is not reading; the end of the connection drops all pins
+        except OSError:  # the node has ended or does not read; the end of the connection drops all pins
             pass
         finally:
             self._sending = False
@@ -209,7 +206,7 @@ _forking = threading.Lock()
 
 
 def _before_fork() -> None:
-    _forking.acquire()  # each fork has heirs of its own
+    _forking.acquire()  # one fork at a time, because each sets `_heir`
     deadline = Deadline.after(ANSWER_S)
     for pins in list(_all):
         pins.before_fork(deadline)
@@ -239,24 +236,25 @@ atexit.register(_end_all)
 
 
 ANSWER_S = 5.0
-"""Seconds that a fork waits for the nodes of all planes together."""
+"""Seconds for which a fork waits for the nodes of all planes together."""
 
 _READ = 64 << 10
-_CONNECT_S = 0.001  # a process that has ended refuses at once
+_CONNECT_S = 0.001  # the least timeout of a connect; a node that has ended refuses at once
 _decoder = decoder(AnyReply)
 
 
 @dataclass(frozen=True, slots=True)
 class InheritedPins:
-    """A connection for a child, and its token, with which the child's own children inherit. No connection: the node has
-    ended, so its memory cannot change any more."""
+    """The connection of a child, and its token, by which the child's children inherit pins. None as the connection
+    means that the node has ended, so that its memory cannot change any more."""
 
     connected: socket.socket | None = None
     token: bytes = b""
 
 
 def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | None:
-    """A connection with the pins of the client with this token; None if the node does not answer by the deadline."""
+    """Make a connection with the same pins as the client with this token. Returns None if the node does not answer by
+    the deadline."""
     with suppress(DataplaneError, OSError, msgspec.MsgspecError):
         try:
             connected = connect(parse_address(address), max(deadline.remaining_s, _CONNECT_S))
@@ -276,7 +274,8 @@ def inherit(address: str, token: bytes, deadline: Deadline) -> InheritedPins | N
 
 
 def _inherited(connected: socket.socket, token: bytes, deadline: Deadline) -> bytes:
-    """The new client's token; empty if it inherits nothing. Raises TimeoutError and BlockingIOError."""
+    """Let the new client inherit pins. Returns its token; empty if it inherits none. Raises TimeoutError and
+    BlockingIOError at the deadline."""
     own = b""
     connected.settimeout(deadline.remaining_s)
     label = f"child of {program()}"
