@@ -1,5 +1,5 @@
-"""Checks arguments and converts them to the form of messages. An invalid argument raises `Misuse` with its name; the
-node would refuse the message and close the connection."""
+"""Checks arguments and converts them to the form of messages. An invalid argument raises `Misuse` with its name. If it
+were sent, the node would refuse the message and close the connection."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GROUP_KINDS = (str, int, type(None))
 
 
 def seconds(value: Any, default: float | None = None, what: str = "a timeout") -> float:
-    """A duration in seconds, as a message has it; 0 for a negative one. Raises Misuse."""
+    """A duration in seconds as a float; 0 for a negative one, `default` for None. Raises Misuse if it is no number."""
     if type(value) is float and value >= 0.0:
         return value
     if value is None and default is not None:
@@ -31,12 +31,12 @@ def seconds(value: Any, default: float | None = None, what: str = "a timeout") -
 
 
 def is_int64(value: Any) -> bool:
-    """Whether it is a whole number that a message can hold."""
+    """Whether the value is an integer of 64 bits."""
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
 def whole(what: str, value: Any) -> int:
-    """A whole number. Raises Misuse."""
+    """The value as an integer of 64 bits. Raises Misuse."""
     value = value.item() if isinstance(value, np.integer) else value
     if not is_int64(value):
         raise Misuse(f"{what} is a whole number, not {value!r}")
@@ -44,7 +44,7 @@ def whole(what: str, value: Any) -> int:
 
 
 def positive(what: str, value: Any) -> int:
-    """A whole number of 1 or more. Raises Misuse."""
+    """The value as an integer of 1 or more. Raises Misuse."""
     count = whole(what, value)
     if count < 1:
         raise Misuse(f"{what} is 1 or more, not {count}")
@@ -52,14 +52,15 @@ def positive(what: str, value: Any) -> int:
 
 
 def text(what: str, value: Any) -> str:
-    """A text that a message can hold, of a character or more. Raises Misuse."""
+    """The value as text of one character or more that a message can hold. Raises Misuse."""
     if not is_text(value) or not value:
         raise Misuse(f"{what} is text of one character or more, not {value!r}")
     return str(value)
 
 
 def node(value: Any) -> bytes:
-    """A member of the cluster by its name, 16 hexadecimal digits; b"" for None, this host's. Raises Misuse."""
+    """The id of a cluster member from its name of 16 hexadecimal digits; b"" for None, this host's node. Raises
+    Misuse."""
     if value is None:
         return b""
     try:
@@ -72,14 +73,14 @@ def node(value: Any) -> bytes:
 
 
 def names(what: str, values: Any) -> list[str]:
-    """A list of texts. Raises Misuse."""
+    """The values as a list of texts of one character or more. Raises Misuse."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise Misuse(f"{what} is a list of names, not {values!r}")
     return [text(f"each name in {what}", value) for value in values]
 
 
 def listed(what: str, values: Any) -> list[Any]:
-    """Several values as a list. Raises Misuse."""
+    """The values of an iterable as a list. Raises Misuse for a text, bytes, or no iterable."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise Misuse(f"{what} are a list, not {values!r}")
     return list(values)
@@ -97,7 +98,7 @@ def keys_of(values: Sequence[str] | None, rows: int) -> list[str]:
 
 
 def plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[Any]:
-    """One value a row, each of one of these kinds and such that a message can hold it. Raises Misuse."""
+    """One value for each row, all of these types and such that a message can hold them. Raises Misuse."""
     if is_int64(values) and int in kinds:
         return [values] * rows
     listed = _each(what, values, rows)
@@ -122,7 +123,7 @@ def groups_of(values: Any, rows: int) -> list[Any]:
 
 
 def tagged(tags: Any, rows: int) -> dict[str, list[Any]]:
-    """By tag, a value a row. Raises Misuse."""
+    """For each tag, by name, a value for each row. Raises Misuse."""
     if tags is None:
         return {}
     if not isinstance(tags, Mapping):
@@ -136,7 +137,7 @@ def tagged(tags: Any, rows: int) -> dict[str, list[Any]]:
 
 
 def _each(what: str, values: Any, rows: int) -> list[Any]:
-    """One value a row: as given, or the same for all. Raises Misuse."""
+    """One value for each row: the given ones, or a single value repeated. Raises Misuse."""
     if isinstance(values, str | int | float | np.generic):
         return [values.item() if isinstance(values, np.generic) else values] * rows
     if hasattr(values, "tolist"):
@@ -159,7 +160,7 @@ def settings(
     group_size: int | None,
     durable: bool | None,
 ) -> StreamSettings | None:
-    """The settings of a new stream; None to open an existing one only. Raises Misuse."""
+    """The settings of a new stream; None without tasks, to open an existing stream only. Raises Misuse."""
     if tasks is None:
         made = (max_bytes, max_rows, max_lag, max_deliveries, copies, group_size, durable)
         if any(each is not None for each in made):
@@ -182,8 +183,8 @@ def settings(
 
 
 def check_rows(found: int, rows: int, column: str = "", *, piece: bool = False) -> None:
-    """Raises SchemaMismatch if columns of `found` rows are given for `rows` rows. `piece`: they are a piece of a row in
-    progress."""
+    """Raise SchemaMismatch if columns with `found` rows are given for `rows` rows. `piece`: whether the columns are a
+    piece of an unfinished row."""
     if found != rows:
         if piece:
             message = f"a piece is one row, and these columns have {found} rows: pass the tokens [1, 2] as [[1, 2]]"
@@ -193,7 +194,7 @@ def check_rows(found: int, rows: int, column: str = "", *, piece: bool = False) 
 
 
 def replicas(value: Any) -> int:
-    """The number of hosts that are to store something. Raises Misuse."""
+    """The number of hosts that store rows, 1 to `MAX_REPLICAS`. Raises Misuse."""
     count = whole("replicas", value)
     if not 1 <= count <= MAX_REPLICAS:
         raise Misuse(f"replicas is the number of hosts that store the rows, 1 to {MAX_REPLICAS}; not {count}")
@@ -201,7 +202,7 @@ def replicas(value: Any) -> int:
 
 
 def capacity(value: int | str) -> int:
-    """The `max_bytes` of a stream or history in bytes. Raises Misuse."""
+    """The `max_bytes` of a stream or history, as a number or text such as "8GiB", in bytes. Raises Misuse."""
     try:
         size = parse_size(value, "max_bytes")
     except (ValueError, TypeError) as error:

@@ -1,11 +1,11 @@
 """Background work: a coroutine that runs in a separate thread, with a separate plane.
 
-Recorders, replays and followers of a stream run in this way, so that they do not delay producers and consumers: they
-use neither the event loop nor the loop runner of the plane that started them.
+Recorders, replays and history followers run in this way, so that they do not delay producers and consumers. They use
+neither the event loop nor the loop runner of the plane that started them.
 
-Invariants: `close` ends the work and waits for it; its error is raised by `wait`, once it has ended. Closing a plane
-ends the work that it began. The threads are daemons: the end of the process aborts unfinished work, so the work is
-written such that an abort loses no data.
+Invariants: `close` ends the work and waits for its end. `wait` and `close` raise the error of the work. Closing a plane
+ends the work that it started. The threads are daemons, so the end of the process aborts unfinished work. The work must
+lose no data when it is aborted.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 1.0  # seconds between two attempts at what failed for a while
-_FLUSH_S = 5.0
+_PAUSE_S = 1.0  # seconds between two attempts after a retryable error
+_FLUSH_S = 5.0  # the most seconds for the flush of appenders when a plane is closed
 
 _begun: weakref.WeakKeyDictionary[Connection, list[Background]] = weakref.WeakKeyDictionary()
 
 
 class Background(ABC):
-    """Background work. As a context manager, `with` or `async with`, it ends the work at the end of the block. Any
-    thread may use it."""
+    """Background work. The end of a `with` or `async with` block ends the work. Any thread may use the object."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._address = connection.address
@@ -49,18 +48,18 @@ class Background(ABC):
         _begun[connection] = [*begun, self]
 
     def start(self) -> Self:
-        """Begin the work. Returns once the event loop runs."""
+        """Start the work. Returns this object once the event loop runs."""
         self._thread.start()
         self._begun.wait()
         return self
 
     @abstractmethod
     async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
-        """The work, until it is done or `stop` is set."""
+        """Do the work until it is done or `stop` is set."""
 
     async def _pause(self, plane: AsyncPlane, stop: asyncio.Event, what: str, error: DataplaneError) -> None:
-        """Wait before the next attempt at `what`, or until `stop`. Raises the error with which the connection to the
-        node ended, if it has: then no attempt can succeed."""
+        """Log that `what` has failed with `error`, and wait `_PAUSE_S` or until `stop`. Raises the connection's error
+        if it has ended, because no further attempt can succeed."""
         plane.connection.check()
         log.warning("%s has to %s again: %s", self._name, what, str(error))
         with suppress(TimeoutError):
@@ -75,7 +74,7 @@ class Background(ABC):
             _forget(error)
             log.warning(
                 "%s has ended: %s", self._name, str(error)
-            )  # without the exception, a kept record keeps no rows alive
+            )  # logged without the exception, whose frames would keep rows in memory
         finally:
             self._begun.set()
 
@@ -86,7 +85,7 @@ class Background(ABC):
         self._begun.set()
         async with Connecting(self._address, None) as plane:
             await self._run(plane, self._stop)
-        await asyncio.sleep(0)  # in which the loop closes the connection's socket
+        await asyncio.sleep(0)  # lets the loop close the connection's socket
 
     @property
     def running(self) -> bool:
@@ -95,11 +94,11 @@ class Background(ABC):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the work, or one that it ignored; None if it had none."""
+        """The error that ended the work, or that it ignored; None if there is none."""
         return self._error
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait until it is done. Raises its error, and NotReady after `timeout` seconds."""
+        """Wait until the work has ended. Raises its error, and NotReady after `timeout` seconds."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             raise NotReady(f"{self._name} is not done", waited_s=timeout or 0.0)
@@ -107,7 +106,7 @@ class Background(ABC):
             raise self._error
 
     def close(self) -> None:
-        """End the work, and wait until it has ended. Idempotent. Raises its error."""
+        """End the work, and wait until it has ended. Idempotent. Raises the error of the work."""
         self.stop()
         self.wait()
 
@@ -119,7 +118,7 @@ class Background(ABC):
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def aclose(self) -> None:
-        """As `close`, for a caller with an event loop."""
+        """End the work as `close`, without blocking the caller's event loop."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -143,15 +142,15 @@ class Background(ABC):
 
 
 def _forget(error: BaseException | None) -> None:
-    """Clear the frames of an error, so that their local variables hold no memory."""
+    """Clear the frames of an error and of its causes, so that their local variables are freed."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
 async def end_all(connection: Connection) -> None:
-    """End the background work that the plane of this connection began, and append the rows that its appenders have
-    accepted, as far as there is room; the plane is being closed."""
+    """Before a plane is closed, append the rows that its appenders have accepted, within `_FLUSH_S`, and end the
+    background work that it started. Raises no DataplaneError."""
     flushing = [asyncio.create_task(appender.flush()) for appender in connection.appenders]
     if flushing:
         _, late = await asyncio.wait(flushing, timeout=_FLUSH_S)
@@ -163,5 +162,5 @@ async def end_all(connection: Connection) -> None:
         if each.running:
             each.stop()
     for each in begun:
-        with suppress(DataplaneError):  # it was logged, and its own handle says it
+        with suppress(DataplaneError):  # the error was logged, and `wait` of the work raises it
             await asyncio.to_thread(each.close)

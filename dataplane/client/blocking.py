@@ -1,11 +1,11 @@
 """Blocking methods, compiled from the methods of an asynchronous class.
 
-`blocking(AsyncStream, "consume ...")` makes a class that has, for each name, a method with the parameters, defaults and
-docstring of the asynchronous one: it runs the coroutine and waits for its result. `client.blocking_calls` applies it;
-`client.sync` derives from those classes and defines what differs.
+`blocking(AsyncStream, "consume ...")` makes a class with a blocking method for each name. Such a method has the
+parameters, defaults and docstring of the asynchronous one, runs its coroutine, and waits for the result.
+`client.blocking_calls` makes the classes. `client.sync` derives from them and defines the other methods.
 
-The methods are compiled, as those of a dataclass are. So a call costs what a method written by hand costs, a wrong
-argument is refused in the name of the blocking class, and the frame has the parameters as local variables, which
+The methods are compiled from source text, as those of a dataclass. So a call costs as much as a method written by hand,
+an error about an argument names the blocking class, and the frame has the parameters as local variables, which
 `diagnosis.recorder` reads.
 """
 
@@ -27,14 +27,14 @@ from dataplane.errors import Closed, Forked, Misuse, PeerUnavailable
 T = TypeVar("T")
 
 CLASSES: dict[type, Callable[[Any, BlockingCall, LoopRunner], Any]] = {}
-"""The blocking class of each asynchronous class, in which its instances are wrapped."""
+"""For each asynchronous class, the blocking class that wraps its instances."""
 
-_WRAPPED = re.compile(r"\b(Async\w+|Consuming|Delivery|Draft|Taken)\b")  # results that have a blocking class
+_WRAPPED = re.compile(r"\b(Async\w+|Consuming|Delivery|Draft|Taken)\b")  # result types with a blocking class
 _END = object()
 
 
 class BlockingCall(Protocol):
-    """Runs a coroutine; its result or its error."""
+    """A function that runs a coroutine, and returns its result or raises its error."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, T], /) -> T: ...
 
@@ -52,16 +52,16 @@ class Blocking:
         raise Misuse(f"{kind} belongs to the process that made it and cannot be pickled: send its name, or its `ref`")
 
     def _wrap(self, found: Any) -> Any:
-        """The blocking object for a result that has a blocking class, else the result."""
+        """The result, wrapped in its blocking class if there is one."""
         kind = CLASSES.get(type(found))
         return found if kind is None else kind(found, self._wait, self._turns)
 
     def _each(self, items: AsyncIterator[Any]) -> Iterator[Any]:
-        """The items of an asynchronous generator, which is closed at the end: by another thread if this is collected
-        within a call of the plane. If the plane was closed before, the node has gone, or this is a forked child,
-        nothing is left to close."""
+        """Iterate over an asynchronous generator, and close it at the end. If this iterator is garbage-collected within
+        a call of the plane, another thread closes the generator. It is not closed if the plane was closed, the node has
+        ended, or this is a forked child."""
 
-        used = asyncio.Lock()  # an error of a signal's handler leaves `following` running until it is cancelled
+        used = asyncio.Lock()  # an error of a signal handler leaves `following` running until it is cancelled
 
         async def following() -> Any:
             async with used:
@@ -83,7 +83,7 @@ class Blocking:
 
 
 class Context(Blocking):
-    """A blocking object that is a context manager as its asynchronous one is."""
+    """A blocking object that is a context manager, as the asynchronous object is."""
 
     def __enter__(self) -> Self:
         return self
@@ -93,13 +93,13 @@ class Context(Blocking):
 
 
 def of_inner(name: str, shown: str = "") -> Any:
-    """A property: this attribute of the asynchronous object. `shown`: its docstring."""
+    """A property that returns this attribute of the asynchronous object. `shown`: the property's docstring."""
     return property(operator.attrgetter(f"_inner.{name}"), doc=shown or None)
 
 
 def blocking(of: type, names: str) -> type:
-    """A class with a blocking method, or a property, for each of these names of the class `of`. `_of` of the class is
-    for the stub."""
+    """Make a class with a blocking method, or a property, for each of these members of the class `of`. The attribute
+    `_of` is used to write the stub."""
     shown = of.__name__.removeprefix("Async")
     members = {name: vars(of)[name] for name in names.split()}
     functions = {name: getattr(member, "fget", member) for name, member in members.items()}
@@ -118,15 +118,15 @@ def blocking(of: type, names: str) -> type:
 
 
 def renamed(text: str) -> str:
-    """An annotation or a docstring, with the names of the blocking classes."""
+    """The text of an annotation or docstring, with names of asynchronous classes replaced by those of blocking ones."""
     if "Async" in text:
         text = re.sub(r"(?:\b[a-z_]+\.)?\bAsync([A-Z]\w+)", r"\1", text)
     return text.replace("Consuming", "Delivery")
 
 
 def _source(function: FunctionType, member: Any, *, exchange: bool) -> str:
-    """The source of the blocking method, without defaults, which it is given once it is compiled. `exchange`: the class
-    has a method `_exchange_NAME` with the same parameters, which may give a single request that needs no task."""
+    """The source of the blocking method, without its defaults, which are set after it is compiled. `exchange`: whether
+    the class has a method `_exchange_NAME` with the same parameters, which may return a request that needs no task."""
     name, returns = function.__name__, function.__annotations__.get("return", "")
     code, flags = function.__code__, function.__code__.co_flags
     positional, variables = code.co_argcount, list(code.co_varnames)
@@ -163,7 +163,7 @@ def _source(function: FunctionType, member: Any, *, exchange: bool) -> str:
 
 
 def _compiled(file: str, sources: Any) -> dict[str, Any]:
-    """The functions of these sources, by name. Tracebacks show the sources as lines of `file`."""
+    """Compile these sources. Returns their functions by name. Tracebacks show the sources as lines of `file`."""
     text = "\n".join(sources)
     linecache.cache[file] = len(text), None, text.splitlines(keepends=True), file
     found: dict[str, Any] = {"__name__": __name__, "awaited": _awaited}

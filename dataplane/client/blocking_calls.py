@@ -1,6 +1,6 @@
-"""The methods of the blocking classes that do nothing but wait for those of the asynchronous classes.
+"""The methods of the blocking classes that only run an asynchronous method and wait for its result.
 
-The stub beside this module has their signatures and docstrings. `python -m tests.stubs` writes it.
+The stub beside this module has the signatures and docstrings. `python -m tests.stubs` writes the stub.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Converts a batch for a training loop: a dict of tensors, ragged columns jagged or padded."""
+"""Converts a batch for a training loop to a dict of tensors, with ragged columns jagged or padded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ MASK = "_mask"
 
 
 def named(how: Any, padding_value: Any, columns: Collection[str]) -> Callable[[Batch], Any]:
-    """The function of this name, or this function, for batches of these columns. Raises Misuse."""
+    """The function that collates batches of these columns. `how`: "jagged", "padded", or the function itself. Raises
+    Misuse."""
     if isinstance(padding_value, Mapping) and (unknown := [name for name in padding_value if name not in (*columns,)]):
         raise Misuse(f"padding_value names {unknown[0]!r}, and the columns are {', '.join(map(str, columns))}")
     if how == "jagged":
@@ -30,13 +31,14 @@ def named(how: Any, padding_value: Any, columns: Collection[str]) -> Callable[[B
 
 
 def jagged(batch: Batch) -> dict[str, Any]:
-    """Dense columns as tensors, ragged ones as nested tensors; lists of everything else. In place if the rows lie in
-    one run."""
+    """Convert dense columns to tensors, ragged columns to nested tensors, and other columns to lists. Tensors of
+    contiguous rows are not copied."""
     return {name: _ragged(column) if column.kind == "ragged" else _plain(column) for name, column in batch.items()}
 
 
 def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
-    """As `jagged`, but ragged columns are padded to the longest row, each with a mask of its values."""
+    """Convert as `jagged`, but pad ragged columns to the longest row, each with a mask `<name>_mask` that is true where
+    there is a value. Raises Misuse if the name of a mask is that of a column."""
     made: dict[str, Any] = {}
     for name, column in batch.items():
         if column.kind != "ragged":
@@ -50,9 +52,8 @@ def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
 
 
 def pinned(made: Any, device: int) -> Any:
-    """Return a copy of the argument with each tensor, also within dicts, lists and tuples, copied to page-locked
-    memory. device: the CUDA device that the thread uses. A new thread uses device 0 by default, and would create a
-    context there."""
+    """Return a copy of the argument with each tensor, also within dicts, lists and tuples, in page-locked memory.
+    device: the CUDA device to use in this thread. A new thread would use device 0, and create a context there."""
     import torch
 
     torch.cuda.set_device(device)
@@ -66,4 +67,4 @@ def _plain(column: Column) -> Any:
 def _ragged(column: Column) -> Any:
     if column.field.varying > 1:
         return column.torch()
-    return tensors.jagged(*column.packed())  # not `torch()`, which caches its tensor: this one may be pinned next
+    return tensors.jagged(*column.packed())  # not `torch()`, whose tensor is cached: this one may be copied by pinning

@@ -1,7 +1,7 @@
-"""Shards that are held, put together as columns: piece by piece, or many small ones in one pass (`Stack`).
+"""Assembles columns from pinned shards: piece by piece, or many small pieces in one pass (`Stack`).
 
-The shards of a reply stay a table (`HeldShards`): no object is made for each of thousands of small shards. Each pin
-that the node granted is dropped once, with the last view of its shards; small shards share a pin.
+The shards of a reply stay a table (`HeldShards`), so that no object is made for each of thousands of small shards. Each
+pin that the node granted is dropped once, with the last view of its shards. Small shards share a pin object.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from dataplane.wire import shard_messages as sm
 from dataplane.wire.places import ShardPlace, Table, unpack
 
 _LEAST = 8
-"""The number of pieces of a column from which on they are read in one pass."""
+"""The least number of pieces of a column that are read in one pass."""
 
 _MOST = 256 << 10
-"""Bytes of a piece up to which one pass is faster than reading each piece in place."""
+"""The most bytes of a piece, on average, with which one pass is faster than reading each piece in place."""
 
 
 def _indexed(column: ColumnHeader) -> bool:
@@ -53,7 +53,7 @@ def _indexed(column: ColumnHeader) -> bool:
 
 
 def _sorted(sources: Sequence[locations.ColumnRows], by: Index) -> tuple[Index, Index]:
-    """The order of the pieces by these numbers, and the new position of each of their rows."""
+    """The order of the pieces by the numbers `by`, and the new position of each row."""
     order = np.argsort(by, kind="stable")
     lengths = np.array([len(piece.rows) for piece in sources])
     starts, moved = np.cumsum(lengths) - lengths, np.empty_like(lengths)
@@ -64,8 +64,8 @@ def _sorted(sources: Sequence[locations.ColumnRows], by: Index) -> tuple[Index, 
 def _once(
     sources: tuple[locations.ColumnRows, ...], order: Index | None
 ) -> tuple[tuple[locations.ColumnRows, ...], Index | None]:
-    """The same rows, with one piece for each stored column. References to rows that share values have many pieces, but
-    of few stored columns."""
+    """Merge the pieces of the same stored column. Returns the merged pieces, and the order of their rows. References to
+    rows that share values have many pieces of few stored columns."""
     numbers: dict[tuple[bytes, int, int], int] = {}
     own = [numbers.setdefault(piece[:3], len(numbers)) for piece in sources]
     if len(numbers) == len(sources):
@@ -81,7 +81,7 @@ def _once(
 
 
 def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
-    """A column of shards with this layout. Raises Misuse if they do not have it."""
+    """The header of the column with this ordinal. Raises Misuse if the layout has no such column."""
     columns = laid.outline.columns
     if ordinal >= len(columns):
         raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")
@@ -89,7 +89,7 @@ def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
 
 
 class _Several:
-    """The wanted rows of several shards: one `RowIndices` each, and arrays of numbers to check all at once."""
+    """The wanted rows of several shards: one `RowIndices` for each, and arrays by which all are checked at once."""
 
     def __init__(self, rows: Sequence[RowIndices]) -> None:
         self.rows = rows
@@ -105,12 +105,12 @@ class _Several:
         return bool((self._stops <= there).all())
 
     def cover(self, there: Index) -> bool:
-        """Whether the wanted rows are all rows of shards with these row counts, in order."""
+        """Whether the wanted rows are all rows, in order, of shards with these row counts."""
         return self._ranges and bool(((self._stops == there) & (self._lengths == there)).all())
 
 
 class _Joined(Copied):
-    """A ragged column whose row i is rows `bounds[i]` up to `bounds[i + 1]` of another one, concatenated."""
+    """A ragged column whose row i is the concatenation of rows `bounds[i]` to `bounds[i + 1]` of another column."""
 
     def __init__(self, column: Column, bounds: Index) -> None:
         super().__init__(column.name, column.field, len(bounds) - 1)
@@ -131,7 +131,7 @@ class _Joined(Copied):
 
 
 class ColumnAssembly:
-    """Makes columns from held shards."""
+    """Assembles columns from the shards of one get."""
 
     def __init__(self, held: HeldShards) -> None:
         self._held = held
@@ -140,7 +140,7 @@ class ColumnAssembly:
         self._wanted: dict[int, _Several] = {}  # by frame
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
-        """A column of the reference. Raises Corrupt, and Misuse if a shard has no such column."""
+        """Assemble the column `name` of the reference. Raises Corrupt, and Misuse if a shard has no such column."""
         frame, slot = locations.frame_of(ref, name)
         if frame.cut and frame.bounds is None:
             pieces, order = _once(*locations.sources(ref, name))
@@ -153,7 +153,7 @@ class ColumnAssembly:
         return Column(name, field, [Selection(joined, RowIndices.range(0, joined.layout.rows))], None, frame.cut)
 
     def _listed(self, ref: BatchRef, name: str, field: Field, frame: Frame, slot: int) -> Column:
-        """The column with the rows of the frame's parts, in the order of the frame. `bounds` is not applied."""
+        """The column with the rows of the frame's parts, in the frame's order, but without joining rows at `bounds`."""
         if len(frame.parts) == 1:
             shard, ordinal, _ = frame.parts[0].cells[slot]
             piece = self._piece(self._held[shard[:2]], ordinal, frame.parts[0].rows)
@@ -181,8 +181,8 @@ class ColumnAssembly:
         return Column(name, field, selections, order)
 
     def _lie_alike(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
-        """Whether a cheap check shows that these columns of the shards can be read in one pass: all shards have one
-        layout, or they are distinct, and the layout of the column is the same in each."""
+        """Whether a cheap check shows that the column of these shards can be read in one pass. That is so if all shards
+        have one outline, or if the shards are distinct and the column has the same layout in each."""
         if self._held.outline is not None:
             return True
         outlines = self._outlines.get(keys)
@@ -194,21 +194,21 @@ class ColumnAssembly:
         return len({outline.kinds[ordinal] for outline in outlines}) == 1
 
     def _rows(self, frame: Frame) -> _Several:
-        """The rows wanted from each part of a frame, computed once for all of its columns."""
+        """The wanted rows of each part of a frame, computed once for all columns of the frame."""
         wanted = self._wanted.get(id(frame))
         if wanted is None:
             wanted = self._wanted[id(frame)] = _Several([part.rows for part in frame.parts])
         return wanted
 
     def _kind(self, piece: locations.ColumnRows) -> tuple[object, int]:
-        """A key that is equal for pieces with the same layout and column number. Raises Misuse if the shard has no such
+        """A key that is equal for pieces with the same layout and ordinal. Raises Misuse if the shard has no such
         column."""
         laid = self._held.laid((piece.node, piece.shard))
         _column(laid, piece.ordinal)
         return laid.outline.kinds[piece.ordinal], piece.ordinal
 
     def _are_worth_a_pass(self, sources: Sequence[locations.ColumnRows], kinds: Index) -> bool:
-        """Whether enough pieces of one kind are small, so that reading them in one pass is faster."""
+        """Whether a kind has at least `_LEAST` pieces that can be read in one pass, and are small enough for that."""
         for kind in np.flatnonzero(np.bincount(kinds) >= _LEAST).tolist():
             pieces = [sources[at] for at in np.flatnonzero(kinds == kind).tolist()]
             keys, ordinal = tuple([(piece.node, piece.shard) for piece in pieces]), pieces[0].ordinal
@@ -217,7 +217,7 @@ class ColumnAssembly:
         return False
 
     def _is_small(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
-        """Whether columns with the same layout can be read in one pass, and are small enough for that."""
+        """Whether columns of the same layout can be read in one pass, and have at most `_MOST` bytes on average."""
         if _indexed(_column(self._held.laid(keys[0]), ordinal)):
             return False
         return self._stack(keys).nbytes(ordinal) <= _MOST * len(keys)
@@ -240,8 +240,8 @@ class ColumnAssembly:
     def _stacked(
         self, name: str, field: Field, ordinal: int, keys: tuple[ShardKey, ...], several: _Several
     ) -> Selection | None:
-        """These rows of shards with the same layout, as one selection of their stack. None if the column is large or
-        has an index, or if less than half of the rows is wanted."""
+        """The wanted rows of shards with the same layout, as one selection of their stack. None if the column is large
+        or has an index, if less than half of the rows are wanted, or if a row does not exist."""
         if not self._is_small(keys, ordinal):
             return None
         stack = self._stack(keys)
@@ -254,7 +254,7 @@ class ColumnAssembly:
         if whole:
             return Selection(stacked, RowIndices.range(0, total))
         if not several.within(rows):
-            return None  # then `opened` raises the error
+            return None  # the caller then reads piece by piece, which raises the error
         starts = (np.cumsum(rows) - rows).tolist()
         chosen = [each.array() + start for each, start in zip(several.rows, starts, strict=True)]
         return Selection(stacked, RowIndices.index(np.concatenate(chosen)))
@@ -267,17 +267,17 @@ class ColumnAssembly:
 
 
 _LEAST_PINNED, _MOST_PINNED = 256 << 10, 4 << 20
-"""Bounds of the bytes of small shards that share a pin, which are a quarter of all bytes within these bounds. Each
-dropped pin takes a message, and a few hundred messages take longer than reading those shards."""
+"""The bounds of the most bytes of shards that share a pin object. Within them, the most is a quarter of all bytes. Each
+pin object takes a message when dropped, and a few hundred messages take longer than reading the shards."""
 
 
 _NONE = sm.Held(0, b"", [], [])
 _FEW = 64
-"""The number of shards up to which lists of Python numbers are faster to read than a NumPy table."""
+"""The most shards for which lists of Python integers are read faster than a NumPy table."""
 
 
 class PinnedShard(NamedTuple):
-    """A held shard: its memory, size in bytes, and layout."""
+    """A pinned shard: its memory, size in bytes, and layout."""
 
     memory: ExtentMemory
     size: int
@@ -285,13 +285,13 @@ class PinnedShard(NamedTuple):
 
 
 class HeldShards:
-    """Held shards by key, with validated layouts."""
+    """The shards of one get by key, with validated layouts."""
 
     def __init__(
         self, keys: Sequence[ShardKey], mapped: Mapping[ShardKey, PinnedShard], reply: sm.Held = _NONE
     ) -> None:
-        """`keys`: those of the shards of the reply, in the same order; they are pinned, unless the reply has their
-        bytes. `mapped`: shards that other processes keep. Raises ProtocolMismatch, Corrupt."""
+        """`keys`: the keys of the reply's shards, in the same order. `mapped`: shards that other processes keep. The
+        reply's shards are pinned by the node, unless it has their bytes. Raises ProtocolMismatch, Corrupt."""
         self._keys = keys
         self._mapped = mapped
         self._places = places = unpack(reply.places)
@@ -314,7 +314,7 @@ class HeldShards:
         self._arrays: dict[int, dict[int, tuple[Bytes, int]]] = {}  # by pin, as `_spans`
 
     def live(self) -> dict[ShardKey, tuple[list[LiveBlock], CheckedLayout]]:
-        """The live blocks of the shards of which some rows were freed, and their layouts."""
+        """The live blocks and layouts of the shards of which some rows were freed, by key."""
         if not self._lives:
             return {}
         partly = np.flatnonzero(self._places[:, 5])
@@ -322,7 +322,8 @@ class HeldShards:
         return {self._keys[at]: (self._lives[live - 1], self._laid[layout]) for at, (layout, live) in rows}
 
     def hold(self, segments: Mapping[int, NodeSegment], pin: Callable[..., ShardPin]) -> None:
-        """The shards are in these segments, and the node has granted one pin on each."""
+        """Make pin objects for the reply's shards, which are in these segments. The node has granted one pin on each.
+        `pin`: the function that makes a pin object for several shard numbers."""
         self._segments = segments
         numbers, sizes = self._places[:, 0].tolist(), self._places[:, 3].tolist()
         most, nbytes = max(_LEAST_PINNED, min(_MOST_PINNED, sum(sizes) // 4)), 0
@@ -335,13 +336,13 @@ class HeldShards:
 
     @cached_property
     def outline(self) -> Outline | None:
-        """The common outline of the shards; None if they differ."""
+        """The outline that all shards share; None if they differ."""
         outlines = {id(each): each for each in (laid.outline for laid in self._laid)}
         outlines |= {id(held.laid.outline): held.laid.outline for held in self._mapped.values()}
         return next(iter(outlines.values())) if len(outlines) == 1 else None
 
     def outlines(self, keys: Sequence[ShardKey]) -> list[Outline]:
-        """The outlines of the layouts of these shards, each once."""
+        """The distinct outlines of these shards."""
         if self._mapped:
             found = [self.laid(key) for key in keys]
         else:
@@ -380,8 +381,8 @@ class HeldShards:
         return HeldShard(self._segments[place.segment], place.offset, place.size, self._pins[run], view)
 
     def _spans(self, places: Table, keeps: object) -> dict[int, tuple[Bytes, int]]:
-        """For each segment: the bytes from the first of these shards in it to the last, and their offset. Making an
-        array for each shard would take longer than reading it."""
+        """For each segment, one array of the bytes from the first of these shards to the last, and its offset. An array
+        for each shard would take longer to make than to read."""
         found = {}
         for segment in np.unique(places[:, 1]).tolist():
             inside = places[places[:, 1] == segment]
@@ -390,7 +391,7 @@ class HeldShards:
         return found
 
     def stack(self, keys: Sequence[ShardKey]) -> Stack:
-        """These shards, which have one outline, to be read in one pass."""
+        """The stack of these shards, which have one outline, to read them in one pass."""
         if self._carried or (self._mapped and any(map(self._mapped.__contains__, keys))):
             held = [self[key] for key in keys]
             table = np.array([each.laid.numbers for each in held])
@@ -410,5 +411,5 @@ class HeldShards:
 
     @cached_property
     def _whole(self) -> dict[int, tuple[Bytes, int]]:
-        """As `_spans`, for all shards, by ascending segment."""
+        """The arrays of `_spans` for all shards, by ascending number of the segment."""
         return self._spans(self._places, tuple(self._pins))

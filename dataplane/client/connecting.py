@@ -1,4 +1,4 @@
-"""How a process connects: to a node of this host that it names or finds, or to one that it starts."""
+"""Connects a process to a node of this host: by address, by the environment, or by starting a node."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Connecting(Beginning[AsyncPlane]):
-    """A plane that is being connected: `await` it, or enter it with `async with`."""
+    """A plane that is being connected: `await` it, or enter it by `async with`. Arguments and errors as for `connect`.
+    `writes`: whether the plane may write to the node's memory. `soon`: as for `Connection.open`."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Connecting(Beginning[AsyncPlane]):
             raise
 
     async def _found_or_started(self) -> tuple[str, embedded.EmbeddedNode | None]:
-        """As `embedded.find_or_start`, in a thread. If this is cancelled, the thread ends the node that it starts."""
+        """Call `embedded.find_or_start` in a thread. If this is cancelled, a node that the thread starts is ended."""
         threads = ThreadPoolExecutor(1, "dataplane-starter")
         starting = threads.submit(embedded.find_or_start, self._config)
         threads.shutdown(wait=False)
@@ -67,7 +68,8 @@ class Connecting(Beginning[AsyncPlane]):
             raise
 
     async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
-        """A connection to a node, `started`: by this process."""
+        """Connect to the node at the address. `started`: whether this call has started it. Raises PeerUnavailable with
+        a hint if it was not."""
         try:
             opened = await self._open(address, soon)
         except PeerUnavailable as error:
@@ -86,16 +88,16 @@ class Connecting(Beginning[AsyncPlane]):
         return opened
 
     def _kind(self) -> type[AsyncPlane]:
-        """The class of the plane: one whose calls are spans, if this process has imported OpenTelemetry."""
+        """The class of the plane. Its calls make spans if this process has imported OpenTelemetry."""
         if "opentelemetry.trace" not in sys.modules:
             return AsyncPlane
-        from dataplane.client.traced import TracedAsyncPlane  # above this
+        from dataplane.client.traced import TracedAsyncPlane  # of a higher layer
 
         return TracedAsyncPlane
 
     async def _through(self, system: str, soon: Soon) -> Connection:
-        """A connection to the node that another system names. If that node has just died and the system does not know
-        it yet, a connection to the next node that it names."""
+        """Connect to the node that another system, such as Ray, names. If that node has just died, and the system may
+        not know it yet, connect to the next node that it names."""
         address = await asyncio.to_thread(_resolved, system, self._config)
         try:
             return await self._open(address, soon)
@@ -111,12 +113,13 @@ def connect(
     gpu_budget: int | str | None = None,
     name: str | None = None,
 ) -> Connecting:
-    """As `dataplane.connect`, for asyncio: `await` it, or enter it with `async with`."""
+    """Connect as `dataplane.connect`, for asyncio. Returns an object to `await`, or to enter by `async with`. Its
+    result is an `AsyncPlane`."""
     return Connecting(address, config, gpu_budget=gpu_budget, name=name)
 
 
 _DOORS = {"ray": "dataplane.integrations.ray"}
-"""The addresses that name a system, such as Ray, that knows the address of the node."""
+"""The modules that find a node, by the address that names their system, such as `ray`."""
 
 
 def _abandon(starting: Future[tuple[str, embedded.EmbeddedNode | None]]) -> None:
@@ -125,7 +128,7 @@ def _abandon(starting: Future[tuple[str, embedded.EmbeddedNode | None]]) -> None
 
 
 def _resolved(address: str, config: NodeConfig | None, dead: str = "") -> str:
-    """The address of this host's node, from that system; never the address `dead`. Blocks. Raises as the integration
-    does."""
+    """Ask the system that `address` names for the address of this host's node, other than `dead`. Blocks. Raises the
+    errors of the integration."""
     found: str = importlib.import_module(_DOORS[address]).find(config, dead)
     return found

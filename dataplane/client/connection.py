@@ -1,10 +1,10 @@
-"""The connection of this process to its node: requests and replies, and the segments and pins that come with them.
+"""The connection of this process to its node: requests and replies, and the segments and pins that replies grant.
 
-Invariants: a request ends with its reply or the node's typed error. If the node does not answer in time or is gone, a
-request that changes something ends with `OutcomeUnknown`. It ends with `PeerUnavailable` if it was not sent, if it only
-reads, or if its late reply is undone. If a cancelled request succeeds, its grant is released. While a reservation is
-open, heartbeats are sent several times a lease. In a forked child every use raises `Forked`, and the socket is replaced
-there, so that the child neither keeps the parent's pins nor disturbs its messages.
+Invariants: a request ends with its reply or the node's typed error. If the node does not answer in time or has ended, a
+request with a lasting effect ends with `OutcomeUnknown`. It ends with `PeerUnavailable` if it was not sent, or has no
+lasting effect. If a cancelled request succeeds, its grant is released. While a reservation is open, heartbeats are sent
+several times a lease. In a forked child every use raises `Forked`. The child's copy of the socket is closed, so that
+the child neither keeps the parent's pins nor disturbs its messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Soon = Callable[[Callable[[], object]], object]
 
 _decoder = decoder(AnyReply)
 _ANSWER_S = 5.0
-"""Seconds beyond a request's own timeout after which a node that has not answered counts as gone."""
+"""Seconds after a request's timeout at which the wait for the node's answer ends."""
 
 _PREWARM_STEP = 4 << 20
 
@@ -52,14 +52,14 @@ _clock = time.monotonic_ns
 
 
 class _Unanswered(PeerUnavailable):
-    """Ends the wait for a reply; `Connection._unanswered` makes the error that the caller gets."""
+    """Ends the wait for a reply. `Connection._unanswered` turns it into the caller's error."""
 
 
 class Exchange(NamedTuple, Generic[R, T]):
     """A request with one reply of type `kind`, due within `timeout_s` seconds. `finish` turns the reply into the
-    caller's result, the next exchange, or a coroutine for either. `admits`: heartbeats are sent while the request
-    waits for room, because without them its permit to append is revoked. `undo` is called if the exchange fails or is
-    cancelled before its reply."""
+    caller's result, a coroutine for it, or the next exchange. `admits`: whether heartbeats are sent while the request
+    waits for room; without them its permit to append is revoked. `undo` is called if the exchange fails or is cancelled
+    before its reply."""
 
     connection: Connection
     request: Any
@@ -71,17 +71,17 @@ class Exchange(NamedTuple, Generic[R, T]):
 
 
 class Heartbeat:
-    """Messages that show that this process is alive, sent every `interval_s` while it holds reserved memory, or
-    waits for or holds a permit to append."""
+    """Messages that show that this process is alive. They are sent every `interval_s` seconds while it has reserved
+    memory or a permit to append, or waits for a permit."""
 
     def __init__(self, channel: LocalChannel) -> None:
         self._channel = channel
-        self._loop = asyncio.get_running_loop()  # a reservation may be made while it does not run
+        self._loop = asyncio.get_running_loop()  # kept, because `due` may be called while the loop does not run
         self._open, self.interval_s = 0, 1.0
         self._timer: asyncio.TimerHandle | None = None
 
     def due(self, change: int) -> None:
-        """Change the number of open reservations."""
+        """Add `change` to the number of open reservations and permits."""
         self._open += change
         if self._open and self._timer is None:
             self._beat()
@@ -98,13 +98,13 @@ class Heartbeat:
             self._timer = self._loop.call_later(self.interval_s, self._beat)
 
     def stop(self) -> None:
-        """Send no more."""
+        """Send no further heartbeats."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 class Connection:
-    """An established connection. Made by `open`; used from its event loop only, except where stated."""
+    """An established connection. Made by `open`. Used from its event loop only, except where stated."""
 
     def __init__(self, address: str, soon: Soon) -> None:
         self.address = address
@@ -114,26 +114,26 @@ class Connection:
         self.welcome = m.Welcome(0, 0, 0, b"", 0, 0.0, [], 0)
         self._process = os.getpid()
         self.in_child = False
-        """Whether this is a forked child. Set by the hook below: os.getpid would be a system call for every use."""
+        """Whether this is a forked child. Set by a hook of the fork, to save a call of os.getpid for each use."""
         self._loop = asyncio.get_running_loop()
         self._requests = itertools.count(1)
         self._pending: dict[int, asyncio.Future[m.Reply] | None] = {}  # None: the caller has stopped waiting
-        self._unsent: set[int] = set()  # requests that did not reach the node, which had gone
-        self.lost_rows: list[rm.LostRowsTaken] = []  # lost rows whose caller had stopped waiting
+        self._unsent: set[int] = set()  # requests that were not sent, because the node had ended
+        self.lost_rows: list[rm.LostRowsTaken] = []  # reports whose caller had stopped waiting
         self._gone: DataplaneError | None = None
         self._closing = False
         self._settling: asyncio.Future[None] | None = None
         self._detached = False
         self.unsealed: weakref.WeakKeyDictionary[Mapping, tuple[NodeSegment, int]] = weakref.WeakKeyDictionary()
-        """The mappings of drafts, each with its segment and offset there; made private when the connection closes."""
+        """The mappings of drafts, with their segments and offsets. They are made private when the connection closes."""
         self.appenders: weakref.WeakSet[Any] = weakref.WeakSet()
         self.handing: set[int] = set()
-        """The ids of `AdmitRows` for references that were put earlier and are about to be appended."""
+        """The ids of `AdmitRows` for references whose append is in progress."""
         self.keeping: Callable[[sm.Keeping], None] = lambda told: None
         """Called with the node's messages about shards that this client keeps."""
         self._prewarm: list[Mapping] = []
         self.events: PlainWriter | None = None
-        """Records the events of this connection; None if the node wants none."""
+        """Records the events of this connection; None if none are recorded."""
         self._socket = connected = connect(parse_address(address))
         self._channel = LocalChannel(connected, _decoder, self._received, self._closed, descriptors=True, paced=False)
         self.heartbeat = Heartbeat(self._channel)
@@ -141,10 +141,10 @@ class Connection:
 
     @classmethod
     async def open(cls, address: str, soon: Soon, *, writes: bool = True, name: str | None = None) -> Connection:
-        """Connect. `soon` runs work that belongs to the event loop for any thread, as `loop.call_soon_threadsafe` does.
-        `name`: as for `connect`.
+        """Connect to the node at the address. Returns the connection. `soon` schedules work in the event loop from any
+        thread, as `loop.call_soon_threadsafe`. `name`: as for `connect`.
 
-        Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (the address).
+        Raises PeerUnavailable, Unauthenticated, ProtocolMismatch, ValueError (an invalid address).
         """
         connection = cls(address, soon)
         hello = m.Hello(connection.next_id(), m.MAJOR, m.MINOR, name or program(), writes)
@@ -162,7 +162,7 @@ class Connection:
         return connection
 
     def check(self) -> None:
-        """Raises Forked, Closed, or the error with which the connection ended. May be called from any thread."""
+        """Raise Forked, Closed, or the error with which the connection ended. May be called from any thread."""
         if self.in_child:
             raise Forked(
                 f"this plane was connected in process {self._process}; after a fork, connect again in the child",
@@ -174,21 +174,21 @@ class Connection:
             raise type(self._gone)(str(self._gone), **self._gone.fields)
 
     def next_id(self) -> int:
-        """A number for a request, which includes the number of the calling place in the user's source."""
+        """The number of a new request. It includes the number of the calling line of the user's source."""
         return next(self._requests) << BITS | recorder.place()
 
     async def request(self, request: Any, kind: type[R], timeout_s: float) -> R:
-        """Send a request and return its reply. Raises the node's error, PeerUnavailable and OutcomeUnknown."""
+        """Send a request. Returns its reply. Raises the node's error, PeerUnavailable, OutcomeUnknown."""
         return await self._answered(request, kind, timeout_s, self._ask(request))
 
     def _ask(self, request: Any) -> asyncio.Future[m.Reply]:
-        """Send a request. Returns its reply later."""
+        """Send a request. Returns the future of its reply."""
         self.check()
         if self.pins.dropped:
             self._flush()
         future: asyncio.Future[m.Reply] = self._loop.create_future()
         self._pending[request.id] = future
-        if len(self._pending) > 1:  # gather the requests of this step of the loop
+        if len(self._pending) > 1:  # send the requests of this step of the loop together
             self._channel.gather()
         try:
             self._channel.send(request)
@@ -214,13 +214,13 @@ class Connection:
         finally:
             timer.cancel()
             recorder.awaited(request.id, waits)
-            del future  # else the error and the future would refer to each other, and keep the put's values alive
+            del future  # break the cycle of error and future, which would keep the put's values alive
         if began and self.events is not None and kind is not m.Welcome:
             self.events.record(code(request), began)
         return self._checked(reply, kind)
 
     def _checked(self, reply: m.Reply, kind: type[R]) -> R:
-        if self._detached:  # closed since the reply came, and the grant with it
+        if self._detached:  # closed after the reply came, so that its grant has ended
             self.check()
         if not isinstance(reply, kind):
             raise ProtocolMismatch(f"the node answered {type(reply).__name__} where {kind.__name__} was due")
@@ -229,7 +229,7 @@ class Connection:
     # One request, without the loop
 
     async def exchange(self, exchange: Exchange[Any, T], begun: int = 0) -> T:
-        """Send the request of an exchange, and those that follow it. Returns the result. `begun`: as for `_finish`."""
+        """Send the request of an exchange and of those that follow. Returns the result. `begun`: as for `_finish`."""
         return await self._finish(exchange, self._begin(exchange), begun)
 
     def _begin(self, exchange: Exchange[Any, Any]) -> asyncio.Future[m.Reply]:
@@ -240,7 +240,8 @@ class Connection:
             raise
 
     async def _finish(self, exchange: Exchange[Any, T], future: asyncio.Future[m.Reply], begun: int = 0) -> T:
-        """Complete an exchange after its first request, which was sent at `begun` (0: just now)."""
+        """Complete an exchange whose first request was sent. Returns the result. `begun`: the start of the call in
+        nanoseconds; 0: now."""
         events = self.events
         began = begun or _clock()
         while True:
@@ -263,9 +264,9 @@ class Connection:
     def exchange_now(
         self, exchange: Exchange[Any, T], wait: Callable[[int], bool], began: int
     ) -> tuple[T | None, Coroutine[Any, Any, T] | None]:
-        """As `exchange`, in a thread while the event loop does not run: the result, or a coroutine to be run in the
-        loop for it. `wait(descriptor)` waits a little, and returns whether only that socket is readable. `began`: the
-        start of the call, in nanoseconds of the monotonic clock."""
+        """Do an exchange in a thread while the event loop does not run. Returns the result and None, or None and a
+        coroutine that completes the exchange in the loop. `wait(descriptor)` waits a short time, and returns whether
+        only that socket is readable. `began`: the start of the call, in nanoseconds of the monotonic clock."""
         events, begun = self.events, 0
         while not self._pending and self._channel.quiet:
             began = _clock() if begun and events is not None else began
@@ -316,15 +317,15 @@ class Connection:
             undo(self, future.result())
 
     def tell(self, message: m.Message) -> None:
-        """Send a message whose answer, if it has one, is not needed."""
-        self._channel.send(message)  # raises if it is too large: then no answer comes
+        """Send a message without waiting for an answer. Raises LimitExceeded if the message is too large."""
+        self._channel.send(message)
         identifier = getattr(message, "id", 0)
         if identifier and self._channel.open:
             self._pending[identifier] = None
 
     def _received(self, reply: m.Reply) -> None:
         for number in getattr(reply, "gone", ()):
-            self.segments.pop(number, None)  # mapped for as long as a view looks into it
+            self.segments.pop(number, None)  # its mapping stays as long as a view of it exists
         for grant in getattr(reply, "grants", ()):
             (fd,) = self._channel.take_descriptors(1)
             segment = self.segments.setdefault(grant.segment, NodeSegment(grant.segment, grant.size, self.pins.access))
@@ -349,8 +350,8 @@ class Connection:
             future.set_result(reply)
 
     def _closed(self, error: DataplaneError | None) -> bool:
-        """Called when the node has gone, or accepts no more messages from this side; the node then still keeps the pins
-        of views. Returns whether the socket has to stay open: `pins` owns it then, until the last view is dropped."""
+        """Called when the node has ended, or accepts no more messages but keeps the pins of views. Returns whether the
+        socket must stay open. `pins` then owns it until the last view is dropped."""
         self._end(error)
         if not self.pins.live:
             return False
@@ -374,11 +375,11 @@ class Connection:
 
     @property
     def owed(self) -> bool:
-        """Whether a reply is pending whose caller has stopped waiting: its grant must be released."""
+        """Whether a reply is pending whose caller has stopped waiting. Its grant must be released."""
         return None in self._pending.values() and self._channel.open
 
     def report(self, graph: bytes) -> None:
-        """From any thread: send this process's performance graph, and the pins dropped so far."""
+        """Send this process's performance graph, and the pins dropped so far. May be called from any thread."""
 
         def send() -> None:
             if self.pins.dropped:
@@ -392,8 +393,8 @@ class Connection:
     # Pins
 
     def _flush_soon(self) -> None:
-        """From any thread: send the dropped pins in the next step of the event loop."""
-        with suppress(RuntimeError):  # the loop was closed without closing the plane; the process's end unpins
+        """Send the dropped pins in the next step of the event loop. May be called from any thread."""
+        with suppress(RuntimeError):  # the loop was closed before the plane; the end of the process drops all pins
             self._soon(self._flush)
 
     def _flush(self) -> None:
@@ -404,7 +405,7 @@ class Connection:
     # Warm pages
 
     def prewarm(self) -> None:
-        """Populate the pages that the node asked this client to make ready. Blocks; for a thread. Stops when the
+        """Populate the pages that the node's welcome asks for. Blocks, so it must run in a thread. Stops when the
         connection is closed."""
         for mapping in self._prewarm:
             for start in range(0, self.welcome.prewarm, _PREWARM_STEP):
@@ -416,12 +417,12 @@ class Connection:
     # The end
 
     def refuse(self) -> None:
-        """From now on every use raises Closed, and populating pages stops."""
+        """Let every further use raise Closed, and stop populating pages."""
         self._closing = True
 
     async def settle(self) -> None:
-        """Before `close`: end the requests that wait with Closed, and wait until the node has answered them and has
-        received everything, so that their grants are released. If the node is silent for `_ANSWER_S`, stop waiting."""
+        """End pending requests with Closed, before `close`. Waits until the node has answered them and received all
+        messages, so that their grants are released, but at most `_ANSWER_S`."""
         self.refuse()
         for future in self._pending.values():
             if future is not None and not future.done():
@@ -434,13 +435,13 @@ class Connection:
                 await self._channel.drain()
 
     def _settle(self) -> None:
-        """A request has ended: wake `settle` if it was the last."""
+        """Wake `settle` if no request is pending any more."""
         if self._settling is not None and not self._pending and not self._settling.done():
             self._settling.set_result(None)
 
     def close(self) -> None:
-        """Close the connection. Pins of existing views stay until the views are dropped. Idempotent; never
-        blocks. Drops unsent messages: see `settle`."""
+        """Close the connection. Idempotent. Never blocks. Pins of existing views stay until the views are dropped.
+        Messages that were not sent are dropped, unless `settle` has sent them."""
         if self._detached:
             return
         self._closing = self._detached = True
@@ -448,7 +449,7 @@ class Connection:
         self.heartbeat.stop()
         for mapping, (segment, offset) in list(self.unsealed.items()):
             segment.unshare(mapping, offset)
-        kept = [m.Cancel(request) for request in self.handing]  # so that the node does not free their shards
+        kept = [m.Cancel(request) for request in self.handing]  # keeps the node from freeing their shards
         if self._channel.open and self.pins.live:
             connected, rest = self._channel.detach()
             self._end(Closed("the plane is closed"))
@@ -459,21 +460,21 @@ class Connection:
                 self._channel.send(message)
             self._channel.close()
         self._prewarm.clear()
-        self.events = None  # unmapped when the last recording thread drops it
+        self.events = None  # the ring is unmapped when the last recording thread drops it
         self.segments.clear()  # views keep their own mappings
 
     def forked(self) -> None:
-        """In a forked child: close this copy of the parent's socket, and make its drafts private, so that writes here
-        do not reach the parent."""
+        """In a forked child, close the copy of the parent's socket, and make drafts private, so that writes in the
+        child do not reach the parent."""
         let_go(self._socket)
         for mapping, (segment, offset) in list(self.unsealed.items()):
-            with suppress(DataplaneError):  # then its accesses still fail
+            with suppress(DataplaneError):  # if this fails, accesses to the mapping fail too
                 segment.unshare(mapping, offset)
 
 
 def _recording(size: int, fd: int) -> PlainWriter | None:
-    """The writer of events to the ring that the node's `Welcome` contains; None if the ring has another version's
-    format, cannot be mapped, or `observe` is switched off."""
+    """The writer of events to the ring of the node's `Welcome`. None if the ring has the format of another version or
+    cannot be mapped, or if `observe` is off."""
     try:
         if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
             return RingWriter(fd).writer

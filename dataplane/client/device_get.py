@@ -1,7 +1,7 @@
-"""The destination of a `get`: the caller's tensors, a device, or the ranks of a group.
+"""The destinations of a `get`: the caller's tensors, a device, or the ranks of a group.
 
-Copies to devices are ordered by the current stream of the caller's thread. Copies to host memory are divided among the
-plane's threads. In an asynchronous plane, large copies in either direction are made in a thread.
+Copies to devices are ordered by the current CUDA stream of the caller's thread. Copies to host memory are divided among
+the plane's threads. An asynchronous plane makes large copies in a thread.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataplane.errors import DataplaneError, Misuse, SchemaMismatch
 if TYPE_CHECKING:
     from dataplane.client.plane import AsyncPlane
 
-_SHARED = 4  # from so many jobs on, threads share them
+_SHARED = 4  # the number of jobs from which on threads share them
 
 
 def nbytes(batch: Batch, device: Any, out: Mapping[str, Any] | None) -> int:
@@ -43,8 +43,8 @@ def nbytes(batch: Batch, device: Any, out: Mapping[str, Any] | None) -> int:
 def placed(
     batch: Batch, device: Any, out: Mapping[str, Any] | None, pool: Executor, streams: Sequence[Any] = ()
 ) -> Batch:
-    """The batch on a device, after its columns were copied into `out`. No copy is running any more when this returns
-    or raises. `streams`: the CUDA streams of the caller, if this is another thread. Raises as `Batch.to` and
+    """Copy columns of the batch into `out`, and return the batch on the device. No copy is running when this returns or
+    raises. `streams`: the CUDA streams of the caller's thread, if this is another thread. Raises as `Batch.to` and
     `jobs_into`."""
     with ordering.as_called(streams):
         if out is not None:
@@ -62,7 +62,8 @@ def _on_host(out: Mapping[str, Any]) -> bool:
 
 
 async def together(plane: AsyncPlane, ref: BatchRef, group: Any, timeout: float) -> Batch:
-    """`collective.get` for an asynchronous plane: it waits in a thread. A cancellation ends the call on all ranks."""
+    """Run `collective.get` for an asynchronous plane, in a thread. Returns this rank's batch. A cancellation ends the
+    call on all ranks."""
     from dataplane import collective  # seldom needed
 
     loop = asyncio.get_running_loop()
@@ -87,14 +88,15 @@ _PIECE = 8 << 20
 
 
 def jobs_into(batch: Batch, out: Mapping[str, Any]) -> list[Job]:
-    """Copies, independent of each other, that together fill `out`: arrays of NumPy and tensors by the names of columns.
+    """Return independent jobs that together fill `out`: NumPy arrays and tensors by the names of columns.
 
-    All columns are checked before the first copy. A dense column takes [rows, *shape], a ragged one of one varying
-    dimension [items of all rows, *item], as `Column.packed` gives them; of the column's dtype or the narrower one that
-    it is stored in (`Column.narrow`), and contiguous unless on a device. Copies to devices run in the caller's thread,
-    when their job is called.
+    All columns are checked before the first copy. A dense column needs [rows, *shape]. A ragged column of one varying
+    dimension needs [items of all rows, *item], as `Column.packed` returns them. The dtype is the column's, or the
+    narrower one in which it is stored (`Column.narrow`). Host memory must be contiguous. Copies to devices run in the
+    thread that calls their job.
 
-    Raises SchemaMismatch if a column is missing or has another dtype or shape, Misuse for a read-only destination.
+    Raises SchemaMismatch if a column is missing or has another dtype or shape, Misuse if a destination cannot be
+    written.
     """
     if not isinstance(out, Mapping):
         raise Misuse(f"out is a mapping of columns' names to tensors, not {type(out).__name__}")
@@ -140,7 +142,7 @@ def _memory(column: Column, target: Any) -> Bytes:
 
 
 def _dtype(target: np.ndarray[Any, Any], field: Field) -> str:
-    """The name of an array's dtype; the field's, if the array has the field's storage type."""
+    """The name of an array's dtype; the field's dtype, if the array has the dtype in which it is stored."""
     return field.dtype if target.dtype == storage(field.dtype) else name_of(target.dtype) or str(target.dtype)
 
 

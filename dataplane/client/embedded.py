@@ -1,11 +1,11 @@
-"""Nodes started by the process that uses them: for itself and its children (`EmbeddedNode`), or as one of a cluster.
+"""Nodes started by the process that uses them, for itself and its children (`EmbeddedNode`) or in a cluster.
 
-A process whose `connect()` finds no address in the environment starts a node and puts the address there, so that its
-other planes and its children connect to it.
+If `connect()` finds no address in the environment, it starts a node and exports the node's address there. Other planes
+of the process, and its children, then connect to the same node.
 
-Invariants: the node ends with this process, however that ends, because it watches this process itself. If the plane
-that started it is closed first, it ends once no process is connected any more; a view of a closed plane counts as a
-connection. A forked child never stops its parent's node.
+Invariants: the node watches this process, and ends when it ends, even if it is killed. If the plane that started the
+node is closed first, the node ends once no process is connected. A view of a closed plane counts as a connection. A
+forked child never stops its parent's node.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from dataplane.wire.local import connect, format_address, is_address
 if TYPE_CHECKING:
     from dataplane.store.directory_claim import DirectoryClaim
 
-_START_S = 20.0  # a busy machine takes long for the imports
+_START_S = 20.0  # seconds to wait for a node's start; imports take long on a busy machine
 _STOP_S = 2.0
 _LET_GO = "import os, sys; os.fork() or os.execv(sys.argv[1], sys.argv[1:])"
-_NODES = "dataplane-{uid}-*/node.sock"  # in the runtime directory: the sockets of nodes without a path of their own
+_NODES = "dataplane-{uid}-*/node.sock"  # the sockets in the runtime directory of nodes started without a path
 
 
 def find(given: str | None) -> str:
-    """The given address, $DATAPLANE_ADDRESS or, without either, that of this user's only node on this host. Raises
-    ValueError if this user has no node here, or several."""
+    """The given address or, if None, $DATAPLANE_ADDRESS; without either, the address of this user's only node on this
+    host. Raises ValueError if this user has no node here, or several."""
     address = given or environment().address
     if address is not None:
         return address
@@ -55,14 +55,14 @@ def find(given: str | None) -> str:
 
 
 def _nodes(runtime: Path) -> Iterator[Path]:
-    """The sockets of this user's nodes there that accept connections."""
+    """The sockets in the runtime directory of this user's nodes that accept connections."""
     for path in runtime.glob(_NODES.format(uid=os.getuid())):
         with suppress(DataplaneError, OSError), connect(path):
             yield path
 
 
 class Launched:
-    """A running node, a child of this process. `address`: for `connect`."""
+    """A running node that is a child of this process. `address`: the address for `connect`."""
 
     def __init__(self, config: NodeConfig) -> None:
         """Start the node's process and wait until it answers. Raises Rejected, with the reason, if the node cannot meet
@@ -83,11 +83,11 @@ class Launched:
 
     @property
     def ended(self) -> bool:
-        """Whether its process has ended (and is reaped)."""
+        """Whether the node's process has ended. Reaps it."""
         return self.process.poll() is not None
 
     def stop(self) -> None:
-        """End it now. Idempotent."""
+        """Terminate the node, and wait up to `_STOP_S` for its end. Idempotent."""
         if not self.ended:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
@@ -95,16 +95,17 @@ class Launched:
 
 
 def node_command(config: NodeConfig, ready: socket.socket, *more: str) -> list[str]:
-    """The command line of a node that ends with this process, and reports on `ready` that it runs."""
+    """The command line of a node that ends with this process, and reports its address on `ready` when it runs."""
     command = [sys.executable, "-m", "dataplane.node", json.dumps(asdict(config)), str(os.getpid())]
     return [*command, str(ready.fileno()), *more]
 
 
 def first_words(node: socket.socket, lines: int) -> Sequence[str]:
-    """The `lines` lines that a node reports when it has started; the first is its address. Raises as `Launched`."""
+    """Wait for the report of a node that has started. Returns its `lines` lines, of which the first is the address.
+    Raises as `Launched`."""
     node.settimeout(_START_S)
     words = ""
-    with suppress(OSError):  # nothing came in time, or the node has ended
+    with suppress(OSError):  # no report came in time, or the node has ended
         words = node.recv(4096).decode(errors="replace")
     said = words.split("\n")
     if len(said) == lines and is_address(said[0]):
@@ -115,22 +116,21 @@ def first_words(node: socket.socket, lines: int) -> Sequence[str]:
 
 
 class EmbeddedNode(Launched):
-    """A running node that this process started, at `address`."""
+    """A running node for this process and its children, at `address`, which the environment has for them."""
 
     def __init__(self, config: NodeConfig) -> None:
-        """Start it and wait until it answers. Raises Rejected, with the reason, if it cannot meet the settings;
-        PeerUnavailable if it does not start."""
+        """Start the node, wait until it answers, and export its address. Raises as `Launched`."""
         super().__init__(config)
         self._starter = os.getpid()
         _running.append(self)
         export_address(self.address)
 
     async def retire(self, *, wait: bool = True) -> None:
-        """Let the node end once no process is connected; wait a moment for that."""
+        """Let the node end once no process is connected. `wait`: whether to wait up to `_STOP_S` for its end."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
         def reaped() -> None:
-            with suppress(RuntimeError):  # it took longer than the loop
+            with suppress(RuntimeError):  # the loop was closed before
                 loop.call_soon_threadsafe(ended.set)
 
         if self.abandon(reaped) and wait:
@@ -139,8 +139,8 @@ class EmbeddedNode(Launched):
                     await ended.wait()
 
     def abandon(self, reaped: Callable[[], None] = lambda: None) -> bool:
-        """Let the node end once no process is connected. A thread reaps it then and calls `reaped`: it may run on for
-        other clients, or end late on a busy machine. Returns False in a forked child. Any thread may call this."""
+        """Let the node end once no process is connected, which may be long after. A thread then reaps it and calls
+        `reaped`. Returns False, and does nothing, in a forked child. Any thread may call this."""
         self.forget()
         if os.getpid() != self._starter:
             return False
@@ -155,19 +155,19 @@ class EmbeddedNode(Launched):
         reaped()
 
     def forget(self) -> None:
-        """Remove the node from those that this process's `connect` and children find."""
+        """Remove the node from those that `connect` finds in this process and its children."""
         if self in _running:
             _running.remove(self)
             export_address(_running[-1].address if _running else None)
 
     def stop(self) -> None:
-        """End it now. Does nothing in a forked child."""
+        """Terminate the node. Does nothing in a forked child."""
         if os.getpid() == self._starter:
             super().stop()
 
     @property
     def died(self) -> bool:
-        """Whether this process started it and it has ended. False in a forked child."""
+        """Whether the node has ended. False in a forked child."""
         return os.getpid() == self._starter and self.ended
 
 
@@ -178,15 +178,15 @@ os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[at
 
 
 def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
-    """The address in the environment; else that of a node that is started now, and the node. With settings, a node is
-    started even if this process has one already. One thread at a time does this, so that threads that connect at once
-    find the same node."""
+    """Find the node's address in the environment, else start a node. Returns the address, and the node if one was
+    started. With settings, a node is also started if the address is of a node that this process or its parent started.
+    One thread at a time does this, so that threads that connect at once use the same node."""
     with _starting:
         for node in list(_running):
             if node.died:
                 node.forget()
         address = environment().address
-        ours = any(node.address == address for node in _running)  # or of the process that this was forked from
+        ours = any(node.address == address for node in _running)  # `_running` has the nodes of a forking parent too
         if address is not None and not (config and ours):
             return address, None
         started = EmbeddedNode(config or NodeConfig())
@@ -202,19 +202,18 @@ atexit.register(_stop_all)
 
 
 class ClusterNode:
-    """A running node of a cluster, started by this process. `address`: for clients; `listens`: for other nodes.
+    """A running node of a cluster, started by this process. `address`: the address for clients. `listens`: the address
+    for other nodes.
 
-    It watches this process, and ends with it gracefully, removing its files. It must not be a child of this process,
-    because Ray ends the children of its workers by SIGKILL; so an intermediate process starts it, and ends. It inherits
-    the cluster's key in memory: the key is in no file, and on no command line.
+    The node watches this process, ends gracefully with it, and removes its files. An intermediate process starts the
+    node, so that it is no child of this process, because Ray ends the children of its workers by SIGKILL. The node
+    inherits the cluster's key in memory. The key is in no file, and on no command line.
     """
 
     def __init__(self, config: NodeConfig, cluster: ClusterConfig, key: bytes) -> None:
-        """Start it and wait until it answers. `key` is the content of a key file; `cluster.key` is not used.
-
-        Raises Rejected with the reason if it cannot meet the settings; PeerUnavailable if it does not start.
-        """
-        self._open, theirs = socket.socketpair()  # it ends when this end is closed
+        """Start the node and wait until it answers. `key`: the content of a key file, used in place of `cluster.key`.
+        Raises as `Launched`."""
+        self._open, theirs = socket.socketpair()  # the node ends when this end is closed
         held = _in_memory(key)
         try:
             with theirs:
@@ -230,13 +229,13 @@ class ClusterNode:
             self.address, self.listens, pid = first_words(self._open, 3)
             self._process = os.pidfd_open(int(pid))
         except BaseException:
-            self._open.close()  # which ends it, if it runs
+            self._open.close()  # ends the node, if it runs
             raise
         finally:
             os.close(held)
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the node has ended."""
         self._ended(None)
 
     def _ended(self, timeout_s: float | None) -> bool:
@@ -245,7 +244,7 @@ class ClusterNode:
         return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
     def close(self) -> None:
-        """End it now. Idempotent."""
+        """Terminate the node, and kill it if it has not ended after `_STOP_S`. Idempotent."""
         if self._process < 0:
             return
         with suppress(ProcessLookupError):
@@ -258,7 +257,7 @@ class ClusterNode:
 
 
 def claimed_directory() -> DirectoryClaim:
-    """A new directory for the etcd of a cluster that ends with this process."""
+    """Create a directory for the etcd of a cluster that ends with this process."""
     from dataplane.store.directory_claim import DirectoryClaim  # for clusters only
 
     return DirectoryClaim(Path(environment().spill_dir), f"dataplane-etcd-{os.getuid()}")
@@ -266,13 +265,13 @@ def claimed_directory() -> DirectoryClaim:
 
 def new_key() -> bytes:
     """The content of a key file with a new key."""
-    from dataplane.wire import auth  # with ZeroMQ, which a host alone does not need
+    from dataplane.wire import auth  # imports ZeroMQ, which only a cluster needs
 
     return auth.new()
 
 
 def _in_memory(content: bytes) -> int:
-    """A descriptor of an unnamed file, readable by this user only."""
+    """A descriptor of an unnamed file in memory with this content, readable by this user only."""
     descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
     os.fchmod(descriptor, 0o600)
     os.write(descriptor, content)

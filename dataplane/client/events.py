@@ -1,8 +1,8 @@
 """The events of requests, and trace events that connect the append, the delivery and the ack of a row.
 
-A row has a 64-bit number that producer and consumer compute independently: from the stream's key prefix and the row's
-number if it has a generated key, else from its key. For many rows that are not consecutive, events are recorded for
-some of them only.
+Producer and consumer compute the same 64-bit number for a row. For a generated key, it is computed from the stream's
+key prefix and the row's number, else from the key. If many rows are not consecutive, events are recorded for some of
+them only.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OPERATIONS: dict[str, tuple[type[Any], ...]] = {
 }
 _CODES = {kind: CODE[name] for name, kinds in _OPERATIONS.items() for kind in kinds}
 
-_SOME = 32  # at most so many rows of one call are recorded one by one
+_SOME = 32  # the most rows of one call that are recorded one by one
 _APPEND, _CONSUME = CODE["flow append"], CODE["flow consume"]
 _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 
@@ -48,12 +48,12 @@ _GRANT, _ACK = CODE["flow grant"], CODE["flow ack"]
 def code(request: Any) -> int:
     """The event code of a request."""
     if isinstance(request, rm.AppendRows) and request.columns is None:
-        return CODE["request"]  # the append is recorded as a whole, with its admission
+        return CODE["request"]  # `stream_writes` records the whole append, including its admission
     return _CODES.get(type(asked_in(request)), CODE["request"])
 
 
 def appended(connection: Connection, mark: str, reply: rm.RowsAppended, keys: Sequence[str], rows: int) -> None:
-    """Record that the last event was an append of these rows. `keys`: those that the caller gave, if any."""
+    """Record that the last event was an append of these rows. `keys`: the keys from the caller; empty if generated."""
     events = connection.events
     if events is None:
         return
@@ -97,7 +97,7 @@ def _of(mark: str, number: int) -> int:
 
 
 def _of_key(key: str) -> int:
-    """The number of a row with this key, given or generated (`stream.keys.unnamed`)."""
+    """The number of a row by its key, of a user or generated (`stream.keys.unnamed`)."""
     if key.startswith("~"):
         mark, _, number = key[1:].rpartition(".")
         if number.isdecimal():

@@ -1,13 +1,13 @@
 """Columns that stay in memory of the process that puts them, on a device or the host, and that other processes map.
 
-A kept column is a shard with its bytes in memory of this process, in the layout of the node's memory. The node has its
-layout and a handle, by which other processes of the host map the memory. Tensors on a CUDA device stay there, and are
-mapped by CUDA IPC. Those on the host are copied into memory of the process that others map through /proc.
+A kept column is a shard in memory of this process, in the layout of the node's memory. The node has its layout and a
+handle, by which other processes of the host map the memory. Tensors on a CUDA device stay on the device, and are mapped
+by CUDA IPC. Tensors on the host are copied to memory of this process that other processes map through /proc.
 
-Invariants: kept columns count against a budget. A kept column is copied to the node's memory (*landed*) if it is the
-oldest one and the budget is exceeded; if a process needs it that cannot map it, such as one of another host; or when
-the plane is closed. Its memory is released when the node says that no process needs it. A kept column is sealed: no
-process writes to it any more.
+Invariants: kept columns count towards a budget. A kept column is copied to the node's memory (*landed*) if it is the
+oldest and the budget is exceeded, if a process needs the column and cannot map it (such as one on another host), or
+when the plane is closed. Its memory is released when the node reports that no process needs it. A kept column is
+immutable.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from dataplane.wire import shard_messages as sm
 
 log = logging.getLogger(__name__)
 
-_LAND_S = 60.0  # the time to copy a shard to the arena
+_LAND_S = 60.0  # the most seconds for copying a shard to the arena
 
 
 class MemoryHandle(msgspec.Struct, frozen=True, array_like=True):
-    """The means by which other processes find this memory. Host memory: `number` of the process's open file, and its
-    `inode`. CUDA: the handle that torch makes for CUDA IPC (`cuda`), and a `number` by which this process itself finds
-    it."""
+    """The handle by which other processes find memory of `process`. Host memory: `number` is the file descriptor in
+    that process, and `inode` the file's. CUDA: `cuda` is torch's handle for CUDA IPC, and `number` the key by which the
+    process itself finds the memory."""
 
     process: int
     number: int
@@ -59,7 +59,7 @@ class MemoryHandle(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OwnHost:
-    """Host memory of this process that others may map: a file without a name. `OwnDevice` has the same methods."""
+    """Host memory of this process that other processes may map: an unnamed file. `OwnDevice` has the same methods."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -72,36 +72,36 @@ class OwnHost:
             raise
 
     def handle(self) -> MemoryHandle:
-        """The means by which other processes find it."""
+        """The handle by which other processes find the memory."""
         return MemoryHandle(os.getpid(), self._fd, os.fstat(self._fd).st_ino)
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
-        """The copies that together write the column there."""
+        """The jobs that together copy the column into the memory."""
         return list(column.jobs(self._memory[: column.nbytes]))
 
     def copy(self, memory: Bytes) -> None:
-        """Copy all of it to host memory. Blocks."""
+        """Copy all bytes to `memory`. Blocks. Does nothing after `close`."""
         source = self._memory
-        if len(source):  # else it was freed meanwhile
+        if len(source):
             np.copyto(memory, source)
 
     def close(self, *, mapped: bool = False) -> None:
-        """Release it; `mapped`: others may map it still. Idempotent."""
+        """Release the memory. `mapped`: whether other processes may still map it. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._memory = -1, np.empty(0, np.uint8)
 
 
 _own: weakref.WeakValueDictionary[int, OwnDevice] = weakref.WeakValueDictionary()
-"""Memory of this process, by number: CUDA IPC can map only memory of other processes."""
-_numbers = itertools.count(secrets.randbits(48))  # random, so that no other process has the same
+"""Device memory of this process, by number. It is not mapped by CUDA IPC, which maps only memory of other processes."""
+_numbers = itertools.count(secrets.randbits(48))  # begins at random, so that no other process has the same numbers
 
 
 class OwnDevice:
-    """Memory of this process on a CUDA device, with the methods of `OwnHost`. Other processes map it by CUDA IPC as
-    torch does it: torch's handle of a storage (`_share_cuda_`) names the allocation, the storage's offset in it, and an
-    event on which a process that maps it waits. The device keeps the allocation as long as its process lives; the
-    node's pins say when it may be reused. All bytes are written before the handle is made, and never afterwards."""
+    """Memory of this process on a CUDA device, with the methods of `OwnHost`. Other processes map it by torch's CUDA
+    IPC. The handle of a storage (`_share_cuda_`) names the allocation, the storage's offset in it, and an event for
+    which the other process waits. The device keeps the allocation until this process ends; the node's pins decide when
+    it may be reused. All bytes are written before the handle is made, and never afterwards."""
 
     def __init__(self, size: int, device: Any) -> None:
         import torch
@@ -111,7 +111,7 @@ class OwnDevice:
         self._device = device
         self._counter: tuple[Any, int] | None = None
         _own[self.number] = self
-        with torch.cuda.device(device), torch.cuda.stream(outward(device).stream):  # the stream of all writes to it
+        with torch.cuda.device(device), torch.cuda.stream(outward(device).stream):  # all writes use this stream
             self._tensor: Any = torch.empty(size, dtype=torch.uint8, device=device)
 
     def handle(self) -> MemoryHandle:
@@ -124,7 +124,7 @@ class OwnDevice:
         return MemoryHandle(os.getpid(), self.number, 0, name, (*parts, self._tensor.storage_offset()))
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
-        """One job, since all copies are made on one stream of the device."""
+        """The job that copies the column into the memory. It is one, because all copies use one CUDA stream."""
         return [partial(self._write, column)]
 
     def _write(self, column: PlannedColumn) -> None:
@@ -150,7 +150,7 @@ class OwnDevice:
             stream.synchronize()
 
     def mapped(self, pin: object) -> MappedDevice:
-        """The memory for readers in this process."""
+        """A view of the memory for readers in this process. Keeps the pin."""
         return MappedDevice(self._tensor, pin, own=True)
 
     def copy(self, memory: Bytes) -> None:
@@ -159,8 +159,8 @@ class OwnDevice:
             leave(memory[: self.size], [tensor], NOTHING)
 
     def close(self, *, mapped: bool = False) -> None:
-        """See `OwnHost`. torch counts how many mappings it expects (one at first) and how many were
-        made, and keeps the memory until these agree. If no process has mapped it, one mapping is reported to torch."""
+        """Release the memory. If other processes may still map it (`mapped`), keep it until this process ends. torch
+        keeps a shared storage until one mapping of it was made and dropped, so one is reported to torch."""
         tensor, counter = self._tensor, self._counter
         self._tensor = self._counter = None
         if tensor is not None and mapped:
@@ -170,12 +170,12 @@ class OwnDevice:
 
 
 _left: list[Any] = []
-"""Tensors that other processes still mapped when the plane was closed; kept until the process ends."""
+"""Tensors that other processes may have mapped when the plane was closed; kept until this process ends."""
 
 
 class _PinHold:
-    """Holds the pin of mapped memory for its tensors, until the CUDA stream has run the work queued when they were
-    dropped."""
+    """Keeps the pin of mapped memory after its tensors are dropped, until the current CUDA stream has run the work that
+    was queued at that moment."""
 
     __slots__ = ("_device", "_pin")
 
@@ -193,19 +193,19 @@ class _PinHold:
 
 
 def _done(event: Any) -> bool:
-    """Whether the device has reached the event. A forked child has no device, and does not ask."""
+    """Whether the device has reached the event. False in a forked child, which cannot use CUDA."""
     import torch
 
     return torch.cuda.is_initialized() and bool(event.query())
 
 
 class MappedDevice:
-    """Memory of another process's device, or this one's (`batch.stored_column.ExtentMemory`): read on the host by
-    copies, and on the device in place. The tensors' storage keeps the pin, until the current CUDA stream of the thread
-    that drops them has done its queued work."""
+    """Device memory of another process, or of this one (`batch.stored_column.ExtentMemory`). It is read on the host by
+    copies, and on the device in place. The storage of the tensors keeps the pin until the current CUDA stream of the
+    thread that drops them has done its queued work."""
 
     def __init__(self, tensor: Any, pin: object, *, own: bool = False) -> None:
-        """`own`: the tensor is this process's. It needs no pin while readers use it: torch keeps its memory."""
+        """`own`: whether the tensor is of this process. Its views then need no pin, because torch keeps the memory."""
         self._tensor = tensor
         if own:
             self._pin = pin
@@ -213,13 +213,13 @@ class MappedDevice:
             tensor.untyped_storage().dataplane_hold = _PinHold(pin, tensor.device)
 
     def read(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.read`: a copy."""
+        """A read-only copy of `nbytes` from `offset` in host memory."""
         view = self.own(offset, nbytes)
         view.setflags(write=False)
         return view
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """See `Memory.own`."""
+        """A writable copy of `nbytes` from `offset` in host memory."""
         memory = np.empty(nbytes, np.uint8)
         if nbytes:
             leave(memory, [self._tensor[offset : offset + nbytes]], NOTHING)
@@ -228,19 +228,19 @@ class MappedDevice:
     private = own
 
     def there(self, offset: int, nbytes: int, device: Any) -> Any:
-        """These bytes as a tensor in place, if they are on this device; else None."""
+        """A tensor of these bytes without a copy if they are on this device; else None."""
         if self._tensor.device != device:
             return None
         there = self._tensor[offset : offset + nbytes]
         if there.is_cuda:
             import torch
 
-            there.record_stream(torch.cuda.current_stream(device))  # of memory of this process
+            there.record_stream(torch.cuda.current_stream(device))  # has an effect for memory of this process
         return there
 
 
 def _mapped_device(name: str, parts: tuple[Any, ...], size: int, pin: object) -> MappedDevice | None:
-    """Map the memory of this handle on the device with this UUID; None if this process cannot."""
+    """Map the memory of this handle on the device with the UUID `name`; None if this process cannot map it."""
     import torch
 
     if not torch.cuda.is_available():
@@ -255,14 +255,14 @@ def _mapped_device(name: str, parts: tuple[Any, ...], size: int, pin: object) ->
     with torch.cuda.device(index):
         try:
             storage = torch.UntypedStorage._new_shared_cuda(*shared)
-        except RuntimeError:  # the driver refuses: another container, or no peer access
+        except RuntimeError:  # refused by the driver, for instance in another container or without peer access
             return None
         tensor = torch.empty(0, dtype=torch.uint8, device=f"cuda:{index}").set_(storage, offset, (size,), (1,))
     return MappedDevice(tensor, pin)
 
 
 def mapped(number: int, size: int, encoded: bytes, pin: object, access: MappingAccess) -> ExtentMemory | None:
-    """The memory of another process, or this one, by its handle; None if it cannot be mapped here."""
+    """Map kept memory by its encoded handle. `number`: that of the pin. Returns None if it cannot be mapped here."""
     try:
         handle = msgspec.msgpack.decode(encoded, type=MemoryHandle)
     except msgspec.DecodeError:
@@ -274,7 +274,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: MappingA
         return None if own is None else own.mapped(pin)
     try:
         fd = os.open(f"/proc/{handle.process}/fd/{handle.number}", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # of another user, or in another PID namespace
+    except OSError:  # the process is of another user, or in another PID namespace
         return None
     found = os.fstat(fd)
     if found.st_ino != handle.inode or found.st_size < size:
@@ -286,26 +286,27 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: MappingA
 
 
 class KeptColumns:
-    """The columns that one plane keeps. Used from its event loop only."""
+    """The kept columns of one plane. Used from its event loop only. `used`: bytes of the budget in use."""
 
     def __init__(self, connection: Connection, writer: ShardWriter, budget: int) -> None:
         self._connection = connection
         self._writer = writer
         self._budget = budget
-        self._kept: dict[int, OwnHost | OwnDevice] = {}  # by shard, the longest kept first
+        self._kept: dict[int, OwnHost | OwnDevice] = {}  # by shard, the oldest first
         self._landing: dict[int, asyncio.Task[None]] = {}
-        self._landed: set[int] = set()  # copied to the node's memory, and still mapped by other processes
+        self._landed: set[int] = set()  # being copied, or copied to the node's memory and still mapped
         self.used = 0
         connection.keeping = self._told
 
     @property
     def live(self) -> bool:
-        """Whether a column is kept: the node may ask for it at any time."""
+        """Whether a column is kept. The node may then ask for a copy at any time."""
         return bool(self._kept)
 
     async def keep(self, columns: Any, planned: PutPlan, scope: str, timeout: float) -> list[Placed]:
-        """Keep those of the planned columns whose values in `columns` are tensors, each as its own shard. Returns their
-        places; none if the budget has no room. Raises as `AsyncPlane.put`; then nothing is kept."""
+        """Keep the planned columns whose values in `columns` are tensors, each as a separate shard. Returns the kept
+        columns with their shards; none if the budget has no room, or the device cannot share memory. Raises as
+        `AsyncPlane.put`; nothing is kept then."""
         pairs = columns.items() if hasattr(columns, "items") and planned.rows else ()
         names = {name for name, values in pairs if _are_tensors(values)}
         chosen = [column for column in planned.columns if column.name in names and column.nbytes]
@@ -332,7 +333,7 @@ class KeptColumns:
                 own.close()
             if isinstance(error, RuntimeError | OSError) and not isinstance(
                 error, DataplaneError
-            ):  # CUDA has no memory or cannot share it, or no descriptors are left
+            ):  # CUDA has no memory left or cannot share it, or no file descriptors are left
                 log.warning("columns are copied to shared memory, since the device cannot share them: %s", error)
                 return []
             raise
@@ -340,8 +341,8 @@ class KeptColumns:
         return [(column, number, 0) for column, number in zip(chosen, numbers, strict=True)]
 
     async def _make_room(self, nbytes: int) -> bool:
-        """Copy the oldest columns to the node's memory until `nbytes` fit the budget. Returns whether they do. Columns
-        that other processes map count towards the budget until no process maps them."""
+        """Copy the oldest columns to the node's memory until `nbytes` fit the budget. Returns whether they fit. A
+        copied column counts towards the budget until no process maps it."""
         while self.used + nbytes > self._budget:
             longest = next((shard for shard in self._kept if shard not in self._landed), None)
             if longest is None:
@@ -361,7 +362,7 @@ class KeptColumns:
                 await self._writer.run([partial(own.copy, memory)])
                 asked = sm.Landed(self._connection.next_id(), shard, number)
                 await self._connection.request(asked, m.Done, _LAND_S)
-        except BaseException as error:  # the node may have asked for it meanwhile, and can ask again
+        except BaseException as error:  # tells the node, which may wait for the copy and can ask again
             self._landed.discard(shard)
             known = (
                 error if isinstance(error, DataplaneError) else PeerUnavailable("the copy of the shard was given up")
@@ -371,16 +372,16 @@ class KeptColumns:
             raise
 
     def _told(self, told: sm.Keeping) -> None:
-        """Handle the node's message that a shard is needed in its memory, or is not needed any more."""
+        """Handle the node's message that a shard is needed in the node's memory, or is not needed any more."""
         if not told.land:
             self._forget(told.shard)
         elif told.shard not in self._landing:
-            task = self._connection._loop.create_task(self._land(told.shard))  # it may not run now
+            task = self._connection._loop.create_task(self._land(told.shard))  # the loop may not be running
             self._landing[told.shard] = task
             task.add_done_callback(lambda _: self._landing.pop(told.shard, None))
 
     async def _land(self, shard: int) -> None:
-        with suppress(DataplaneError):  # the node has been told
+        with suppress(DataplaneError):  # `land` has reported the error to the node
             await self.land(shard)
 
     def _forget(self, shard: int, *, mapped: bool = False) -> None:
@@ -391,8 +392,7 @@ class KeptColumns:
             own.close(mapped=mapped)
 
     async def aclose(self) -> None:
-        """Copy all kept columns to the node's memory, within a minute. For a process that continues, or that ends
-        without being killed."""
+        """Copy all kept columns to the node's memory, within `_LAND_S`. Logs which shards are lost if that fails."""
         try:
             async with asyncio.timeout(_LAND_S):
                 for shard in list(self._kept):
@@ -407,7 +407,7 @@ class KeptColumns:
         for task in begun:
             task.cancel()
         await asyncio.gather(*begun, return_exceptions=True)
-        for shard in list(self._kept):  # landed shards that no process maps were dropped by message
+        for shard in list(self._kept):  # lost ones, and landed ones that other processes may still map
             self._forget(shard, mapped=True)
 
 

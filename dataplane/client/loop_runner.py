@@ -1,22 +1,21 @@
-"""An event loop for callers without one: a thread that waits for a result runs it.
+"""An event loop for blocking callers: a thread that waits for a result runs the loop itself.
 
-Handing a call to a loop in another thread and back costs two wake-ups, 100 to 200 microseconds here. So a thread that
-calls while the loop does not run takes the turn and runs it itself, until its call is done (leader and followers,
-Schmidt et al. 2000). A thread that calls during another's turn hands its coroutine over and waits; a background thread
-then has the turn for as long as any thread waits, or `busy` is true.
+Handing a call to a loop in another thread and back needs two wake-ups, 100 to 200 microseconds. So a thread that calls
+while the loop does not run takes the turn, and runs the loop until its call is done (leader and followers, Schmidt et
+al. 2000). A thread that calls during another thread's turn hands its coroutine over and waits. Afterwards, a background
+thread has the turn as long as any thread waits or `busy` returns true.
 
-Invariants: the loop is run by one thread at a time; a coroutine that was handed over is run to its end, also after the
-thread with the turn leaves; a call that is interrupted (Ctrl-C), or left by an error of a signal's handler, is
-cancelled, never the loop's own work; whenever the
-interrupt comes, no turn is kept and none is lost.
+Invariants: one thread at a time runs the loop. A coroutine that was handed over is run to its end, also after the
+thread with the turn leaves. A call that is interrupted (Ctrl-C), or left by an error of a signal handler, is cancelled;
+other work of the loop is not. At whatever moment an interrupt comes, the turn is released, and released once.
 
-Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves the condition locked, and
-then the loop waits forever.
+Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves the condition locked, so
+that the loop waits forever.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # signal's own functions make enums, 20 microseconds a call
+import _signal  # type: ignore[import-not-found]  # the functions of `signal` make enums, 20 microseconds a call
 import asyncio
 import os
 import queue
@@ -37,16 +36,15 @@ _clock = time.monotonic_ns
 
 WITHIN = "a plane was used within a call of it, by a finalizer or a signal's handler; it would wait forever"
 _ALONE_S = 0.02
-"""Seconds that a call waits for its answer outside of the loop. The loop's timers may be late by as much."""
+"""Seconds for which a call waits for its answer outside of the loop. Timers of the loop may be late by as much."""
 
 
 class _Interrupts:
-    """Ctrl-C in the main thread while the block lasts: it cancels the call, and does not break off the step in
-    progress.
+    """A context manager in which Ctrl-C cancels the main thread's call between two steps of the loop.
 
-    If the block ends as cancelled, it raises the error of the earlier handler (such as KeyboardInterrupt). If it ends
-    otherwise, the interrupt came too late: `late` is called. In other threads, and within another block, this does
-    nothing.
+    If the block ends by the cancellation, it raises the error of the previous handler (such as KeyboardInterrupt). If
+    it ends in another way, the interrupt came too late, and `late` is called. In other threads, and within another such
+    block, this does nothing.
     """
 
     __slots__ = ("_before", "_cancel", "_error", "_late")
@@ -69,13 +67,13 @@ class _Interrupts:
         try:
             self._before(*signalled)
         except BaseException as error:
-            self._error = error.with_traceback(None)  # else its traceback and this would refer to each other
+            self._error = error.with_traceback(None)  # breaks the cycle of traceback and this object
             if self._cancel is not None:
                 self._cancel()
 
     def cancel_by(self, cancel: Callable[[], object] | None) -> None:
-        """Set the function that cancels, and call it at once if the interrupt has come already. None: cancel no
-        more."""
+        """Set the function that cancels the call; None: an interrupt cancels nothing. Calls the function at once if an
+        interrupt has come already."""
         self._cancel = cancel
         if cancel is not None and self._error is not None:
             cancel()
@@ -83,8 +81,8 @@ class _Interrupts:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._before is None:
             return
-        found = _signal.signal(signal.SIGINT, self._before)  # this also runs the handler for signals so far
-        if found is not self:  # the user's handler has set another
+        found = _signal.signal(signal.SIGINT, self._before)  # also runs the handler for pending signals
+        if found is not self:  # the previous handler has set another handler, which stays
             _signal.signal(signal.SIGINT, found)
         error, self._error = self._error, None
         if error is None:
@@ -102,26 +100,26 @@ def _interrupt() -> None:
 
 
 class LoopRunner:
-    """A loop, and the turn to run it. `close` ends it."""
+    """An event loop, and the turn (a lock) to run it. `close` ends both."""
 
     def __init__(self) -> None:
         self.busy: Callable[[], bool] = lambda: False
-        """Whether work must continue without a waiting thread. Called when a call ends."""
+        """Returns whether the loop must run without a waiting thread. Called when a call ends."""
         self._selector = PollingSelector()
         self._loop = polling_loop(self._selector)
-        self._turn = threading.RLock()  # knows its owner at every moment, also in the midst of `acquire`
+        self._turn = threading.RLock()  # knows its owner at every moment, also during `acquire`
         self._run_for: Coroutine[Any, Any, Any] | None = None  # the coroutine of the thread with the turn
-        self._waiting: set[object] = set()  # changed by single operations, so that any thread may
+        self._waiting: set[object] = set()  # changed by atomic operations, so that any thread may change it
         self._ended = asyncio.Event()
         self._open = True
-        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()  # reentrant: finalizers put into it
+        self._calls: queue.SimpleQueue[None] = queue.SimpleQueue()  # reentrant, because finalizers put into it
         self._thread = threading.Thread(target=self._keep, name="dataplane", daemon=True)
         self._thread.start()
 
     def wait(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine; return its result, or raise its error. Any thread may call this, also one that runs a
-        loop of its own (as notebooks do), which then stands still meanwhile. Raises Misuse in a finalizer or a
-        signal's handler that runs within another call.
+        """Run the coroutine. Returns its result, or raises its error. Any thread may call this. If the thread runs
+        another event loop (as in notebooks), that loop is blocked meanwhile. Raises Misuse in a finalizer or a signal
+        handler that runs within another call.
         """
         entered = recorder.enter()
         try:
@@ -144,18 +142,18 @@ class LoopRunner:
 
     @property
     def within(self) -> bool:
-        """Whether this thread has the turn: code that it runs now, such as a finalizer, must not wait for another."""
+        """Whether this thread has the turn. Code that runs then, such as a finalizer, must not wait for a result."""
         return self._turn._is_owned()  # type: ignore[attr-defined, no-any-return]  # `threading.Condition` uses it too
 
     @property
     def free(self) -> bool:
-        """Whether no thread runs the loop at this moment, and this thread may call `ask`."""
+        """Whether no thread runs the loop now, so that this thread may call `ask`."""
         return not self._loop.is_running() and not self.within
 
     def ask(self, exchange: Exchange[Any, T]) -> T:
-        """As `wait` for `connection.exchange`, but not `within` a call. If the loop has no other work, this thread
-        sends the request and reads its answer itself: a task in a loop takes longer than the request. If other events
-        come meanwhile, or no answer within `_ALONE_S`, the loop does the rest."""
+        """Do an exchange. Returns its result. Must not be called `within` another call. If the loop has no other work,
+        this thread sends the request and reads the answer without the loop, because a task takes longer than the
+        request. If other events come first, or no answer comes within `_ALONE_S`, the loop completes the exchange."""
         began = _clock()
         try:
             return self._ask(exchange, began)
@@ -163,7 +161,7 @@ class LoopRunner:
             recorder.called(exchange.request.id, began)
 
     def _ask(self, exchange: Exchange[Any, T], began: int) -> T:
-        exchange.connection.check()  # before the turn is touched, which a forked child lacks
+        exchange.connection.check()  # checked first, because a forked child must not use the turn
         if self._waiting or asyncio._get_running_loop() is not None:
             with recorder.within(exchange.request.id):
                 return self._wait(exchange.connection.exchange(exchange))
@@ -184,7 +182,7 @@ class LoopRunner:
                 self._release()
 
     def _alone(self, descriptor: int) -> bool:
-        """The argument `wait` of `Connection.exchange_now`. False if other threads have work for the loop."""
+        """Wait up to `_ALONE_S`. Returns whether only this socket is readable, and no thread has work for the loop."""
         return not self._waiting and self._selector.only(descriptor, _ALONE_S)
 
     def _release(self) -> None:
@@ -193,7 +191,7 @@ class LoopRunner:
             self._calls.put(None)
 
     def _lead(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
-        """Run the loop until the coroutine has ended. This thread has the turn."""
+        """Run the loop until the coroutine has ended. Returns its result. The caller has the turn."""
         self._selector.polls = True
         self._run_for = coroutine
         task = self._loop.create_task(self._last(coroutine))
@@ -201,13 +199,13 @@ class LoopRunner:
             self._run(task, interrupts)
             return task.result()
         finally:
-            del task  # break the cycle of error and task: it would keep the arguments of the call
+            del task  # break the cycle of error and task, which would keep the arguments of the call
 
     def _run(self, task: asyncio.Task[Any], interrupts: _Interrupts) -> None:
-        """As `run_until_complete`, but for the error: that is left in the task. If a signal's handler raises, the task
-        is cancelled, and the background thread runs it to its end."""
+        """Run the loop until the task has ended. Does not raise the task's error. If a signal handler raises, its error
+        is raised, the task is cancelled, and the background thread runs it to its end."""
         try:
-            # Cancels between two steps of the loop, not within one.
+            # Cancelled between two steps of the loop, not within one.
             interrupts.cancel_by(lambda: self._loop.call_soon_threadsafe(task.cancel))
             self._loop.run_forever()
         except BaseException:
@@ -221,18 +219,18 @@ class LoopRunner:
             self._run_for = None
 
     async def _last(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine, and stop the loop in the same step; a callback of its task would run one step later."""
+        """Run the coroutine, and stop the loop in the same step. A callback of the task would stop it a step later."""
         try:
             return await coroutine
         finally:
-            if self._run_for is coroutine:  # else an error has ended this turn, and another thread has the turn
+            if self._run_for is coroutine:  # if not, an error has ended this turn, and another thread may have it
                 self._loop.stop()
 
     def _hand_over(self, coroutine: Coroutine[Any, Any, T], interrupts: _Interrupts) -> T:
-        """Let the thread with the turn run the coroutine, and wait for its result. If a signal's handler raises, the
-        coroutine is cancelled, and not waited for."""
+        """Let the thread with the turn run the coroutine, and wait for its result. If a signal handler raises, the
+        coroutine is cancelled, without waiting for its end."""
         begun: list[asyncio.Task[T]] = []
-        done = threading.Lock()  # not a condition, which an error from a signal's handler may leave locked
+        done = threading.Lock()  # not a condition, which an error of a signal handler may leave locked
         done.acquire()
 
         def cancel() -> None:
@@ -249,17 +247,17 @@ class LoopRunner:
             raise
         finally:
             interrupts.cancel_by(None)
-        return begun.pop().result()  # as in `_lead`: not kept in `begun`
+        return begun.pop().result()  # not left in `begun`, to break the same cycle as in `_lead`
 
     def begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Have the thread that runs the loop run the coroutine to its end; do not wait for it. From any thread. Raises
-        Closed."""
+        """Let the thread that runs the loop run the coroutine to its end, without waiting. May be called from any
+        thread. Raises Closed."""
         self._begin(coroutine, [], lambda: None)
 
     def _begin(
         self, coroutine: Coroutine[Any, Any, T], begun: list[asyncio.Task[T]], done: Callable[[], object]
     ) -> None:
-        """Have the thread with the turn run the coroutine, as a task that it puts into `begun`, and call `done` at the
+        """Let the thread with the turn run the coroutine as a task, put the task into `begun`, and call `done` at its
         end. Raises Closed."""
         waiting = object()
 
@@ -271,7 +269,7 @@ class LoopRunner:
             begun.append(self._loop.create_task(coroutine))
             begun[0].add_done_callback(ended)
 
-        # Before the check that it is open: the background thread sees this, or the check raises.
+        # Added before the check that the loop is open, so that the background thread sees it, or the check raises.
         self._waiting.add(waiting)
         try:
             self._check(coroutine)
@@ -290,8 +288,8 @@ class LoopRunner:
             task.exception()  # mark the error as retrieved, even if no thread waits any more
 
     def _interrupt_later(self) -> None:
-        """Handle an interrupt that came after the call had ended. It must not be lost, and must not discard the call's
-        result. So the loop sends it again, in another thread or in the next call."""
+        """Handle an interrupt that came after the call had ended. The interrupt must not be lost, and must not discard
+        the call's result. So the loop sends the signal again, in another thread or in the next call."""
         try:
             self._loop.call_soon_threadsafe(_interrupt)
             self._calls.put(None)
@@ -299,8 +297,8 @@ class LoopRunner:
             _interrupt()
 
     def soon(self, work: Callable[[], object]) -> None:
-        """Do a short piece of work that belongs to the loop: now if no thread has the turn, else in the loop. From any
-        thread, a finalizer too; never blocks."""
+        """Do short work that needs the turn: now if no thread has the turn, else in the loop. May be called from any
+        thread, and from a finalizer. Never blocks."""
         with _Interrupts(self._interrupt_later):
             if not self.within and self._turn.acquire(blocking=False):
                 try:
@@ -310,7 +308,7 @@ class LoopRunner:
             else:
                 with suppress(RuntimeError):  # closed meanwhile
                     self._loop.call_soon_threadsafe(work)
-                    self._calls.put(None)  # the turn may be ending; then the background thread does it
+                    self._calls.put(None)  # if the turn ends now, the background thread does the work
 
     def _keep(self) -> None:
         while not self._loop.is_closed():
@@ -333,8 +331,8 @@ class LoopRunner:
             raise Closed("the plane is closed")
 
     def close(self) -> None:
-        """End the background thread and the loop, once all coroutines that were handed over have ended; the caller must
-        ensure that they do. Idempotent."""
+        """End the background thread and the loop once all coroutines that were handed over have ended. The caller must
+        ensure that they end. Idempotent."""
         self._open = False
         self._calls.put(None)
         self._thread.join()

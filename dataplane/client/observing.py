@@ -1,5 +1,4 @@
-"""Queries of a node and its cluster over a plane: statistics for monitoring, and the last events of every process for a
-trace."""
+"""Queries to a node and its cluster over a plane: statistics for monitoring, and recent events for a trace."""
 
 from __future__ import annotations
 
@@ -21,15 +20,16 @@ if TYPE_CHECKING:
 
 
 async def snapshot(plane: AsyncPlane) -> Snapshot:
-    """The figures of the plane's node for monitoring. Raises PeerUnavailable, Closed, Forked."""
+    """Read the metrics of the plane's node. Raises PeerUnavailable, Closed, Forked."""
     plane.check()
     request = m.ReadStats(plane.connection.next_id(), about="metrics")
     return Snapshot.of((await plane.connection.request(request, m.Figures, 0.0)).values)
 
 
 async def graphs(plane: AsyncPlane) -> dict[str, Any]:
-    """The performance figures of the processes of all nodes, a message for each node: together they may be too large
-    for one. A node that does not answer has an `error`."""
+    """Read the performance figures of the processes of all nodes. Sends a message to each node, because one message
+    may not hold all figures. The entry of another node that does not answer has an `error`. Raises the error of the
+    plane's own node."""
     members, own = (await plane.members()).get("members", {}), plane.connection.welcome.node.hex()
 
     async def of_node(node: str) -> list[Any]:
@@ -47,9 +47,9 @@ async def graphs(plane: AsyncPlane) -> dict[str, Any]:
 
 
 async def collect(plane: AsyncPlane, seconds: float = 10.0) -> Trace:
-    """The events of the last `seconds` of every process of the cluster: nodes, their clients, and clients that ended
-    within the last minute; times by the clock of this host. A node that does not answer is named in `missing`. Raises
-    ValueError; PeerUnavailable, Closed, Forked of the plane's own node."""
+    """Read the events of the last `seconds` of all nodes of the cluster, their clients, and clients that ended within
+    the last minute. Times are by this host's clock. Returns a trace, whose `missing` has the errors of other nodes.
+    Raises ValueError unless `seconds` is above 0 and at most 3600; PeerUnavailable, Closed, Forked."""
     if not 0 < seconds <= 3600:
         raise ValueError(f"a trace is of the last seconds, up to 3600, not of {seconds}")
     plane.check()
@@ -82,12 +82,12 @@ async def _processes(
     listed = await connection.request(m.ListRings(connection.next_id(), node), m.RingList, 5.0)
     found = []
     for ring, pid, label, alive, threads in listed.rings:
-        if pid == os.getpid() and not node:  # the asking process
+        if pid == os.getpid() and not node:  # this process
             continue
         try:
             request = m.ReadRing(connection.next_id(), node, ring, seconds)
             events = (await connection.request(request, m.RingEvents, 5.0)).events
-        except (Lost, Retryable):  # it has ended meanwhile, or its node has
+        except (Lost, Retryable):  # the process or its node has ended meanwhile
             continue
         whole = np.frombuffer(events[: len(events) // EVENT.itemsize * EVENT.itemsize], EVENT)
         named = {place: Thread(number, text) for place, number, text in threads}
@@ -96,9 +96,9 @@ async def _processes(
 
 
 async def series(plane: AsyncPlane) -> list[tuple[str, str, str, dict[str, str], float]]:
-    """The metrics of `/metrics` for another system. Each has a kind ("counter" or "gauge"), name, help text, labels
-    (`node` among them) and value; a histogram is the counters `_bucket`, `_count` and `_sum`. Needs the extra
-    `metrics`. Raises as `snapshot`, and Misuse if the extra is not installed."""
+    """Read the metrics of `/metrics` for another monitoring system. Returns for each its kind ("counter" or "gauge"),
+    name, help text, labels (including `node`) and value. A histogram is returned as counters `_bucket`, `_count` and
+    `_sum`. Raises as `snapshot`, and Misuse if the extra `metrics` is not installed."""
     try:
         from prometheus_client.core import Metric  # noqa: F401
     except ImportError as error:

@@ -1,14 +1,14 @@
 """Spans of OpenTelemetry for puts, gets, appends, extends, consumes and acks (the extra `otel`).
 
 A plane makes spans if its process imported `opentelemetry` before it connected. Otherwise this module is not loaded,
-and no call takes longer. The SDK that the process configures sends the spans, for example by an OTLP exporter. The
-planes and streams here add nothing but spans. They serve the synchronous interface too, whose calls run those of the
-asynchronous one in the caller's context.
+and calls cost nothing more. The process's OpenTelemetry SDK sends the spans, for example by an OTLP exporter. The
+classes of this module only add spans. They serve the blocking interface too, which runs the asynchronous calls in the
+caller's context.
 
-A reference carries the trace parents of the spans that made its rows, also pickled and through every operation; rows
-of a stream carry theirs as the tag `traceparent` (W3C Trace Context). So the span of a consume or get has links to
-those of the appends and puts, in any process. A span has the attributes `stream`, `task`, `group`, `rollout_id` (the
-tag of that name, else the rows' keys) and `rows`; of several rows the first `_SOME` different ones.
+A reference has the trace parents of the spans that made its rows, also when pickled or after an operation. A row of a
+stream has its trace parent in the tag `traceparent` (W3C Trace Context). So the span of a consume or get is linked to
+the spans of the appends and puts, in any process. A span has the attributes `stream`, `task`, `group`, `rollout_id`
+(the tag of that name, else the rows' keys) and `rows`. For several rows, it has the first `_SOME` different values.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TracedAsyncPlane(AsyncPlane):
-    """See `AsyncPlane`."""
+    """An `AsyncPlane` whose puts and gets make spans."""
 
     traced: ClassVar[bool] = True
 
@@ -51,7 +51,7 @@ class TracedAsyncPlane(AsyncPlane):
 
 
 class TracedAsyncStream(streams.AsyncStream):
-    """See `AsyncStream`."""
+    """An `AsyncStream` whose appends, extends and consumes make spans."""
 
     traced: ClassVar[bool] = True
 
@@ -83,7 +83,7 @@ class TracedAsyncStream(streams.AsyncStream):
 
 
 class TracedAsyncDelivery(delivery.Delivery):
-    """See `delivery.Delivery`."""
+    """A `delivery.Delivery` whose gets, acks and nacks make spans."""
 
     def __init__(self, made: delivery.Delivery, stream: str, task: str, parents: tuple[str, ...]) -> None:
         self.__dict__.update(made.__dict__)
@@ -122,7 +122,7 @@ for _kind, _plain in ((TracedAsyncStream, streams.AsyncStream), (TracedAsyncDeli
 
 
 TAG = "traceparent"
-"""The tag by which rows of a stream carry their span."""
+"""The name of the tag with the trace parent of a row."""
 
 _SOME = 16
 _PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
@@ -130,7 +130,8 @@ _PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
 @contextmanager
 def spanned(operation: str, kind: str, stream: str = "", **attributes: Any) -> Iterator[Span]:
-    """A span of this call, current within the block; an exception ends it with an error. kind: a name of `SpanKind`."""
+    """A context manager with the span of a call, current within the block. An exception ends the span with an error.
+    kind: a name of `SpanKind`. Attributes that are None are left out."""
     from opentelemetry import trace
 
     tracer = trace.get_tracer("dataplane")
@@ -144,7 +145,7 @@ def spanned(operation: str, kind: str, stream: str = "", **attributes: Any) -> I
 
 
 def parent(current: Span) -> tuple[str, ...]:
-    """The trace parent of a span, as references carry it; none if the span is not recorded."""
+    """The trace parent of a span, in the form of `BatchRef.traces`; empty if the span has no valid context."""
     context = current.get_span_context()
     if not context.is_valid:
         return ()
@@ -171,8 +172,8 @@ def _context(text: str) -> SpanContext | None:
 
 
 def some(values: Any) -> Any:
-    """Values as an attribute: a single one unchanged, several as a list of the first different ones; None if there are
-    none."""
+    """Values in the form of an attribute: a single value unchanged, several as a list of the first `_SOME` different
+    ones as text, or one text; None if there are none."""
     if values is None or isinstance(values, str | int | float | bool):
         return values
     if hasattr(values, "tolist"):
@@ -182,8 +183,8 @@ def some(values: Any) -> Any:
 
 
 def _consumed(current: Span, delivery: Any) -> None:
-    """Record the delivered rows in the span, and link it to the spans that made them, which the delivery's reference
-    carries on. Tags may have any values, since users set them."""
+    """Record the delivered rows in the span, and link it to the spans that made the rows. The delivery's reference gets
+    their trace parents. Tags may have any values, because users set them."""
     parents = [each for each in delivery.tags.get(TAG, ()) if isinstance(each, str)]
     parents = list(dict.fromkeys([*delivery.ref.traces, *parents]))[:MOST_TRACES]
     delivery.ref.traces = tuple(parents)

@@ -10,7 +10,7 @@ _INSIDE = ("dataplane", "asyncio", "threading")  # packages whose frames are bet
 
 
 def warn(message: str) -> None:
-    """Issue a `UserWarning` that names the innermost line outside this package; else a line of it."""
+    """Issue a `UserWarning` at the innermost line outside this package; without such a line, at the caller's."""
     frame: FrameType | None = sys._getframe(1)
     level = 2
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
