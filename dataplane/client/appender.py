@@ -185,7 +185,7 @@ class Sent:
 
     @property
     def done(self) -> bool:
-        """Whether the append has succeeded or failed."""
+        """Whether the result is known."""
         return self._block.done.is_set()
 
     def keys(self) -> list[str]:
@@ -196,7 +196,7 @@ class Sent:
         return self._call.keys
 
     async def wait(self) -> list[str]:
-        """Wait until the rows are in the stream, and return their keys. Raises the append's error."""
+        """Wait for the keys of the rows. Raises the append's error."""
         await self._block.done.wait()
         return self.keys()
 
@@ -248,7 +248,7 @@ class AsyncAppender:
 
     @property
     def pending(self) -> int:
-        """The number of rows that were sent and are not answered yet."""
+        """Rows that were sent and not answered."""
         with self._lock:
             return sum(block.rows for block in self._blocks)
 
@@ -406,7 +406,7 @@ class AsyncAppender:
         return form.gathered()
 
     def _put(self, block: Block, call: Call, nbytes: int) -> Sent:
-        """Put the call into the block, which may be new. The caller holds the lock."""
+        """Put the call into the block, which may be new. Under the lock."""
         if not block.calls:
             if self._blocks:
                 self._fill(self._blocks[-1])
@@ -427,7 +427,7 @@ class AsyncAppender:
             self._soon(block.filled.set)
 
     async def room(self) -> None:
-        """Wait until a block was answered, after `offer` has returned None."""
+        """Wait until a block was answered."""
         await self._room.wait()
 
     async def _run(self) -> None:
@@ -482,12 +482,12 @@ def _checked(columns: Any) -> list[tuple[str, Values]]:
 
 @lru_cache(maxsize=256)
 def _versions(version: int, rows: int) -> list[int]:
-    """The version for each of this number of rows, as a list that must not be changed. Raises Misuse."""
+    """The versions of this number of rows; read-only. Raises Misuse."""
     return arguments.plain("version", version, rows, (int,))
 
 
 def _called(start: int, rows: int, keys: Any, group: Any, version: Any, tags: Any) -> Call:
-    """A call with this number of rows and their metadata. Raises Misuse."""
+    """A call with this number of rows, and its metadata. Raises Misuse."""
     if keys is None and group is None and not tags and type(version) is int:
         return Call(start, rows, _NONE, _NONE, _versions(version, rows), _UNTAGGED)
     return Call(

@@ -19,7 +19,7 @@ GROUP_KINDS = (str, int, type(None))
 
 
 def seconds(value: Any, default: float | None = None, what: str = "a timeout") -> float:
-    """A duration in seconds as a float; 0 for a negative one, `default` for None. Raises Misuse if it is no number."""
+    """A duration in seconds; 0 for a negative one, `default` for None. Raises Misuse."""
     if type(value) is float and value >= 0.0:
         return value
     if value is None and default is not None:
@@ -31,7 +31,7 @@ def seconds(value: Any, default: float | None = None, what: str = "a timeout") -
 
 
 def is_int64(value: Any) -> bool:
-    """Whether the value is an integer of 64 bits."""
+    """Whether it is a whole number that a message can hold."""
     return type(value) is int and -(1 << 63) <= value < 1 << 63
 
 
@@ -44,7 +44,7 @@ def whole(what: str, value: Any) -> int:
 
 
 def positive(what: str, value: Any) -> int:
-    """The value as an integer of 1 or more. Raises Misuse."""
+    """A whole number of 1 or more. Raises Misuse."""
     count = whole(what, value)
     if count < 1:
         raise Misuse(f"{what} is 1 or more, not {count}")
@@ -59,8 +59,7 @@ def text(what: str, value: Any) -> str:
 
 
 def node(value: Any) -> bytes:
-    """The id of a cluster member from its name of 16 hexadecimal digits; b"" for None, this host's node. Raises
-    Misuse."""
+    """The id of a member from its name, 16 hexadecimal digits; b"" for None, this host's node. Raises Misuse."""
     if value is None:
         return b""
     try:
@@ -73,14 +72,14 @@ def node(value: Any) -> bytes:
 
 
 def names(what: str, values: Any) -> list[str]:
-    """The values as a list of texts of one character or more. Raises Misuse."""
+    """The values as a list of texts. Raises Misuse."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise Misuse(f"{what} is a list of names, not {values!r}")
     return [text(f"each name in {what}", value) for value in values]
 
 
 def listed(what: str, values: Any) -> list[Any]:
-    """The values of an iterable as a list. Raises Misuse for a text, bytes, or no iterable."""
+    """Several values as a list. Raises Misuse."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         raise Misuse(f"{what} are a list, not {values!r}")
     return list(values)
@@ -98,7 +97,7 @@ def keys_of(values: Sequence[str] | None, rows: int) -> list[str]:
 
 
 def plain(what: str, values: Any, rows: int, kinds: tuple[type, ...]) -> list[Any]:
-    """One value for each row, all of these types and such that a message can hold them. Raises Misuse."""
+    """One value a row, each of one of these kinds and such that a message can hold it. Raises Misuse."""
     if is_int64(values) and int in kinds:
         return [values] * rows
     listed = _each(what, values, rows)
@@ -123,7 +122,7 @@ def groups_of(values: Any, rows: int) -> list[Any]:
 
 
 def tagged(tags: Any, rows: int) -> dict[str, list[Any]]:
-    """For each tag, by name, a value for each row. Raises Misuse."""
+    """By tag, a value a row. Raises Misuse."""
     if tags is None:
         return {}
     if not isinstance(tags, Mapping):
@@ -160,7 +159,7 @@ def settings(
     group_size: int | None,
     durable: bool | None,
 ) -> StreamSettings | None:
-    """The settings of a new stream; None without tasks, to open an existing stream only. Raises Misuse."""
+    """The settings of a new stream; None to open an existing one only. Raises Misuse."""
     if tasks is None:
         made = (max_bytes, max_rows, max_lag, max_deliveries, copies, group_size, durable)
         if any(each is not None for each in made):
@@ -194,7 +193,7 @@ def check_rows(found: int, rows: int, column: str = "", *, piece: bool = False) 
 
 
 def replicas(value: Any) -> int:
-    """The number of hosts that store rows, 1 to `MAX_REPLICAS`. Raises Misuse."""
+    """The number of hosts that are to store something. Raises Misuse."""
     count = whole("replicas", value)
     if not 1 <= count <= MAX_REPLICAS:
         raise Misuse(f"replicas is the number of hosts that store the rows, 1 to {MAX_REPLICAS}; not {count}")
@@ -202,7 +201,7 @@ def replicas(value: Any) -> int:
 
 
 def capacity(value: int | str) -> int:
-    """The `max_bytes` of a stream or history, as a number or text such as "8GiB", in bytes. Raises Misuse."""
+    """The `max_bytes` of a stream or history in bytes. Raises Misuse."""
     try:
         size = parse_size(value, "max_bytes")
     except (ValueError, TypeError) as error:

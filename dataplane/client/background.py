@@ -94,7 +94,7 @@ class Background(ABC):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the work, or that it ignored; None if there is none."""
+        """The error that ended the work, or one that it ignored; None if it had none."""
         return self._error
 
     def wait(self, timeout: float | None = None) -> None:
@@ -118,7 +118,7 @@ class Background(ABC):
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def aclose(self) -> None:
-        """End the work as `close`, without blocking the caller's event loop."""
+        """As `close`, for a caller with an event loop."""
         await asyncio.to_thread(self.close)
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class Background(ABC):
 
 
 def _forget(error: BaseException | None) -> None:
-    """Clear the frames of an error and of its causes, so that their local variables are freed."""
+    """Clear the frames of an error, so that their local variables hold no memory."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

@@ -93,7 +93,7 @@ class Context(Blocking):
 
 
 def of_inner(name: str, shown: str = "") -> Any:
-    """A property that returns this attribute of the asynchronous object. `shown`: the property's docstring."""
+    """A property: this attribute of the asynchronous object. `shown`: its docstring."""
     return property(operator.attrgetter(f"_inner.{name}"), doc=shown or None)
 
 
@@ -118,7 +118,7 @@ def blocking(of: type, names: str) -> type:
 
 
 def renamed(text: str) -> str:
-    """The text of an annotation or docstring, with names of asynchronous classes replaced by those of blocking ones."""
+    """An annotation or a docstring, with the names of the blocking classes."""
     if "Async" in text:
         text = re.sub(r"(?:\b[a-z_]+\.)?\bAsync([A-Z]\w+)", r"\1", text)
     return text.replace("Consuming", "Delivery")

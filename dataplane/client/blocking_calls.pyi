@@ -35,7 +35,7 @@ class PlaneCalls(Blocking):
 
     @property
     def address(self) -> str:
-        """The address at which other processes of this host can connect to the same node."""
+        """The address for other processes of this host."""
 
     def put(
         self,
@@ -55,7 +55,7 @@ class PlaneCalls(Blocking):
             `docs/concepts.md` says what each kind of value becomes.
         narrow: True, or the names of columns whose integers are stored in the narrowest dtype that holds them. Reads
             return the original dtype; `Column.narrow` returns the stored one.
-        objects: "store", or "refuse" to raise SchemaMismatch, with the row, if a column would be stored as objects.
+        objects: "refuse" raises SchemaMismatch, with the row, if a column would be stored as objects.
         scope: a name for all puts that are to be freed together by `free(scope=...)`.
         dedupe: names of columns whose equal rows are stored once.
         replicas: the number of hosts that store the columns. With 2, the columns survive the loss of one host.
@@ -108,8 +108,7 @@ class PlaneCalls(Blocking):
         Existing views stay valid. Once the last view of a shard is dropped, the whole pages of its freed rows are
         released. The rest of the shard is released when all of its rows and columns are freed.
 
-        Raises Misuse (not exactly one of `ref` and `scope`), OwnerDied (the rows are on another node, and this node is
-        in no cluster), PeerUnavailable.
+        Raises OwnerDied if the rows are on another node and this node is in no cluster, Misuse, PeerUnavailable.
         """
 
     def retain(self, ref: BatchRef) -> BatchRef:
@@ -184,13 +183,12 @@ class PlaneCalls(Blocking):
     def replay(
         self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
     ) -> Stream:
-        """Make a stream from a recording of `stream.record` and return it. A thread appends the rows and then closes
+        """Make a stream from a recording of `stream.record`, and return it. A thread appends the rows and then closes
         the stream. `stream.replay` reports the progress. See `docs/recording.md`.
 
-        The second row with a key gets the row's unique name as its key. name, tasks: as recorded if None. versions:
-        the policy version or versions to replay; all if None. columns: the columns to replay; all if None. rows: the
-        most rows of one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`. Without `max_bytes`
-        and `max_rows`, the stream has room for a quarter of the node's memory.
+        A repeated key is replaced by the row's unique name. name, tasks: as recorded if None. versions, columns: those
+        to replay; all if None. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for
+        `stream`; without `max_bytes` and `max_rows`, a quarter of the node's memory.
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
@@ -218,9 +216,9 @@ class PlaneCalls(Blocking):
         """Return the history with this name: the responses of earlier epochs by prompt. Sends no message.
 
         keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs.
-        max_bytes: the approximate most bytes of all tokens. Beyond it, responses of the oldest epochs are removed
-            first, and within an epoch those with the lowest rewards.
-        dtype: the dtype of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
+        max_bytes: of all tokens, approximately. Beyond it, responses of the oldest epochs are removed first, and within
+            an epoch those with the lowest rewards.
+        dtype: of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
         """
 
     def weights(self, name: str, keep: int = 2, *, replicas: int = 1) -> Weights:
@@ -489,8 +487,8 @@ class DeliveryCalls(Blocking):
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read these columns of the rows; all if none is named. timeout: seconds to wait for memory. Raises as
-        `Plane.get`, and SchemaMismatch for a column that was not consumed."""
+        """Read the rows, or these columns of them. timeout: seconds to wait for memory. Raises as `Plane.get`, and
+        SchemaMismatch for a column that was not consumed."""
 
     def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Does nothing if they were acked before.
@@ -510,13 +508,13 @@ class DeliveryCalls(Blocking):
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
         """Split the rows over `shards` ranks. Returns a reference for each rank. Reads no column.
 
-        With a `TokenBalanced` sampler, the ranks get about the same number of tokens, and None means the sampler's
-        `shards`. `equal`: whether the numbers of rows then differ by at most one. With any other sampler, the ranks
-        get contiguous runs whose lengths differ by at most one, and None means one rank. Raises Misuse.
+        With a `TokenBalanced` sampler, ranks get about equally many tokens, and with `equal` numbers of rows that
+        differ by at most one. None means the sampler's `shards`. With any other sampler, ranks get contiguous runs of
+        about equal length, and None means one rank.
         """
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
-        """The positions in the delivery of the rows that `split` gives each rank. Arguments as for `split`."""
+        """The positions of the rows that `split` gives each rank."""
 
 class DraftCalls(Blocking):
     """The calls of `Draft`."""
@@ -543,10 +541,10 @@ class TakenCalls(Blocking):
     def __len__(self) -> int: ...
     def __getitem__(self, rank: Any) -> Any: ...
     def ack(self) -> None:
-        """Acknowledge the rows of all ranks. Raises as `Delivery.ack`."""
+        """Acknowledge all rows. Raises as `Delivery.ack`."""
 
     def nack(self, reason: str = "") -> None:
-        """Give the rows of all ranks back, to be delivered again. Raises as `Delivery.nack`."""
+        """Give all rows back. Raises as `Delivery.nack`."""
 
 class RowCalls(Blocking):
     """The calls of `Row`."""
@@ -570,11 +568,10 @@ class RowCalls(Blocking):
     def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
         """Finish the row, so that it is delivered to tasks, with the column `version_spans`. May be repeated.
 
-        stale_share: the share of tokens, at least 0 and less than 1, that may be older than the row's policy version,
-            which is the newest such version. `max_lag` and samplers use it. With 0, it is that of the oldest token.
-        timeout: seconds to wait for room in the node; 60 if None.
+        stale_share: sets the row's policy version, for `max_lag` and samplers, to the newest version such that at most
+            this share of the row's tokens is older. 0: the version of the oldest token.
 
-        Raises as `append`, and Misuse if this object has abandoned the row.
+        timeout: as for `append`. Raises as `append`, and Misuse if this object has abandoned the row.
         """
 
     def abandon(self) -> None:
@@ -593,8 +590,7 @@ class RowCalls(Blocking):
         LeaseExpired; Misuse if the row has ended."""
 
     def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read these columns of the current row; all if none is named. timeout: seconds to wait for memory. Raises as
-        `Plane.get`, and as `ref`."""
+        """Read the current row, or these columns of it. Raises as `Plane.get`, and as `ref`."""
 
 class AppenderCalls(Blocking):
     """The calls of `Appender`."""
@@ -602,7 +598,7 @@ class AppenderCalls(Blocking):
     def __repr__(self) -> str: ...
     @property
     def pending(self) -> int:
-        """The number of rows that were sent and are not answered yet."""
+        """Rows that were sent and not answered."""
 
     def flush(self) -> None:
         """Append all accepted rows without further delay, and wait until they are in the stream. Raises the first error
@@ -666,7 +662,7 @@ class TableCalls(Blocking):
         Raises Misuse for a row that does not exist or lacks a column, or if the rows have no column in common."""
 
     def schema(self) -> dict[str, Field]:
-        """The field (kind, dtype and shape) of each column of the table, by name; empty if there are none."""
+        """The field (kind, dtype and shape) of each column, by name."""
 
     def look(
         self,
@@ -783,19 +779,18 @@ class HistoryCalls(Blocking):
         reward: str | None = None,
         rows: int = 256,
     ) -> int:
-        """Record the rows of a stream as one of its tasks, until it is closed and has no more. Returns the number of
-        recorded rows.
+        """Record the rows of a stream as its task `task`, until it is closed and has no more. Returns the number of
+        recorded rows. Raises as `record` and `stream.deliveries`.
 
-        A row's policy version is its epoch. task: the task by which rows are consumed. tokens: the column of token ids.
-        key: the column with the prompt's key; None: a row's group is the key, and rows without a group are ignored.
-        reward: the column with the reward; None: no rewards. A row is recorded once it has all of these columns. rows:
-        the most rows of one delivery. Raises as `record` and `stream.deliveries`.
+        A row's policy version is its epoch. tokens, key, reward: the columns with the token ids, the prompt's key and
+        the reward. A row is recorded once it has them. key=None: a row's group is the key, and rows without a group are
+        ignored. rows: the most rows of one delivery.
         """
 
     def following(
         self, *, task: str = "history", tokens: str = "response_ids", key: str | None = None, reward: str | None = None
     ) -> Following:
-        """Return an argument for `plane.stream(history=...)` with columns to choose. Arguments as for `follow`."""
+        """Return the argument `history` of `plane.stream` for other columns. Arguments as for `follow`."""
 
     def known(self, keys: Sequence[str]) -> list[list[StoredResponse]]:
         """Return for each of these prompts the metadata of its responses in its newest `keep` epochs, the oldest first.
@@ -819,8 +814,8 @@ class HistoryCalls(Blocking):
     def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
     ) -> Schedule:
-        """Return the order in which each worker is to generate responses to these prompts, by their predicted lengths.
-        Arguments as for `history.scheduling.plan`."""
+        """Assign the responses to these prompts to workers, in an order, by predicted length. Arguments as for
+        `history.scheduling.plan`."""
 
     def drop(self) -> None:
         """Remove all responses."""
@@ -871,7 +866,7 @@ class WeightsCalls(Blocking):
         """
 
     def versions(self) -> list[int]:
-        """The numbers of the complete versions, the oldest first."""
+        """The complete versions, the oldest first."""
 
     def newer(self, than: int | None = None, *, timeout: float = 60.0) -> int:
         """Wait until a complete version is newer than `than`; None: until there is any. Returns the newest version.
@@ -886,4 +881,4 @@ class WeightsCalls(Blocking):
         """
 
     def drop(self) -> None:
-        """Remove all versions. A process that has mapped a version keeps it."""
+        """Remove all versions. A process that has mapped one keeps it."""

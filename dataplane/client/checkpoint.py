@@ -51,9 +51,8 @@ class _Heading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Columns(msgspec.Struct, frozen=True, array_like=True):
-    """The header of the columns of some rows. `rows`: the rows' numbers, int64. `task`: the task for which their
-    producer leased the rows. `tables`: for each table that follows, the table row of each of these rows, int64; empty
-    if the order is the same."""
+    """The header of the columns of some rows (numbers, int64). `task`: the task for which their producer leased the
+    rows. `tables`: for each table that follows, the table row of each row, int64; empty if the order is the same."""
 
     rows: bytes
     task: int
@@ -62,7 +61,7 @@ class _Columns(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class _Writing:
-    """A checkpoint in progress: its file, and how the columns are read. `piece`: bytes of columns at a time."""
+    """The destination of columns, the means to read them, and the bytes of a piece."""
 
     file: CheckpointWriter
     getter: Getter
@@ -108,7 +107,7 @@ async def _blocks(stream: AsyncStream, snapshot: int, first: int, count: int) ->
 
 
 async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) -> None:
-    """Write the columns of these rows, in halves if they are more than a piece or do not fit the node's memory."""
+    """Write the columns of these rows in as few pieces as possible."""
     if len(rows) == 1 or ref.stored_nbytes <= to.piece:
         try:
             tables = [table async for table in _tables(to, ref)]
@@ -127,8 +126,8 @@ async def _write_columns(to: _Writing, rows: Index, task: int, ref: BatchRef) ->
 
 
 async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any]]:
-    """The encoded table of each column, with its row index; empty if that is the rows' order. One column is read at a
-    time, so that only the shards of one are pinned."""
+    """The row index (empty for the rows' order) and encoded table of each column. Pins the shards of one column at a
+    time."""
     for once, index in ref.distinct():
         for name in once.columns:
             batch = await to.getter.get(once.select(name), to.timeout_s)
@@ -140,8 +139,7 @@ async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any
 async def read(
     connection: Connection, writer: ShardWriter, path: str | os.PathLike[str], name: str | None, timeout: float
 ) -> str:
-    """Restore the stream in the file under this name; None: its name in the file. Returns the name. Raises as
-    `AsyncPlane.restore`."""
+    """Restore the stream in the file, under this name or its own. Returns the name. Raises as `AsyncPlane.restore`."""
     with CheckpointReader(_path(path)) as file:
         heading = _decoded(file, HEAD, _Heading, file.frame())
         if not is_text(heading.name) or not heading.name:
@@ -170,7 +168,7 @@ async def read(
 
 @dataclass(frozen=True, slots=True)
 class _Restoring:
-    """A restore in progress: its file, and the stream that it fills. `staging`: the scope of columns put meanwhile."""
+    """A restore in progress: its file, and the stream that it fills."""
 
     connection: Connection
     writer: ShardWriter

@@ -51,7 +51,7 @@ class _Chain:
         self._last = _FORMAT
 
     def checksum(self, kind: int, payload: memoryview) -> int:
-        """The checksum of this frame as the next one of the chain."""
+        """The checksum that this frame has if it is the next one."""
         state = xxhash.xxh3_64(_LINK.pack(self.frames, self._last, kind, len(payload)))
         state.update(payload)
         return state.intdigest()
@@ -65,7 +65,7 @@ class CheckpointWriter:
     """Writes one file. A `with` block without a `commit` leaves no file. Must be used by one thread at a time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Create an unnamed or temporary file. Raises Misuse if no file can be written there."""
+        """Raises Misuse if no file can be written there."""
         self.path = Path(path)
         self._name: Path | None = None  # the temporary name, if the file has one
         with file_errors(self.path):
@@ -170,7 +170,7 @@ class CheckpointReader:
         return self.size - self._left
 
     def corrupt(self, what: str, offset: int | None = None) -> Corrupt:
-        """An error about this file. `offset`: the byte at which it is corrupt; None: that of the next unread byte."""
+        """The error about this file, at this offset, or at the end of the part read so far."""
         at = self.offset if offset is None else offset
         return Corrupt(f"{self.path} {what} (at byte {at})", path=str(self.path))
 

@@ -16,8 +16,7 @@ MASK = "_mask"
 
 
 def named(how: Any, padding_value: Any, columns: Collection[str]) -> Callable[[Batch], Any]:
-    """The function that collates batches of these columns. `how`: "jagged", "padded", or the function itself. Raises
-    Misuse."""
+    """The function of this name, or the function itself, for batches of these columns. Raises Misuse."""
     if isinstance(padding_value, Mapping) and (unknown := [name for name in padding_value if name not in (*columns,)]):
         raise Misuse(f"padding_value names {unknown[0]!r}, and the columns are {', '.join(map(str, columns))}")
     if how == "jagged":
@@ -37,8 +36,8 @@ def jagged(batch: Batch) -> dict[str, Any]:
 
 
 def padded(batch: Batch, padding_value: Any = 0) -> dict[str, Any]:
-    """Convert as `jagged`, but pad ragged columns to the longest row, each with a mask `<name>_mask` that is true where
-    there is a value. Raises Misuse if the name of a mask is that of a column."""
+    """Convert as `jagged`, but pad ragged columns to the longest row, each with a mask of its values. Raises Misuse if
+    a column has the name of a mask."""
     made: dict[str, Any] = {}
     for name, column in batch.items():
         if column.kind != "ragged":

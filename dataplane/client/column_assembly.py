@@ -64,8 +64,8 @@ def _sorted(sources: Sequence[locations.ColumnRows], by: Index) -> tuple[Index, 
 def _once(
     sources: tuple[locations.ColumnRows, ...], order: Index | None
 ) -> tuple[tuple[locations.ColumnRows, ...], Index | None]:
-    """Merge the pieces of the same stored column. Returns the merged pieces, and the order of their rows. References to
-    rows that share values have many pieces of few stored columns."""
+    """Merge the pieces of each stored column, and adapt the order. References to rows that share values have many
+    pieces of few stored columns."""
     numbers: dict[tuple[bytes, int, int], int] = {}
     own = [numbers.setdefault(piece[:3], len(numbers)) for piece in sources]
     if len(numbers) == len(sources):
@@ -81,7 +81,7 @@ def _once(
 
 
 def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
-    """The header of the column with this ordinal. Raises Misuse if the layout has no such column."""
+    """A column of shards with this layout. Raises Misuse if they do not have it."""
     columns = laid.outline.columns
     if ordinal >= len(columns):
         raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")
@@ -140,7 +140,7 @@ class ColumnAssembly:
         self._wanted: dict[int, _Several] = {}  # by frame
 
     def column(self, ref: BatchRef, name: str, field: Field) -> Column:
-        """Assemble the column `name` of the reference. Raises Corrupt, and Misuse if a shard has no such column."""
+        """A column of the reference. Raises Corrupt, and Misuse if a shard has no such column."""
         frame, slot = locations.frame_of(ref, name)
         if frame.cut and frame.bounds is None:
             pieces, order = _once(*locations.sources(ref, name))
@@ -181,8 +181,8 @@ class ColumnAssembly:
         return Column(name, field, selections, order)
 
     def _lie_alike(self, keys: tuple[ShardKey, ...], ordinal: int) -> bool:
-        """Whether a cheap check shows that the column of these shards can be read in one pass. That is so if all shards
-        have one outline, or if the shards are distinct and the column has the same layout in each."""
+        """Whether a cheap check shows that the column can be read in one pass: all shards have one outline, or they are
+        distinct and the column has the same layout in each."""
         if self._held.outline is not None:
             return True
         outlines = self._outlines.get(keys)
@@ -194,14 +194,14 @@ class ColumnAssembly:
         return len({outline.kinds[ordinal] for outline in outlines}) == 1
 
     def _rows(self, frame: Frame) -> _Several:
-        """The wanted rows of each part of a frame, computed once for all columns of the frame."""
+        """The rows wanted from each part of a frame, computed once for all of its columns."""
         wanted = self._wanted.get(id(frame))
         if wanted is None:
             wanted = self._wanted[id(frame)] = _Several([part.rows for part in frame.parts])
         return wanted
 
     def _kind(self, piece: locations.ColumnRows) -> tuple[object, int]:
-        """A key that is equal for pieces with the same layout and ordinal. Raises Misuse if the shard has no such
+        """A key that is equal for pieces with the same layout and column number. Raises Misuse if the shard has no such
         column."""
         laid = self._held.laid((piece.node, piece.shard))
         _column(laid, piece.ordinal)
@@ -240,8 +240,8 @@ class ColumnAssembly:
     def _stacked(
         self, name: str, field: Field, ordinal: int, keys: tuple[ShardKey, ...], several: _Several
     ) -> Selection | None:
-        """The wanted rows of shards with the same layout, as one selection of their stack. None if the column is large
-        or has an index, if less than half of the rows are wanted, or if a row does not exist."""
+        """The wanted rows of shards with one layout, as a selection of their stack. None if the column is large or has
+        an index, if less than half of the rows are wanted, or if a row does not exist."""
         if not self._is_small(keys, ordinal):
             return None
         stack = self._stack(keys)
@@ -277,7 +277,7 @@ _FEW = 64
 
 
 class PinnedShard(NamedTuple):
-    """A pinned shard: its memory, size in bytes, and layout."""
+    """A held shard: its memory, size in bytes, and layout."""
 
     memory: ExtentMemory
     size: int
@@ -285,13 +285,13 @@ class PinnedShard(NamedTuple):
 
 
 class HeldShards:
-    """The shards of one get by key, with validated layouts."""
+    """Held shards by key, with validated layouts."""
 
     def __init__(
         self, keys: Sequence[ShardKey], mapped: Mapping[ShardKey, PinnedShard], reply: sm.Held = _NONE
     ) -> None:
-        """`keys`: the keys of the reply's shards, in the same order. `mapped`: shards that other processes keep. The
-        reply's shards are pinned by the node, unless it has their bytes. Raises ProtocolMismatch, Corrupt."""
+        """`keys`: the keys of the reply's shards, in its order. They are pinned, unless the reply has their bytes.
+        `mapped`: shards that other processes keep. Raises ProtocolMismatch, Corrupt."""
         self._keys = keys
         self._mapped = mapped
         self._places = places = unpack(reply.places)
@@ -322,8 +322,7 @@ class HeldShards:
         return {self._keys[at]: (self._lives[live - 1], self._laid[layout]) for at, (layout, live) in rows}
 
     def hold(self, segments: Mapping[int, NodeSegment], pin: Callable[..., ShardPin]) -> None:
-        """Make pin objects for the reply's shards, which are in these segments. The node has granted one pin on each.
-        `pin`: the function that makes a pin object for several shard numbers."""
+        """Make pin objects by `pin` for the reply's shards, in these segments. The node has granted one pin on each."""
         self._segments = segments
         numbers, sizes = self._places[:, 0].tolist(), self._places[:, 3].tolist()
         most, nbytes = max(_LEAST_PINNED, min(_MOST_PINNED, sum(sizes) // 4)), 0
@@ -336,7 +335,7 @@ class HeldShards:
 
     @cached_property
     def outline(self) -> Outline | None:
-        """The outline that all shards share; None if they differ."""
+        """The common outline of the shards; None if they differ."""
         outlines = {id(each): each for each in (laid.outline for laid in self._laid)}
         outlines |= {id(held.laid.outline): held.laid.outline for held in self._mapped.values()}
         return next(iter(outlines.values())) if len(outlines) == 1 else None
@@ -391,7 +390,7 @@ class HeldShards:
         return found
 
     def stack(self, keys: Sequence[ShardKey]) -> Stack:
-        """The stack of these shards, which have one outline, to read them in one pass."""
+        """These shards, which have one outline, to be read in one pass."""
         if self._carried or (self._mapped and any(map(self._mapped.__contains__, keys))):
             held = [self[key] for key in keys]
             table = np.array([each.laid.numbers for each in held])
@@ -411,5 +410,5 @@ class HeldShards:
 
     @cached_property
     def _whole(self) -> dict[int, tuple[Bytes, int]]:
-        """The arrays of `_spans` for all shards, by ascending number of the segment."""
+        """As `_spans`, for all shards, by ascending segment."""
         return self._spans(self._places, tuple(self._pins))

@@ -1,5 +1,5 @@
-"""The commands `dataplane record`, which writes a stream's rows to a directory, `dataplane replay`, which appends them
-to a new stream, and `dataplane trace`, which writes recent events of all processes of a cluster for Perfetto."""
+"""`dataplane record` and `dataplane replay`: write a stream to a directory, and append it to a new stream.
+`dataplane trace`: the last seconds of all processes of a cluster, as a file that Perfetto opens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def add_parsers(commands: Any) -> None:
-    """Add the commands to the subparsers of `dataplane`."""
+    """Add the commands to those of `dataplane`."""
     record = commands.add_parser("record", help="record the finished rows of a stream to files, until it is closed")
     record.add_argument("directory", type=Path, metavar="DIR", help="directory of the recording, new or existing")
     record.add_argument("address", nargs="?", help="a node's address (default: $DATAPLANE_ADDRESS)")

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Connecting(Beginning[AsyncPlane]):
-    """A plane that is being connected: `await` it, or enter it by `async with`. Arguments and errors as for `connect`.
-    `writes`: whether the plane may write to the node's memory. `soon`: as for `Connection.open`."""
+    """A plane that is being connected: `await` it, or enter it by `async with`. `writes`: whether it may write. `soon`:
+    as for `Connection.open`."""
 
     def __init__(
         self,
@@ -68,8 +68,7 @@ class Connecting(Beginning[AsyncPlane]):
             raise
 
     async def _opened(self, address: str, soon: Soon, *, started: bool) -> Connection:
-        """Connect to the node at the address. `started`: whether this call has started it. Raises PeerUnavailable with
-        a hint if it was not."""
+        """Connect to the node at the address. `started`: whether this call has started the node."""
         try:
             opened = await self._open(address, soon)
         except PeerUnavailable as error:
@@ -113,8 +112,7 @@ def connect(
     gpu_budget: int | str | None = None,
     name: str | None = None,
 ) -> Connecting:
-    """Connect as `dataplane.connect`, for asyncio. Returns an object to `await`, or to enter by `async with`. Its
-    result is an `AsyncPlane`."""
+    """Connect as `dataplane.connect`, for asyncio. `await` the result, or enter it by `async with`."""
     return Connecting(address, config, gpu_budget=gpu_budget, name=name)
 
 

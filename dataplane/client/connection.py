@@ -240,8 +240,7 @@ class Connection:
             raise
 
     async def _finish(self, exchange: Exchange[Any, T], future: asyncio.Future[m.Reply], begun: int = 0) -> T:
-        """Complete an exchange whose first request was sent. Returns the result. `begun`: the start of the call in
-        nanoseconds; 0: now."""
+        """Complete an exchange after its first request, which was sent at `begun` (0: just now)."""
         events = self.events
         began = begun or _clock()
         while True:
@@ -440,8 +439,8 @@ class Connection:
             self._settling.set_result(None)
 
     def close(self) -> None:
-        """Close the connection. Idempotent. Never blocks. Pins of existing views stay until the views are dropped.
-        Messages that were not sent are dropped, unless `settle` has sent them."""
+        """Close the connection. Pins of existing views stay until the views are dropped. Idempotent; never
+        blocks. Drops unsent messages: see `settle`."""
         if self._detached:
             return
         self._closing = self._detached = True

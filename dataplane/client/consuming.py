@@ -47,19 +47,18 @@ loops = itertools.count(1)
 """The numbers of this process's loops over deliveries."""
 
 AtEnd: TypeAlias = Literal["warn", "raise", "ignore"]
-"""The action at the end of a loop over deliveries if the task has dead letters, or rows that expired or were dropped:
-issue a `UserWarning`, raise Closed, or nothing."""
+"""The action at the end of a loop if rows are dead letters, expired or were dropped: a warning, Closed, or none."""
 
 
 def check_at_end(at_end: str) -> None:
-    """Raise Misuse if the value is not one of `AtEnd`."""
+    """Raise Misuse unless it is an `AtEnd`."""
     if at_end not in get_args(AtEnd):
         raise Misuse(f"at_end is one of {', '.join(map(repr, get_args(AtEnd)))}, not {at_end!r}")
 
 
 def ended(closed: Closed, at_end: AtEnd) -> None:
-    """Take the action `at_end` for the error of a stream that has no rows left. Warns, or raises the error, if the task
-    has dead letters, or rows that expired or were dropped."""
+    """End a loop over a stream that raised this error. Warns, or raises the error, if rows of the task are dead
+    letters, expired or were dropped."""
     if not (closed.dead or closed.expired) or at_end == "ignore":
         return
     if at_end == "raise":
@@ -98,8 +97,8 @@ class Consuming(Beginning[Delivery]):
         return self._consume(self._asked)
 
     def in_loop(self, loop: int) -> Consuming:
-        """The same consume, for the loop with this number. A loop settles its deliveries in turn. If the process dies,
-        only the first of them counts for `max_deliveries`."""
+        """The same consume for a loop, which settles its deliveries in turn. If the process dies, only the first of
+        them counts for `max_deliveries`."""
         return Consuming(self._consume, msgspec.structs.replace(self._asked, loop=loop))
 
 
@@ -122,14 +121,14 @@ class WaitLog:
         log.warning("task %r has waited for rows of stream %r for 10 s: %s", self._task, self._stream.name, why)
 
     def stop(self) -> None:
-        """End the log's timer, because the wait is over."""
+        """Stop the timer, or the log in progress."""
         self._timer.cancel()
         if self._logging is not None:
             self._logging.cancel()
 
 
 async def explained(stream: AsyncStream, error: NotReady, task: str, how: Mapping[str, Any]) -> NotReady:
-    """The same error with the reason why no rows are ready, if known. `how`: the arguments of the consume."""
+    """The same error, with the reason why no rows are ready, if it is known. `how`: the arguments of the consume."""
     columns = [*how.get("columns", ()), *names("needs", getattr(how.get("sampler"), "needs", ()))]
     why = await describe_wait(stream, task, columns, how.get("min_rows", 1)) if error.waited_s > 0 else ""
     fields = {"stream": error.stream, "task": error.task, "waited_s": error.waited_s}
@@ -137,8 +136,8 @@ async def explained(stream: AsyncStream, error: NotReady, task: str, how: Mappin
 
 
 async def not_ready(stream: AsyncStream, task: str, waited_s: float, how: Mapping[str, Any]) -> NotReady:
-    """The error of a loop over deliveries that has waited `waited_s` seconds, with the reason why no rows are ready.
-    `how`: the arguments of the consume."""
+    """The `NotReady` of a loop over deliveries that has waited `waited_s` seconds, with the reason why no rows are
+    ready. `how`: the arguments of the consume."""
     what = f"no rows of stream {stream.name!r} became ready for task {task!r} in {waited_s:.1f} s"
     return await explained(stream, NotReady(what, stream=stream.name, task=task, waited_s=waited_s), task, how)
 
@@ -253,7 +252,7 @@ async def deliveries(
 
 
 async def _give_back(ahead: Sequence[asyncio.Task[Delivery]]) -> None:
-    """Cancel these requests, and give back the deliveries of those that have succeeded."""
+    """End these requests, and give back the deliveries that they got."""
     for request in ahead:
         request.cancel()
     for outcome in await asyncio.gather(*ahead, return_exceptions=True):
@@ -263,19 +262,18 @@ async def _give_back(ahead: Sequence[asyncio.Task[Delivery]]) -> None:
 
 
 def _granted(request: asyncio.Task[Delivery]) -> float:
-    """The grant number of the delivery that a request got; infinite if the request failed."""
+    """The number of the grant that a request got; infinite if it failed."""
     return math.inf if request.cancelled() or request.exception() is not None else request.result()._given.grant
 
 
 def is_old(since_s: float, how: Mapping[str, Any]) -> bool:
-    """Whether a tenth of the lease that began at `since_s` is over. It must then be renewed before the delivery is
-    used. `how`: the arguments of the consume."""
+    """Whether a tenth of the lease that began at `since_s` is over, so that it must be renewed before use."""
     return monotonic() - since_s >= float(how.get("lease", CONSUME_LEASE_S)) / 10
 
 
 async def still_leased(delivery: Delivery, how: Mapping[str, Any]) -> bool:
-    """Renew the lease of a delivery that was not used yet. Returns whether the rows are still leased. Raises
-    LeaseExpired for a replica, which must not skip a delivery that others get."""
+    """Renew the lease of an unused delivery. Returns whether the rows are still leased. Raises LeaseExpired for a
+    replica, which must not skip a delivery that others get."""
     try:
         await delivery.renew()
     except LeaseExpired:
@@ -299,8 +297,8 @@ class Sampling:
         self.asked = asked
 
     async def run(self, deadline_s: float) -> r.Delivered:
-        """Lease rows once the sampler chooses at least `min_rows`. Returns the answer. `deadline_s`: seconds to wait.
-        Raises NotReady at the deadline, Closed, Misuse, and the errors of the sampler."""
+        """Lease rows once the sampler chooses enough, within `deadline_s` seconds. Raises NotReady, Closed, Misuse, and
+        the errors of the sampler."""
         loop, asked = asyncio.get_running_loop(), self.asked
         judges_age = bool(getattr(self.sampler, "judges_age", False))
         until, seen, most = loop.time() + deadline_s, -1, max(_FIRST, asked.rows)
@@ -375,7 +373,7 @@ class Sampling:
 
 
 def check_sampler(sampler: Any) -> None:
-    """Raise Misuse if the object is no sampler."""
+    """Raises Misuse if the object is no sampler."""
     if isinstance(sampler, type):
         raise Misuse(f"the sampler is a class: pass an object of it, as {sampler.__name__}()")
     if not callable(getattr(sampler, "choose", None)):

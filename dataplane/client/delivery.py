@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 LEFT = "the loop over deliveries was left with them in hand"
-"""The reason of the nack when a loop over deliveries is left. The loop does not know the error that ended it."""
+"""The reason of a nack by a loop that was left. The loop does not know the error that ended it."""
 
 _REASON = 200  # characters
 
 
 def reason_of(error: BaseException | None) -> str:
-    """The text of this error as the reason of a nack, at most `_REASON` characters. Empty for None."""
+    """The reason of a nack because of this error, for the log."""
     if error is None:
         return ""
     said = f"{type(error).__name__}: {error}".encode("utf-8", "replace").decode()
@@ -73,8 +73,8 @@ class Delivery:
         return f"Delivery({len(self)} rows; {', '.join(self.ref.columns)})"
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read these columns of the rows; all if none is named. timeout: seconds to wait for memory. Raises as
-        `AsyncPlane.get`, and SchemaMismatch for a column that was not consumed."""
+        """Read the rows, or these columns of them. timeout: seconds to wait for memory. Raises as `AsyncPlane.get`, and
+        SchemaMismatch for a column that was not consumed."""
         if missing := [name for name in columns if name not in self.ref.columns]:
             there = ", ".join(self.ref.columns)
             raise SchemaMismatch(
@@ -137,14 +137,14 @@ class Delivery:
     def split(self, shards: int | None = None, *, equal: bool = True) -> list[BatchRef]:
         """Split the rows over `shards` ranks. Returns a reference for each rank. Reads no column.
 
-        With a `TokenBalanced` sampler, the ranks get about the same number of tokens, and None means the sampler's
-        `shards`. `equal`: whether the numbers of rows then differ by at most one. With any other sampler, the ranks
-        get contiguous runs whose lengths differ by at most one, and None means one rank. Raises Misuse.
+        With a `TokenBalanced` sampler, ranks get about equally many tokens, and with `equal` numbers of rows that
+        differ by at most one. None means the sampler's `shards`. With any other sampler, ranks get contiguous runs of
+        about equal length, and None means one rank.
         """
         return [self.ref[rows] for rows in self.rows_of(shards, equal=equal)]
 
     def rows_of(self, shards: int | None = None, *, equal: bool = True) -> list[npt.NDArray[np.int64]]:
-        """The positions in the delivery of the rows that `split` gives each rank. Arguments as for `split`."""
+        """The positions of the rows that `split` gives each rank."""
         column, count = self._balance or ("", 1)
         count = count if shards is None else shards
         if count < 1:
@@ -182,11 +182,11 @@ class Taken(Sequence[BatchRef]):
         return self._refs[rank]
 
     async def ack(self) -> None:
-        """Acknowledge the rows of all ranks. Raises as `Delivery.ack`."""
+        """Acknowledge all rows. Raises as `Delivery.ack`."""
         await self.delivery.ack()
 
     async def nack(self, reason: str = "") -> None:
-        """Give the rows of all ranks back, to be delivered again. Raises as `Delivery.nack`."""
+        """Give all rows back. Raises as `Delivery.nack`."""
         await self.delivery.nack(reason)
 
     async def __aenter__(self) -> Taken:
@@ -201,9 +201,9 @@ class Taken(Sequence[BatchRef]):
 class DeadLetters:
     """Dead letters of a task. All lists are in the order of `keys`.
 
-    `ref`: a reference to the columns that all of them have; None if there is no such column. `reasons`: the reason why
-    the last delivery of each ended. It is the argument of `nack`, the exception that left the `with` block, or the end
-    of the loop, the lease or the process; "" if none is known."""
+    `ref`: a reference to the columns that all of them have; None if there is none. `reasons`: the reason why the last
+    delivery of each ended: the argument of `nack`, the exception that left the `with` block, or the end of the loop,
+    lease or process; "" if unknown."""
 
     def __init__(self, stream: bytes, letters: r.Letters) -> None:
         self.ref = None if letters.ref is None else letters.ref.with_origin(stream, letters.rows)
@@ -223,7 +223,7 @@ class DeadLetters:
 
 
 class LostRow(NamedTuple):
-    """A lost row: its key, its group (None for a row without one), and the policy version that made the row."""
+    """A lost row: its key, its group (None for none), and the policy version that made it."""
 
     key: str
     group: str | int | None

@@ -62,8 +62,7 @@ def _on_host(out: Mapping[str, Any]) -> bool:
 
 
 async def together(plane: AsyncPlane, ref: BatchRef, group: Any, timeout: float) -> Batch:
-    """Run `collective.get` for an asynchronous plane, in a thread. Returns this rank's batch. A cancellation ends the
-    call on all ranks."""
+    """Run `collective.get` for an asynchronous plane, in a thread. A cancellation ends the call on all ranks."""
     from dataplane import collective  # seldom needed
 
     loop = asyncio.get_running_loop()

@@ -45,7 +45,7 @@ class Spec:
 
 
 def dense(shape: Sequence[int], dtype: Any) -> Spec:
-    """Specify a dense column of a draft. shape: [rows, ...]. dtype: a NumPy or torch dtype, or its name.
+    """A dense column of a draft: `shape` is [rows, ...], `dtype` a NumPy or torch dtype or the name of one.
 
     Raises SchemaMismatch for an invalid shape or dtype.
     """
@@ -54,7 +54,7 @@ def dense(shape: Sequence[int], dtype: Any) -> Spec:
 
 
 def ragged(lengths: Sequence[int], shape: Sequence[int], dtype: Any) -> Spec:
-    """Specify a ragged column of a draft. Row i has the shape [lengths[i], *shape]. dtype: as for `dense`.
+    """A ragged column of a draft: row i is [lengths[i], *shape].
 
     Raises SchemaMismatch for invalid lengths, shape or dtype.
     """
@@ -130,7 +130,7 @@ class Draft:
 
     @classmethod
     async def open(cls, connection: Connection, specs: Mapping[str, Spec], scope: str, timeout: float) -> Draft:
-        """Reserve memory for the columns. Returns the draft. Raises as `AsyncPlane.draft`."""
+        """Reserve room for the columns. Raises as `AsyncPlane.draft`."""
         if not isinstance(specs, Mapping):
             raise SchemaMismatch(f"a draft is described by a mapping of names, not {type(specs).__name__}")
         for name, spec in specs.items():

@@ -101,8 +101,7 @@ def node_command(config: NodeConfig, ready: socket.socket, *more: str) -> list[s
 
 
 def first_words(node: socket.socket, lines: int) -> Sequence[str]:
-    """Wait for the report of a node that has started. Returns its `lines` lines, of which the first is the address.
-    Raises as `Launched`."""
+    """The `lines` lines that a node reports when it has started; the first is its address. Raises as `Launched`."""
     node.settimeout(_START_S)
     words = ""
     with suppress(OSError):  # no report came in time, or the node has ended
@@ -116,7 +115,7 @@ def first_words(node: socket.socket, lines: int) -> Sequence[str]:
 
 
 class EmbeddedNode(Launched):
-    """A running node for this process and its children, at `address`, which the environment has for them."""
+    """A running node that this process started, at `address`."""
 
     def __init__(self, config: NodeConfig) -> None:
         """Start the node, wait until it answers, and export its address. Raises as `Launched`."""
@@ -178,9 +177,9 @@ os.register_at_fork(after_in_child=_starting._at_fork_reinit)  # type: ignore[at
 
 
 def find_or_start(config: NodeConfig | None) -> tuple[str, EmbeddedNode | None]:
-    """Find the node's address in the environment, else start a node. Returns the address, and the node if one was
-    started. With settings, a node is also started if the address is of a node that this process or its parent started.
-    One thread at a time does this, so that threads that connect at once use the same node."""
+    """Find the node's address in the environment, else start a node. Returns the address, and the node if started. With
+    settings, a node is also started if the address is of a node that this process or its parent started. One thread at
+    a time does this, so that threads that connect at once use one node."""
     with _starting:
         for node in list(_running):
             if node.died:
@@ -271,7 +270,7 @@ def new_key() -> bytes:
 
 
 def _in_memory(content: bytes) -> int:
-    """A descriptor of an unnamed file in memory with this content, readable by this user only."""
+    """A descriptor of an unnamed file, readable by this user only."""
     descriptor = os.memfd_create("key", os.MFD_CLOEXEC)
     os.fchmod(descriptor, 0o600)
     os.write(descriptor, content)

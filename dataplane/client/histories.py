@@ -64,7 +64,7 @@ _WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
 
 
 class StoredResponse(NamedTuple):
-    """The metadata of a response. `place`: its column. `length`: of tokens. `mark`: higher for later responses."""
+    """The metadata of a response. `place`: its column. `mark`: higher for later responses."""
 
     place: str
     epoch: int
@@ -75,8 +75,8 @@ class StoredResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewResponses:
-    """Responses to be recorded, with a prompt's key, tokens, an epoch and a reward each. `ref`: a reference to the
-    tokens if they are stored already, in a column `tokens`. The history becomes its owner."""
+    """Responses to be recorded: a key, tokens, an epoch and a reward each. `ref`: the tokens if they are stored
+    already, in a column `tokens`; the history owns the reference."""
 
     keys: list[str]
     tokens: list[npt.NDArray[Any]]
@@ -85,7 +85,7 @@ class NewResponses:
     rewards: list[float | None]
 
     def columns(self, rows: list[int], place: str) -> Any:
-        """The tokens of these responses as the column `place`, for an upsert."""
+        """The tokens of these rows as the column `place`, for a table."""
         if self.ref is not None:
             return self.ref[np.array(rows)].rename({"tokens": place})
         return {place: [self.tokens[row] for row in rows]}
@@ -93,7 +93,7 @@ class NewResponses:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A history, with the task and the columns by which it records a stream. Fields as in `AsyncHistory.follow`."""
+    """The task and the columns by which a history records a stream. See `AsyncHistory.follow`."""
 
     history: AsyncHistory
     task: str
@@ -190,13 +190,12 @@ class AsyncHistory:
         reward: str | None = None,
         rows: int = 256,
     ) -> int:
-        """Record the rows of a stream as one of its tasks, until it is closed and has no more. Returns the number of
-        recorded rows.
+        """Record the rows of a stream as its task `task`, until it is closed and has no more. Returns the number of
+        recorded rows. Raises as `record` and `stream.deliveries`.
 
-        A row's policy version is its epoch. task: the task by which rows are consumed. tokens: the column of token ids.
-        key: the column with the prompt's key; None: a row's group is the key, and rows without a group are ignored.
-        reward: the column with the reward; None: no rewards. A row is recorded once it has all of these columns. rows:
-        the most rows of one delivery. Raises as `record` and `stream.deliveries`.
+        A row's policy version is its epoch. tokens, key, reward: the columns with the token ids, the prompt's key and
+        the reward. A row is recorded once it has them. key=None: a row's group is the key, and rows without a group are
+        ignored. rows: the most rows of one delivery.
         """
         how = self.following(task=task, tokens=tokens, key=key, reward=reward)
         count, inner = 0, getattr(stream, "_inner", stream)  # the asynchronous stream of a blocking one
@@ -208,7 +207,7 @@ class AsyncHistory:
     def following(
         self, *, task: str = "history", tokens: str = "response_ids", key: str | None = None, reward: str | None = None
     ) -> Following:
-        """Return an argument for `plane.stream(history=...)` with columns to choose. Arguments as for `follow`."""
+        """Return the argument `history` of `plane.stream` for other columns. Arguments as for `follow`."""
         return Following(self, task, tokens, key, reward)
 
     async def record_delivery(self, delivery: Delivery, how: Following) -> int:
@@ -228,7 +227,7 @@ class AsyncHistory:
         return len(ref)
 
     def at(self, plane: AsyncPlane) -> AsyncHistory:
-        """The same history, accessed by another plane."""
+        """The same history, over another plane."""
         table = plane.table(self._table.name, durable=self._table._durable)
         return AsyncHistory(plane, table, self.keep, self.samples, self.max_bytes, self.dtype.name)
 
@@ -264,7 +263,7 @@ class AsyncHistory:
         await self._bound(sum(each.nbytes for each in recorded.tokens))
 
     def _held(self, tags: dict[str, Any]) -> dict[str, StoredResponse]:
-        """The responses of a prompt with these tags, by place."""
+        """The responses of a prompt by place."""
         found = {}
         for place in self._places:
             match tags.get(place):
@@ -294,8 +293,8 @@ class AsyncHistory:
             await self._spare(figures["bytes"] - int(self.max_bytes * _SPARED))
 
     async def _spare(self, over: int) -> None:
-        """Remove responses of about `over` bytes, a proportional share from each run of `_LOOKED` prompts. Within a
-        run, the oldest epochs are removed first, and within an epoch the lowest rewards."""
+        """Remove responses of about `over` bytes, a proportional share from each run of `_LOOKED` prompts, in the order
+        of `_usefulness`."""
         numbers = await self._table.ready([self._places[0]])
         total, left = len(numbers), over
         for start in range(0, total, _LOOKED):
@@ -390,8 +389,8 @@ class AsyncHistory:
     async def schedule(
         self, keys: Sequence[str], workers: int, *, step: int = 0, samples: int = 1, slots: int | None = None
     ) -> Schedule:
-        """Return the order in which each worker is to generate responses to these prompts, by their predicted lengths.
-        Arguments as for `history.scheduling.plan`."""
+        """Assign the responses to these prompts to workers, in an order, by predicted length. Arguments as for
+        `history.scheduling.plan`."""
         return plan(await self.lengths(keys), workers, step=step, samples=samples, slots=slots)
 
     async def drop(self) -> None:
@@ -405,7 +404,7 @@ def _usefulness(each: StoredResponse) -> tuple[int, float, int]:
 
 
 def _each_once(rows: Iterable[int], keys: Sequence[str]) -> Iterable[list[int]]:
-    """Divide the rows into runs without a repeated key."""
+    """The rows in runs in which no key is repeated."""
     run: dict[str, int] = {}
     for row in rows:
         if keys[row] in run:
@@ -444,7 +443,7 @@ def _tokens(tokens: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def followed(history: Any) -> Following | None:
-    """The task and columns of the `history` argument of `plane.stream`; None for None. Raises Misuse."""
+    """Validate the `history` argument of `plane.stream`. Raises Misuse."""
     found = getattr(history, "_inner", history)
     if isinstance(found, AsyncHistory):
         found = found.following()

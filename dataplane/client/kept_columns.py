@@ -86,7 +86,7 @@ class OwnHost:
             np.copyto(memory, source)
 
     def close(self, *, mapped: bool = False) -> None:
-        """Release the memory. `mapped`: whether other processes may still map it. Idempotent."""
+        """Release it; `mapped`: others may map it still. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd, self._memory = -1, np.empty(0, np.uint8)
@@ -124,7 +124,7 @@ class OwnDevice:
         return MemoryHandle(os.getpid(), self.number, 0, name, (*parts, self._tensor.storage_offset()))
 
     def write(self, column: PlannedColumn) -> list[Callable[[], Any]]:
-        """The job that copies the column into the memory. It is one, because all copies use one CUDA stream."""
+        """One job, since all copies are made on one stream of the device."""
         return [partial(self._write, column)]
 
     def _write(self, column: PlannedColumn) -> None:
@@ -150,7 +150,7 @@ class OwnDevice:
             stream.synchronize()
 
     def mapped(self, pin: object) -> MappedDevice:
-        """A view of the memory for readers in this process. Keeps the pin."""
+        """The memory for readers in this process."""
         return MappedDevice(self._tensor, pin, own=True)
 
     def copy(self, memory: Bytes) -> None:
@@ -174,8 +174,8 @@ _left: list[Any] = []
 
 
 class _PinHold:
-    """Keeps the pin of mapped memory after its tensors are dropped, until the current CUDA stream has run the work that
-    was queued at that moment."""
+    """Holds the pin of mapped memory for its tensors, until the CUDA stream has run the work queued when they were
+    dropped."""
 
     __slots__ = ("_device", "_pin")
 
@@ -286,7 +286,7 @@ def mapped(number: int, size: int, encoded: bytes, pin: object, access: MappingA
 
 
 class KeptColumns:
-    """The kept columns of one plane. Used from its event loop only. `used`: bytes of the budget in use."""
+    """The columns that one plane keeps. Used from its event loop only."""
 
     def __init__(self, connection: Connection, writer: ShardWriter, budget: int) -> None:
         self._connection = connection

@@ -159,7 +159,7 @@ class Loader:
         return f"<loader of task {self._task!r} of stream {self._stream.name!r}, {self.steps} steps done>"
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin an iteration over batches of the rows that the task has not acked. Ends a previous iteration."""
+        """Batches of the rows that the task is not done with."""
         before = None if self._iteration is None else self._iteration()
         if before is not None:
             before.end()
@@ -356,7 +356,7 @@ class _Ahead:
         self._thread.start()
 
     def ask(self, count: int) -> None:
-        """Request `count` further deliveries from the thread. Does not wait."""
+        """Fetch `count` more deliveries."""
         for _ in range(count):
             self._asked.put(True)
 
@@ -490,7 +490,7 @@ class _Ahead:
                 return None
 
     def _give_back(self, delivery: Delivery, *, seen: bool = True, reason: str = LEFT) -> None:
-        """Give a delivery back, unless it was settled. `seen`: whether it counts for `max_deliveries`."""
+        """Give a delivery back. `seen`: count it towards `max_deliveries`."""
         if not delivery.settled:
             with suppress(DataplaneError):
                 self._stream._wait(delivery._inner.nack(reason) if seen else delivery._inner.unseen())

@@ -72,8 +72,8 @@ class _Interrupts:
                 self._cancel()
 
     def cancel_by(self, cancel: Callable[[], object] | None) -> None:
-        """Set the function that cancels the call; None: an interrupt cancels nothing. Calls the function at once if an
-        interrupt has come already."""
+        """Set the function that cancels, and call it at once if the interrupt has come already. None: cancel no
+        more."""
         self._cancel = cancel
         if cancel is not None and self._error is not None:
             cancel()
@@ -147,7 +147,7 @@ class LoopRunner:
 
     @property
     def free(self) -> bool:
-        """Whether no thread runs the loop now, so that this thread may call `ask`."""
+        """Whether no thread runs the loop at this moment, and this thread may call `ask`."""
         return not self._loop.is_running() and not self.within
 
     def ask(self, exchange: Exchange[Any, T]) -> T:

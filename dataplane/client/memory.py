@@ -44,7 +44,7 @@ _PROT_NONE = 0
 
 
 class _Span:
-    """The base object of a NumPy array. Keeps the mapping and the pin that the array needs."""
+    """The base object of a NumPy array: it owns the mapping and the pin that the array needs."""
 
     __slots__ = ("__array_interface__", "keeps")
 
@@ -54,7 +54,7 @@ class _Span:
 
 
 def _require(offset: int, nbytes: int, size: int) -> None:
-    """Raise ValueError if these bytes are not within the given size."""
+    """Raises ValueError if these bytes are not within the given size."""
     if offset < 0 or nbytes < 0 or offset + nbytes > size:
         raise ValueError(f"bytes {offset} to {offset + nbytes} of {size}")
 
@@ -113,7 +113,7 @@ def _mapped(where: int | None, size: int, protection: int, flags: int, fd: int, 
 
 
 class MappingAccess:
-    """The mappings of one connection, and whether further mappings are allowed (`readable`)."""
+    """The mappings of one connection of this process, and whether it may map more."""
 
     __slots__ = ("mappings", "readable")
 
@@ -170,7 +170,7 @@ class NodeSegment:
         return mapping
 
     def private(self, offset: int, size: int) -> Mapping:
-        """A new private mapping of the range, writable. Each page is copied when it is first written."""
+        """The range, writable, each page copied when it is first written."""
         flags = mmap.MAP_PRIVATE | _MAP_NORESERVE
         return self._map(self._readable, offset, size, mmap.PROT_READ | mmap.PROT_WRITE, flags)
 

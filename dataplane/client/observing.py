@@ -20,16 +20,15 @@ if TYPE_CHECKING:
 
 
 async def snapshot(plane: AsyncPlane) -> Snapshot:
-    """Read the metrics of the plane's node. Raises PeerUnavailable, Closed, Forked."""
+    """The figures of the plane's node for monitoring. Raises PeerUnavailable, Closed, Forked."""
     plane.check()
     request = m.ReadStats(plane.connection.next_id(), about="metrics")
     return Snapshot.of((await plane.connection.request(request, m.Figures, 0.0)).values)
 
 
 async def graphs(plane: AsyncPlane) -> dict[str, Any]:
-    """Read the performance figures of the processes of all nodes. Sends a message to each node, because one message
-    may not hold all figures. The entry of another node that does not answer has an `error`. Raises the error of the
-    plane's own node."""
+    """Read the performance figures of the processes of all nodes, by a message to each node, because one may not hold
+    all. The entry of another node that does not answer has an `error`. Raises the error of the plane's own node."""
     members, own = (await plane.members()).get("members", {}), plane.connection.welcome.node.hex()
 
     async def of_node(node: str) -> list[Any]:

@@ -42,7 +42,7 @@ from dataplane.wire.local import connect, parse_address
 _all: weakref.WeakSet[ClientPins] = weakref.WeakSet()
 
 _used: deque[tuple[object, Callable[[], bool]]] = deque()
-"""Pins of memory that a device may still use, the oldest first, with the functions of `drop_later`."""
+"""Pins of memory that a device may still use, the oldest first."""
 
 
 def drop_later(pin: object, due: Callable[[], bool]) -> None:
@@ -75,7 +75,7 @@ def let_go(connected: socket.socket) -> None:
 
 
 class ShardPin:
-    """A pin on each of several shards, dropped with the object."""
+    """A pin on each of some shards, dropped with the object."""
 
     __slots__ = ("__weakref__", "shards")
 
@@ -84,9 +84,8 @@ class ShardPin:
 
 
 class ClientPins:
-    """The live pins of one connection. `flush` is called from any thread when pins were dropped, and must have `take`
-    called soon. An interrupt (Ctrl-C) within the finalizer may prevent that, so the connection also checks `dropped`
-    before each request."""
+    """The live pins of one connection. `flush` is called from any thread, to have `take` called soon. An interrupt
+    (Ctrl-C) within the finalizer may prevent that, so the connection also checks `dropped` before each request."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self.source: tuple[str, bytes] | None = None
@@ -114,7 +113,7 @@ class ClientPins:
 
     @property
     def live(self) -> int:
-        """The number of live pin objects."""
+        """The number of pins."""
         return len(self._live)
 
     def _drop(self, shards: Sequence[int], token: int) -> None:

@@ -70,7 +70,7 @@ class AsyncPlane:
 
     @property
     def address(self) -> str:
-        """The address at which other processes of this host can connect to the same node."""
+        """The address for other processes of this host."""
         return self.connection.address
 
     def check(self) -> None:
@@ -102,7 +102,7 @@ class AsyncPlane:
             `docs/concepts.md` says what each kind of value becomes.
         narrow: True, or the names of columns whose integers are stored in the narrowest dtype that holds them. Reads
             return the original dtype; `Column.narrow` returns the stored one.
-        objects: "store", or "refuse" to raise SchemaMismatch, with the row, if a column would be stored as objects.
+        objects: "refuse" raises SchemaMismatch, with the row, if a column would be stored as objects.
         scope: a name for all puts that are to be freed together by `free(scope=...)`.
         dedupe: names of columns whose equal rows are stored once.
         replicas: the number of hosts that store the columns. With 2, the columns survive the loss of one host.
@@ -229,8 +229,7 @@ class AsyncPlane:
         Existing views stay valid. Once the last view of a shard is dropped, the whole pages of its freed rows are
         released. The rest of the shard is released when all of its rows and columns are freed.
 
-        Raises Misuse (not exactly one of `ref` and `scope`), OwnerDied (the rows are on another node, and this node is
-        in no cluster), PeerUnavailable.
+        Raises OwnerDied if the rows are on another node and this node is in no cluster, Misuse, PeerUnavailable.
         """
         self.check()
         if (ref is None) == (scope is None):
@@ -346,13 +345,12 @@ class AsyncPlane:
     async def replay(
         self, directory: str | os.PathLike[str], name: str | None = None, tasks: Sequence[str] | None = None, **how: Any
     ) -> AsyncStream:
-        """Make a stream from a recording of `stream.record` and return it. A thread appends the rows and then closes
+        """Make a stream from a recording of `stream.record`, and return it. A thread appends the rows and then closes
         the stream. `stream.replay` reports the progress. See `docs/recording.md`.
 
-        The second row with a key gets the row's unique name as its key. name, tasks: as recorded if None. versions:
-        the policy version or versions to replay; all if None. columns: the columns to replay; all if None. rows: the
-        most rows of one append (256). max_bytes, max_rows, max_lag, group_size: as for `stream`. Without `max_bytes`
-        and `max_rows`, the stream has room for a quarter of the node's memory.
+        A repeated key is replaced by the row's unique name. name, tasks: as recorded if None. versions, columns: those
+        to replay; all if None. rows: the most in one append (256). max_bytes, max_rows, max_lag, group_size: as for
+        `stream`; without `max_bytes` and `max_rows`, a quarter of the node's memory.
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
@@ -391,9 +389,9 @@ class AsyncPlane:
         """Return the history with this name: the responses of earlier epochs by prompt. Sends no message.
 
         keep, samples: a prompt has at most `keep * samples` responses, of its newest `keep` epochs.
-        max_bytes: the approximate most bytes of all tokens. Beyond it, responses of the oldest epochs are removed
-            first, and within an epoch those with the lowest rewards.
-        dtype: the dtype of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
+        max_bytes: of all tokens, approximately. Beyond it, responses of the oldest epochs are removed first, and within
+            an epoch those with the lowest rewards.
+        dtype: of tokens, int32 or int64. durable: as for `table`. Raises Misuse.
         """
         table = self.table(f"history/{arguments.text('a name', name)}", durable=durable)
         return histories.AsyncHistory(self, table, keep, samples, max_bytes, dtype)

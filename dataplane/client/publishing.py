@@ -64,7 +64,7 @@ class WrittenChunk:
     ref: BatchRef | None = None
 
     def add(self, source: Source) -> int:
-        """Add a slice. Returns its offset in the chunk."""
+        """Add a slice. Returns its position."""
         start = self.nbytes
         self.sources.append((start, source))
         self.nbytes = aligned(start + source.nbytes)
@@ -72,7 +72,7 @@ class WrittenChunk:
 
     @property
     def width(self) -> int:
-        """The bytes of an element, at most 8, by the dtypes with the most bytes in the chunk."""
+        """The size in bytes of most of its elements."""
         widths: Counter[int] = Counter()
         for _, source in self.sources:
             widths[min(source.width, 8)] += source.nbytes
@@ -110,11 +110,11 @@ class Older:
         self._pieces = locations.pieces(locations.unlinked(rows), COLUMN)
 
     def row(self, chunk: int) -> BatchRef:
-        """A reference to a chunk."""
+        """The location of a chunk."""
         return self._rows[chunk]
 
     def base(self, chunk: int) -> Base:
-        """The location of a chunk as the base of a difference."""
+        """The location of a chunk, as the base of a delta."""
         piece = self._pieces[chunk]
         return Base(self.part.version, piece.node, piece.shard)
 
@@ -129,8 +129,8 @@ class Older:
 
 
 class Publication:
-    """One rank's part of a version, from its first tensor to its rows in the table. `staged`: the scope of its shards
-    until the table owns them. The end of the `async with` block frees them unless `give` has returned."""
+    """One rank's part of a version, from its first tensor to its rows in the table. `staged`: the scope of its shards,
+    freed at the end of the block unless `give` has transferred them."""
 
     def __init__(self, connection: Connection, writer: ShardWriter, deadline: Deadline, older: Older | None) -> None:
         self._connection, self._writer, self._deadline = connection, writer, deadline
@@ -144,7 +144,7 @@ class Publication:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """References to the stored chunks."""
+        """The stored chunks."""
         return [chunk.ref for chunk in self._chunks if chunk.ref is not None]
 
     def placement(self, layout: bytes) -> bytes:
@@ -206,7 +206,7 @@ class Publication:
         return [chunk.nbytes for chunk in self._chunks], entries, bases
 
     def _place(self, source: Source) -> tuple[int, int]:
-        """Assign a tensor to a chunk. Returns the chunk's number, and the offset in it; (-1, 0) for an empty tensor."""
+        """The chunk for a tensor, and the offset in it; (-1, 0) for an empty tensor."""
         if not source.nbytes:
             return -1, 0
         last = self._chunks[-1] if len(self._chunks) > self._written else None
@@ -264,8 +264,7 @@ class Publication:
 
     @asynccontextmanager
     async def _reserved(self, sizes: Sequence[int]) -> AsyncIterator[list[tuple[int, Bytes]]]:
-        """As `ShardWriter.reserved`, for shards of one row. `sizes`: the bytes of the rows. Yields the number of each
-        shard, and the memory of its row."""
+        """As `ShardWriter.reserved`, for shards of one row of these sizes in bytes, with the memory of the row."""
         if not sizes:
             yield []
             return
@@ -327,7 +326,7 @@ class Source:
         self.tied = (tied, shape, offsets) if tied is not None and self.nbytes else None
 
     def jobs(self, memory: Any) -> list[Callable[[], Any]]:
-        """The jobs that together write the slice into `memory`, of `nbytes` bytes."""
+        """The jobs that together write it into `memory`, of `nbytes` bytes."""
         return list(self._data.jobs(memory, _PIECE)) if self.nbytes else []
 
     def same(self, memory: Any) -> bool:
@@ -378,16 +377,14 @@ def source_of(name: str, value: Any) -> Source | None:
 
 
 def _plain(name: str, value: Any) -> tuple[Any, str, Hashable]:
-    """The tensor without gradient, lazy conjugation and lazy negation, the name of its dtype, and the identity of its
-    memory."""
+    """A tensor without gradients and lazy conjugation or negation; its dtype; the identity of its memory."""
     value, dtype = tensors.plain(name, value)
     value = value.detach()
     return value, dtype, (value.device, value.data_ptr(), tuple(value.shape), value.stride(), value.dtype)
 
 
 def _local(name: str, value: Any) -> Slice | None:
-    """The shard of a `DTensor` that this rank publishes; None if another rank publishes it. Raises SchemaMismatch for
-    partial sums."""
+    """The shard of a `DTensor` to publish; None if another rank publishes it. Raises SchemaMismatch."""
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 

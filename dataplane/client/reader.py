@@ -144,7 +144,7 @@ class Getter:
     async def _rest(
         self, ref: BatchRef, mine: list[ShardKey], others: list[ShardKey], reply: sm.Held, timeout: float
     ) -> Batch:
-        """Complete a get whose reply has shards that other processes keep: map them. Returns the batch."""
+        """Map the shards of the reply that other processes keep, and return the batch."""
         try:
             mapped, again = self._mapped(ref, reply)
         except BaseException:
@@ -209,7 +209,7 @@ class Getter:
             self.prefetch(ref, timeout)
 
     def prefetch(self, ref: BatchRef, timeout: float) -> None:
-        """Let the node read the shards of a reference into memory, for at most `timeout` seconds. Does not wait."""
+        """Have the node read a reference into memory. Does not wait."""
         ref = locations.unlinked(ref)
         mine, others = self._parted(ref)
         own = [shard for _, shard in mine]
@@ -218,7 +218,7 @@ class Getter:
             self._connection.tell(sm.Prefetch(self._connection.next_id(), own, wanted, timeout, parts))
 
     def _parted(self, ref: BatchRef) -> tuple[list[ShardKey], list[ShardKey]]:
-        """The keys of the shards of a reference: those on this plane's node, and the others."""
+        """The shards of a reference: those of this plane's node, and others."""
         own, keys = self._connection.welcome.node, ref.shards()
         others = [key for key in keys if key[0] != own]
         return [key for key in keys if key[0] == own] if others else list(keys), others
@@ -230,7 +230,7 @@ def _opened(ref: BatchRef, holding: HeldShards) -> Batch:
 
 
 def _wanted(ref: BatchRef, keys: Sequence[ShardKey]) -> list[sm.Wanted]:
-    """For each of these shards, the columns and rows that the reference refers to."""
+    """The parts of these shards that the reference refers to."""
     footprint = locations.footprint(ref) if keys else {}
     return [(*key, [(list(ordinals), rows.encode()) for ordinals, rows in footprint[key]]) for key in keys]
 

@@ -80,7 +80,7 @@ class RecordingStatistics:
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """The options of a recorder, as in `AsyncStream.record`. `waits`: whether `on_full` is "wait"."""
+    """The options of a recorder."""
 
     directory: Path
     columns: list[str] | None
@@ -208,8 +208,8 @@ class Recording(Background):
             raise NotReady(str(error)) from None
 
     async def _record(self, delivery: Delivery) -> bool:
-        """Write the rows that are not recorded yet, and ack the delivery. Returns whether the recorder continues. It
-        does not if it was closed while the rows could not be read or the disk was full."""
+        """Write the rows that are not recorded yet, and ack the delivery. Returns false if the recorder was closed
+        while the rows could not be read or the disk was full."""
         names = _names(self._stream, delivery)
         seen = self._writer.seen(names.rows)
         fresh = [row for row, there in enumerate(seen) if not there]
@@ -352,7 +352,7 @@ def record(
     compression: str = "zstd",
     on_full: str = "skip",
 ) -> Recording:
-    """Validate the arguments of `AsyncStream.record`, and start a recorder. Returns its recording. Raises Misuse."""
+    """Implements `AsyncStream.record`."""
     if task not in stream.settings.tasks:
         raise Misuse(
             f"stream {stream.name!r} has no task {task!r} whose rows could be recorded, only"

@@ -107,8 +107,8 @@ class Replay(Background):
             await plane.free(ref)
 
     def _keys(self, names: RowNames) -> list[str]:
-        """The keys of the next rows. Users' keys are as recorded; a repeated one is replaced by the row's unique name.
-        Generated keys lose their "~", which a user's key must not begin with."""
+        """The keys of the next rows: as recorded, without the "~" of generated ones. A repeated key is replaced by the
+        row's unique name."""
         keys = []
         for key, row in zip(names.keys, names.rows, strict=True):
             keys.append(row if key in self._used else key.removeprefix("~"))
@@ -131,7 +131,7 @@ async def replay(
     max_lag: int | None = None,
     group_size: int | None = None,
 ) -> AsyncStream:
-    """Make a stream, and start a replay that fills it. Returns the stream. See `AsyncPlane.replay`."""
+    """Implements `AsyncPlane.replay`."""
     reader = await asyncio.to_thread(Reader, _directory(directory))
     found = reader.manifest
     name = arguments.text("a stream's name", found.stream if name is None else name)

@@ -119,8 +119,8 @@ class StreamWrites:
         narrow: Narrow = False,
         begin: tuple[int, float, str] | None = None,
     ) -> list[str]:
-        """Append rows as `AsyncStream.append`, without merging concurrent appends. Returns their keys. `begin`: begin
-        an unfinished row instead, with this token, lease in seconds, and column of tokens (`client.unfinished`)."""
+        """Append rows as `AsyncStream.append`, without merging concurrent appends. `begin`: begin an unfinished row
+        with this token, lease in seconds, and column of tokens (`client.unfinished`)."""
         deadline, began = Deadline.after(arguments.seconds(timeout, TIMEOUT_S)), time.monotonic_ns()
         columns = await self._writer.optioned(columns, narrow)
         planned = None if isinstance(columns, BatchRef) else await self._writer.plan(columns, ())
@@ -282,7 +282,7 @@ class StreamWrites:
         return Exchange(self._connection, request, m.Done, timeout_s, lambda reply: None, admits=True)
 
     def named(self, rows: BatchRef | Sequence[str]) -> _Named:
-        """Name the rows in a request. Raises Misuse if a reference was not delivered by this stream."""
+        """The names of rows for a request: numbers with delivery numbers, or keys."""
         if isinstance(rows, BatchRef):
             origins = rows.origins()
             if not origins and len(rows):
@@ -301,8 +301,7 @@ class StreamWrites:
     def _stored(
         self, columns: Any, planned: PutPlan | None, deadline: Deadline, purpose: Purpose
     ) -> AbstractAsyncContextManager[tuple[str, BatchRef]]:
-        """A context manager with the scope and a reference, as `ShardWriter.staged`. The scope of columns that are a
-        reference already is empty."""
+        """Columns with their scope, as `ShardWriter.staged`. The scope of a reference is empty."""
         if planned is None:
             return nullcontext(("", columns))
         return self._writer.staged(planned, deadline.remaining_s, purpose)
@@ -312,7 +311,7 @@ class StreamWrites:
         return None if planned is None or self._settings.replicas > 1 else self._writer.inline(planned)
 
     async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
-        """Replicate the columns if the stream has replicas. Returns the nodes that have all of them, or nothing."""
+        """Replicate the columns if the stream has replicas. Returns the nodes that have all of them."""
         if self._settings.replicas == 1:
             return []
         return await self._writer.replicate(ref, self._settings.replicas, deadline.remaining_s)

@@ -145,8 +145,8 @@ class Appender(AppenderCalls, Context):
         version: Any = 0,
         tags: Mapping[str, Any] | None = None,
     ) -> list[str]:
-        """Send rows, and wait until they are in the stream. Returns their keys. Raises as `send` and `Sent.result`. The
-        values are read in this thread, after the work queued on its CUDA streams."""
+        """Send rows and wait for their keys. Raises as `send`, and the stream's error. The values are read in this
+        thread, after the work queued on its CUDA streams."""
         return self.send(columns, keys=keys, group=group, version=version, tags=tags).result()
 
     def close(self) -> None:
@@ -210,8 +210,8 @@ class Draft(DraftCalls):
     _inner: draft.Draft
 
     def drop(self) -> None:
-        """Release the memory of an unsealed draft. Its arrays must not be used any more. Idempotent. Does nothing in a
-        forked child, because the memory is the parent's."""
+        """Release the memory of an unsealed draft. Idempotent. Does nothing in a forked child, because the memory is
+        the parent's."""
         if not self._inner.in_child:
             self._turns.soon(self._inner.drop)
 
@@ -248,7 +248,7 @@ class Plane(PlaneCalls):
             return self._turns.wait(coroutine)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the plane as its address. Unpickling it connects another plane to the same node."""
+        """Unpickled, it is another plane on the same node."""
         return connect, (self.address,)
 
     def get(
@@ -313,7 +313,7 @@ class Table(TableCalls):
     name: str = of_inner("name", "The name of the table.")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the table as its node and name. All unpickled streams and tables of a node share a plane."""
+        """Pickle the table as its node and name, as a stream."""
         return opened, (self._inner._connection.address, "table", self.name)
 
 

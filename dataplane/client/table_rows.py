@@ -40,7 +40,7 @@ class TableSlice:
 
 
 def joined(several: list[Index]) -> Index:
-    """Concatenate arrays of row numbers."""
+    """All numbers, concatenated."""
     if not several:
         return np.empty(0, np.int64)
     return several[0] if len(several) == 1 else np.concatenate(several)
@@ -55,7 +55,7 @@ def widened(reply: r.Looked, columns: int) -> bytes:
 
 
 def rows_of(replies: list[r.Looked], columns: int) -> TableSlice:
-    """Combine the answers about one or several parts of the rows. `columns`: the number of requested columns."""
+    """Combine these answers. `columns`: the number of requested columns."""
     numbers = joined([reply.rows for reply in replies])
     have = np.zeros((len(numbers), 0), np.bool_)
     if columns:
@@ -89,7 +89,7 @@ _decode = msgspec.msgpack.Decoder(list[dict[str, Any]]).decode
 
 
 def rows_named(rows: Any) -> tuple[list[str], Index]:
-    """The keys and the numbers by which rows are named; one of the two is empty. Raises Misuse, LimitExceeded."""
+    """The keys or numbers of rows; the other list is empty. Raises Misuse, LimitExceeded."""
     nothing = np.empty(0, np.int64)
     if isinstance(rows, str | bytes):
         raise Misuse(f"rows are named by a list of keys or numbers, not by {rows!r:.100}")
@@ -127,7 +127,7 @@ def keys_of_rows(keys: Any) -> list[str]:
 
 
 def tags_of(tags: Any, count: int) -> list[dict[str, Any]]:
-    """The tags as a dict for each of `count` rows, of values that MessagePack holds; empty for None. Raises Misuse."""
+    """A dict for each row, which a message can hold; empty for None. Raises Misuse."""
     if tags is None:
         return []
     listed = arguments.listed("tags", tags)
@@ -142,7 +142,7 @@ def tags_of(tags: Any, count: int) -> list[dict[str, Any]]:
 
 
 def ranges(count: int, keys: list[str], tags: list[dict[str, Any]]) -> list[tuple[int, int]]:
-    """Divide `count` rows into messages. Returns the range of each, as (start, stop)."""
+    """Divide rows into messages. Returns the (start, stop) of each."""
     pending, found = [(0, count)], []
     while pending:
         start, stop = pending.pop()

@@ -120,7 +120,7 @@ class AsyncTable:
         stored: Callable[[BatchRef], object] | None,
         narrow: Narrow,
     ) -> list[R]:
-        """Write in as many steps as needed. Returns the answers, of type `kind`. Raises as `upsert`."""
+        """Write in as many steps as needed. Returns the answers."""
         deadline = Deadline.after(arguments.seconds(timeout))
         keys, numbers = rows_named(rows)
         count = len(keys) or len(numbers)
@@ -232,7 +232,7 @@ class AsyncTable:
         return concat([part.select(*both) for part in parts])
 
     async def schema(self) -> dict[str, Field]:
-        """The field (kind, dtype and shape) of each column of the table, by name; empty if there are none."""
+        """The field (kind, dtype and shape) of each column, by name."""
         reply = await self.ask(r.DescribeColumns(), r.Referred)
         return dict(BatchRef.decode(reply.ref).schema) if reply.ref else {}
 
@@ -390,7 +390,7 @@ class AsyncTable:
 def written_as(
     keys: list[str], numbers: Index, ref: BatchRef | None, tags: list[dict[str, Any]], kind: type[StreamResult]
 ) -> r.Upsert:
-    """The request of a write. `kind`: the type of the answer; with `Looked`, it has the rows' metadata."""
+    """The request of a write. `kind`: the type of its answer."""
     encoded = b"" if ref is None else ref.encode()
     return r.Upsert(keys=keys, rows=numbers, ref=encoded, tags=tags, look=kind is r.Looked)
 
@@ -405,8 +405,8 @@ def _seen(replies: list[r.Looked]) -> tuple[TableSlice, list[str]]:
 
 
 def _parted(columns: Any) -> tuple[Any, BatchRef | None]:
-    """Divide columns into values to store, and a reference to columns that are stored already, with the names in this
-    table. Either may be None. Raises SchemaMismatch for a reference to several columns."""
+    """The columns to store, and a reference to columns that are stored already, with their names in this table; None
+    for none. Raises SchemaMismatch."""
     if isinstance(columns, BatchRef):
         return None, columns
     refs: list[BatchRef] = []

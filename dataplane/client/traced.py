@@ -131,7 +131,7 @@ _PARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 @contextmanager
 def spanned(operation: str, kind: str, stream: str = "", **attributes: Any) -> Iterator[Span]:
     """A context manager with the span of a call, current within the block. An exception ends the span with an error.
-    kind: a name of `SpanKind`. Attributes that are None are left out."""
+    kind: a name of `SpanKind`."""
     from opentelemetry import trace
 
     tracer = trace.get_tracer("dataplane")
@@ -145,7 +145,7 @@ def spanned(operation: str, kind: str, stream: str = "", **attributes: Any) -> I
 
 
 def parent(current: Span) -> tuple[str, ...]:
-    """The trace parent of a span, in the form of `BatchRef.traces`; empty if the span has no valid context."""
+    """The trace parent of a span, as references carry it; none if the span is not recorded."""
     context = current.get_span_context()
     if not context.is_valid:
         return ()

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from dataplane.client.streams import AsyncStream
 
 LEASE_S = 600.0
-"""Default seconds without a piece or a renewal after which another process may resume a row. Once the holder's process
-has ended, another may resume it at once."""
+"""Default seconds without a piece or a renewal after which another process may resume a row."""
 
 _MOST_UNFINISHED = 4096
 
@@ -59,7 +58,7 @@ class RowToken:
 
     @classmethod
     def of(cls, row: Listed) -> RowToken:
-        """The description of the row, from the leader's entry for it."""
+        """The row as its leader lists it."""
         tokens = sum(count for _, count in row.spans)
         return cls(row.key, row.group, row.version, row.tags, row.pieces, row.spans, tokens, row.age_s, row.free)
 
@@ -135,7 +134,7 @@ class AsyncRow:
                 self.spans.append((made, tokens))
 
     async def _bring(self, columns: Any, version: int, timeout: float | None) -> int:
-        """Append the next piece. Returns the number of its tokens. Raises as `append`."""
+        """Append the next piece. Returns the number of its tokens."""
         unsure, self._unsure = self._unsure, True
         try:
             lengths = await self._put(columns, self._pieces, version, False, timeout)
@@ -156,11 +155,10 @@ class AsyncRow:
     async def finish(self, *, stale_share: float = 0.0, timeout: float | None = None) -> None:
         """Finish the row, so that it is delivered to tasks, with the column `version_spans`. May be repeated.
 
-        stale_share: the share of tokens, at least 0 and less than 1, that may be older than the row's policy version,
-            which is the newest such version. `max_lag` and samplers use it. With 0, it is that of the oldest token.
-        timeout: seconds to wait for room in the node; 60 if None.
+        stale_share: sets the row's policy version, for `max_lag` and samplers, to the newest version such that at most
+            this share of the row's tokens is older. 0: the version of the oldest token.
 
-        Raises as `append`, and Misuse if this object has abandoned the row.
+        timeout: as for `append`. Raises as `append`, and Misuse if this object has abandoned the row.
         """
         if not 0.0 <= stale_share < 1.0:
             raise Misuse(f"a share of stale tokens is at least 0 and less than 1, not {stale_share}")
@@ -202,8 +200,7 @@ class AsyncRow:
         return ref.select(*names) if names else ref
 
     async def get(self, *columns: str, timeout: float = 60.0) -> Batch:
-        """Read these columns of the current row; all if none is named. timeout: seconds to wait for memory. Raises as
-        `AsyncPlane.get`, and as `ref`."""
+        """Read the current row, or these columns of it. Raises as `AsyncPlane.get`, and as `ref`."""
         timeout, ref = arguments.seconds(timeout), await self.ref()
         return await self._stream._getter.get(ref.select(*columns) if columns else ref, timeout)
 
@@ -241,7 +238,7 @@ class AsyncRow:
 
 
 def _spans(spans: list[tuple[int, int]]) -> Any:
-    """The value of the column `version_spans` for these spans: int64 `[spans, 3]`."""
+    """Spans in the form of the column `version_spans`."""
     found, first = np.zeros((len(spans), 3), np.int64), 0
     for at, (version, count) in enumerate(spans):
         found[at] = first, first + count, version
@@ -269,12 +266,12 @@ async def unfinished_rows(stream: AsyncStream) -> list[Listed]:
 
 
 def row_token() -> int:
-    """A random token for a new holder of a row."""
+    """A new token of a holder."""
     return secrets.randbits(62) | 1
 
 
 def row_lease(lease: float) -> float:
-    """The lease of a row in seconds. Raises Misuse unless it is more than 0."""
+    """The lease of a row in seconds. Raises Misuse."""
     lease_s = arguments.seconds(lease, what="a lease")
     if not lease_s > 0:
         raise Misuse(f"a lease is of more than 0 s, not {lease}")

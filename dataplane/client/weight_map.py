@@ -29,8 +29,8 @@ Place = tuple[int, int]
 
 
 class TensorPiece(NamedTuple):
-    """A part of a tensor that is read from one published slice. `entry`: the slice. `box`: the part. `chunk`: the chunk
-    of the slice. `nbytes`: the bytes of the slice if the part is all of it, else -1."""
+    """A slice from which a tensor is read: its entry, the part of the tensor, and its chunk. `nbytes`: the bytes of the
+    slice if the part is all of it, else -1."""
 
     entry: TensorSlice
     box: Box
@@ -52,8 +52,7 @@ class WantedTensor(NamedTuple):
 
 
 class ReadPlan(NamedTuple):
-    """The plan of a request, valid for all versions with the same layout: the wanted tensors by name, and their pieces
-    by chunk."""
+    """A request for versions with one layout: the wanted tensors by name, and their pieces by chunk."""
 
     wanted: dict[str, WantedTensor]
     chunks: dict[Place, list[TensorPiece]]
@@ -107,12 +106,12 @@ class Tensors(Mapping[str, Any]):
 
     @property
     def dtypes(self) -> dict[str, str]:
-        """The dtype of each tensor, by torch's name without "torch.", such as "bfloat16"."""
+        """The dtype of each tensor, as named by torch: "bfloat16"."""
         return {name: wanted.dtype for name, wanted in self._wanted.items()}
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all tensors, or of their requested parts. Tensors that share memory are counted separately."""
+        """The bytes of all tensors. Those that share memory are counted separately."""
         shapes = self.shapes
         return sum(
             int(np.prod(shapes[name], dtype=np.int64)) * storage(each.dtype).itemsize
@@ -138,14 +137,14 @@ class Tensors(Mapping[str, Any]):
         return from_bits("", wanted.dtype, array)
 
     def _privately(self, chunk: Place) -> tuple[Any, int]:
-        """The memory of a chunk, writable as a private copy, and its size in bytes."""
+        """The bytes of a chunk, writable as a private copy, and their number."""
         held = self._chunks[chunk]
         offset, size = held.laid.layout.columns[0][1].buffers[1]
         found = self._private[chunk] = held.memory.private(offset, size), size
         return found
 
     def _view(self, piece: TensorPiece, dtype: str, *, private: bool) -> Any:
-        """A view of one piece of a tensor, without a copy. `private`: whether writes go to a private copy."""
+        """A view, without a copy, of one piece of a tensor."""
         entry, held = piece.entry, self._chunks[piece.chunk]
         offset, size = held.laid.layout.columns[0][1].buffers[1]
         if entry.start + entry.nbytes > size:
@@ -158,7 +157,7 @@ class Tensors(Mapping[str, Any]):
         return whole[inside]
 
     def _joined(self, wanted: WantedTensor) -> Any:
-        """Assemble all pieces of a tensor in memory of this process."""
+        """The elements of all pieces, in memory of this process."""
         array = np.empty(extent(wanted.box), storage(wanted.dtype))
         for piece in wanted.pieces:
             inside = tuple(slice(a - base, b - base) for (a, b), (base, _) in zip(piece.box, wanted.box, strict=True))

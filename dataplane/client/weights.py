@@ -164,14 +164,14 @@ class AsyncWeights:
                 await table.clear(gone)
 
     async def drop(self) -> None:
-        """Remove all versions. A process that has mapped a version keeps it."""
+        """Remove all versions. A process that has mapped one keeps it."""
         await self._register.drop()
         await self._chunks.drop()
 
     # reading
 
     async def versions(self) -> list[int]:
-        """The numbers of the complete versions, the oldest first."""
+        """The complete versions, the oldest first."""
         return sorted((await self._seen()).complete)
 
     async def get(
@@ -302,8 +302,8 @@ class AsyncWeights:
             raise _VersionGone("chunks of this version have gone") from None
 
     async def _wait(self, exact: int | None, least: int | None, deadline: Deadline) -> tuple[int, KnownVersions]:
-        """Wait until the version `exact` is complete or, without it, any version that is not below `least`. Returns the
-        number of the version, and the known versions. Raises Freed, NotReady."""
+        """Wait until the version `exact`, or one from `least` on, is complete. Returns its number, and the known
+        versions. Raises Freed, NotReady."""
         while True:
             seen = await self._seen()
             newest = max(seen.complete, default=None)
@@ -388,9 +388,8 @@ _PLANS = 4  # the most plans that are cached, each for other names or slices
 
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """The content of the register. By complete version, with an entry for each rank: `complete` has the number of rows
-    with the part's layout, `placed` the location of its chunks, or None. `news`: the number of the last announcement.
-    `keys`: the keys of all rows."""
+    """The content of the register. For each complete version and rank, `complete` has the number of rows of the part's
+    layout, and `placed` the location of its chunks, or None. `news`: the number of the last announcement."""
 
     complete: dict[int, list[int]]
     placed: dict[int, list[Any]]
@@ -429,7 +428,7 @@ class KnownVersions:
 
 
 def shards_here(placed: Sequence[PartLocation], node: bytes, chunks: Iterable[Place]) -> list[int] | None:
-    """The numbers of the shards of these chunks if all parts are on this node, else None."""
+    """The shards of these chunks if all of them are on this node, else None."""
     if any(each.node != node for each in placed):
         return None
     numbers = [each.numbers() for each in placed]

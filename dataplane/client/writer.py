@@ -56,7 +56,7 @@ _MANY_ROWS = 4096
 
 
 Placed = tuple[PlannedColumn, int, int]
-"""A stored column, the number of its shard, and its ordinal in the shard."""
+"""A column, its shard, and its ordinal in the shard."""
 
 
 class ShardWriter:
@@ -84,11 +84,11 @@ class ShardWriter:
             raise
 
     def each(self, work: Callable[[Any], T], items: Iterable[Any]) -> list[T]:
-        """Map a function over the items, in the calling thread and idle threads of the pool. Returns the results."""
+        """As `map`, in the calling thread and idle threads of the pool. Returns a list."""
         return together(self._pool, work, items)
 
     async def plan(self, columns: Any, dedupe: Collection[str]) -> PutPlan:
-        """The plan by which the columns are written. Raises SchemaMismatch."""
+        """The columns, ready to be written. Raises SchemaMismatch."""
         many = isinstance(columns, Mapping) and any(
             isinstance(values, Sequence) and len(values) > _MANY_ROWS for values in columns.values()
         )
@@ -172,15 +172,15 @@ class ShardWriter:
         return ref_to(self._connection.welcome.node, planned.rows, columns)
 
     def inline(self, planned: PutPlan) -> rm.Inline | None:
-        """The columns in the form of a message; None if they do not fit one, are empty, or are on a device."""
+        """The columns as they are sent in a message with another request; None if they do not fit."""
         if planned.nbytes > sm.MAX_INLINE or not planned.rows or planned.on_device:
             return None
         sizes = [column.logical_nbytes for column in planned.columns]
         return rm.Inline(_payload(planned.columns), layout_of(planned.columns), sizes)
 
     def put_exchange(self, columns: Any, scope: str, timeout: float) -> Exchange[Any, BatchRef] | None:
-        """The exchange of a put of simple columns that share a shard: one request, or two (reserve and seal) if they do
-        not fit a message. None for other columns."""
+        """A put of simple columns that share a shard: one request, or two (reserve and seal) if they do not fit a
+        message. None for other columns."""
         laid = laid_out(columns, _IN_LOOP)
         if laid is None:
             return None
@@ -197,7 +197,7 @@ class ShardWriter:
         )
 
     def _meant(self, laid: SmallColumns, shard: int) -> BatchRef:
-        """The reference to all of the shard in which these columns were stored."""
+        """The reference to an entire shard."""
         sizes = [nbytes for *_, nbytes in laid.columns]
         return ref_to_shard(self._connection.welcome.node, laid.rows, laid.named, sizes, shard)
 
@@ -292,14 +292,14 @@ def _on_device(columns: Any) -> bool:
 
 
 def _nbytes_of(columns: Any) -> int:
-    """The approximate bytes of the values; more than `_IN_LOOP` if only a scan would tell."""
+    """The approximate bytes of the values; a large number if they are not known without a scan."""
     values = columns.values() if isinstance(columns, Mapping) else ()
     sizes = [getattr(each, "nbytes", None) for each in values]
     return sum(size for size in sizes if isinstance(size, int)) if sizes and None not in sizes else _IN_LOOP + 1
 
 
 def _grouped(rows: int, columns: Sequence[PlannedColumn]) -> list[PutPlan]:
-    """Divide the columns into shards: the small columns together, and each large column alone."""
+    """The columns by shard: the small ones together, each larger one by itself."""
     small = tuple([column for column in columns if column.nbytes < _OWN_SHARD])
     large = [PutPlan(rows, (column,)) for column in columns if column.nbytes >= _OWN_SHARD]
     return [PutPlan(rows, small), *large] if small else large
