@@ -1,9 +1,9 @@
 """Gathers rows of one process into blocks and appends each block at once, for agents that append a row at a time.
 
 `send` accepts rows and returns at once. Blocks are appended one after another, in the order in which their rows were
-sent. Once the previous block was answered, a block is appended when it is full, or after a further `max_delay` seconds.
-If a block is refused or finds no room, half of its calls are tried, down to a single call, which waits for room. Any
-other error, such as the loss of the node, ends the block: all calls that are left get the error.
+sent. A block is appended when it is full, or `max_delay` seconds after its first row or, if that is later, after the
+answer to the previous block. If a block is refused or finds no room, half of its calls are tried, down to a single
+call, which waits for room. Any other error, such as the loss of the node, is the error of all calls that are left.
 
 Invariants: once a block is done, each of its calls has its keys or an error, or was withdrawn. Rows of a call are
 appended once or not at all. The caller may change the arrays after `send`. At most `_BLOCKS` blocks are pending;

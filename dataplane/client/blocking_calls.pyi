@@ -52,9 +52,9 @@ class PlaneCalls(Blocking):
         """Store columns with equal row counts, and return a reference to them.
 
         columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch.
-            `docs/concepts.md` says what each kind of value becomes.
+            `docs/concepts.md` has the kind of column for each kind of value.
         narrow: True, or the names of columns whose integers are stored in the narrowest dtype that holds them. Reads
-            return the original dtype; `Column.narrow` returns the stored one.
+            return the original dtype; `Column.narrow` gives the stored one.
         objects: "refuse" raises SchemaMismatch, with the row, if a column would be stored as objects.
         scope: a name for all puts that are to be freed together by `free(scope=...)`.
         dedupe: names of columns whose equal rows are stored once.
@@ -308,8 +308,8 @@ class StreamCalls(Blocking):
 
         rows: the reference of a delivery, rows selected from it, or keys.
         columns, narrow, objects: as for `append`, with one row for each of `rows`.
-        replace: whether to replace columns that a row has. If false, an existing column is refused, unless an earlier
-            delivery of the row to the same task added the column and was not acked.
+        replace: whether to replace columns that a row has. If false, an existing column is refused, unless `rows` is of
+            a delivery, and an earlier delivery to the same task added the column and was not acked.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
@@ -384,7 +384,7 @@ class StreamCalls(Blocking):
         rank, to be acked together. Reads no column.
 
         rows: the number of rows; fewer if `min_rows` is less or whole groups do not fill it. shards: the number of
-        ranks. With `TokenBalanced`, each rank gets about as many tokens. Others, and errors: as for `consume`.
+        ranks. With `TokenBalanced`, ranks get about equally many tokens. Other arguments and errors: as for `consume`.
         """
 
     def drop_rows(self, rows: BatchRef | Sequence[str] = (), *, groups: Sequence[str | int] = ()) -> None:

@@ -99,9 +99,9 @@ class AsyncPlane:
         """Store columns with equal row counts, and return a reference to them.
 
         columns: a mapping of names to values, a TensorDict, an Arrow table or record batch, or a Batch.
-            `docs/concepts.md` says what each kind of value becomes.
+            `docs/concepts.md` has the kind of column for each kind of value.
         narrow: True, or the names of columns whose integers are stored in the narrowest dtype that holds them. Reads
-            return the original dtype; `Column.narrow` returns the stored one.
+            return the original dtype; `Column.narrow` gives the stored one.
         objects: "refuse" raises SchemaMismatch, with the row, if a column would be stored as objects.
         scope: a name for all puts that are to be freed together by `free(scope=...)`.
         dedupe: names of columns whose equal rows are stored once.
@@ -354,7 +354,7 @@ class AsyncPlane:
 
         Raises Misuse (there is no recording, or a stream with the name exists), Corrupt, ProtocolMismatch.
         """
-        from dataplane.client import replay  # as above
+        from dataplane.client import replay  # imported late, as in `restore`
 
         self.check()
         return await replay.replay(self, directory, name, tasks, **how)

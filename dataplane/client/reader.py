@@ -168,7 +168,7 @@ class Getter:
             if live and ref is not None:
                 _check_live(ref, live)
         except BaseException:
-            self._let_go(reply)  # as above
+            self._let_go(reply)  # at once, as in `_getting_span`
             raise
         if not reply.carried:
             holding.hold(self._connection.segments, self._connection.pins.hold)

@@ -187,8 +187,8 @@ class AsyncStream:
 
         rows: the reference of a delivery, rows selected from it, or keys.
         columns, narrow, objects: as for `append`, with one row for each of `rows`.
-        replace: whether to replace columns that a row has. If false, an existing column is refused, unless an earlier
-            delivery of the row to the same task added the column and was not acked.
+        replace: whether to replace columns that a row has. If false, an existing column is refused, unless `rows` is of
+            a delivery, and an earlier delivery to the same task added the column and was not acked.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
@@ -324,7 +324,7 @@ class AsyncStream:
         rank, to be acked together. Reads no column.
 
         rows: the number of rows; fewer if `min_rows` is less or whole groups do not fill it. shards: the number of
-        ranks. With `TokenBalanced`, each rank gets about as many tokens. Others, and errors: as for `consume`.
+        ranks. With `TokenBalanced`, ranks get about equally many tokens. Other arguments and errors: as for `consume`.
         """
         if arguments.whole("shards", shards) < 1:
             raise Misuse(f"a step is split over one rank or more, not {shards}")
@@ -486,7 +486,7 @@ class AsyncStream:
         compression: "zstd", "snappy", "lz4" or "none". on_full: while the disk is full, "skip" skips and counts rows,
             and logs a warning; "wait" leaves them in the stream.
         """
-        from dataplane.client import recorder  # as above
+        from dataplane.client import recorder  # imported late, as in `checkpoint`
 
         return await asyncio.to_thread(recorder.record, self, directory, columns, **how)
 
