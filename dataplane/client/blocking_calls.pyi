@@ -62,7 +62,7 @@ class PlaneCalls(Blocking):
         timeout: seconds to wait for room.
         device: "keep" leaves tensors on their device, where other processes of this host can map them. Beyond the
             `gpu_budget` of `connect` the oldest are copied to the node's memory. Closing the plane copies all of them.
-            If this process dies, they are lost (OwnerDied). Cannot be combined with `replicas`.
+            If this process dies, they are lost (OwnerDied). Misuse if combined with `replicas`.
 
         Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; the error names the
         holders of the memory), LimitExceeded (more than the memory budget, or replicas without a cluster),
@@ -265,7 +265,7 @@ class StreamCalls(Blocking):
 
         columns: as for `plane.put`, or a reference to rows that were put. The stream then owns the referenced rows,
             even if they are freed elsewhere. It frees them once no task needs them.
-        keys: a text for each row that does not begin with "~". Without `keys`, they are generated.
+        keys: for each row, a text that does not begin with "~". Without `keys`, they are generated.
         group: a text or integer for each row, or one for all. Rows of one prompt share a group, of at most `group_size`
             rows. A row with None is in a separate group.
         version: the policy version that made the rows, an integer for each row or one for all.

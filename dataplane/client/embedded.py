@@ -3,8 +3,8 @@
 If `connect()` finds no address in the environment, it starts a node and exports the node's address there. Other planes
 of the process, and its children, then connect to the same node.
 
-Invariants: the node watches this process, and ends when it ends, even if it is killed. If the plane that started the
-node is closed first, the node ends once no process is connected. A view of a closed plane counts as a connection. A
+Invariants: the node watches this process, and ends with it, even if the process is killed. If the plane that started
+the node is closed first, the node ends once no process is connected. A view of a closed plane counts as a connection. A
 forked child never stops its parent's node.
 """
 

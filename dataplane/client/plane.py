@@ -109,7 +109,7 @@ class AsyncPlane:
         timeout: seconds to wait for room.
         device: "keep" leaves tensors on their device, where other processes of this host can map them. Beyond the
             `gpu_budget` of `connect` the oldest are copied to the node's memory. Closing the plane copies all of them.
-            If this process dies, they are lost (OwnerDied). Cannot be combined with `replicas`.
+            If this process dies, they are lost (OwnerDied). Misuse if combined with `replicas`.
 
         Raises SchemaMismatch (the values cannot be columns), Backpressure (no room in time; the error names the
         holders of the memory), LimitExceeded (more than the memory budget, or replicas without a cluster),

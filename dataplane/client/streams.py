@@ -110,7 +110,7 @@ class AsyncStream:
 
         columns: as for `plane.put`, or a reference to rows that were put. The stream then owns the referenced rows,
             even if they are freed elsewhere. It frees them once no task needs them.
-        keys: a text for each row that does not begin with "~". Without `keys`, they are generated.
+        keys: for each row, a text that does not begin with "~". Without `keys`, they are generated.
         group: a text or integer for each row, or one for all. Rows of one prompt share a group, of at most `group_size`
             rows. A row with None is in a separate group.
         version: the policy version that made the rows, an integer for each row or one for all.
