@@ -156,8 +156,6 @@ class ReplicatedStream:
 
     def _do_append(self, command: r.Append) -> r.StreamResult:
         begin = None if command.begin is None else RowBeginning(*command.begin, command.client)
-        spares = self._spares(command)
-        arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, spares, begin)
         count = len(command.ref)
         if begin is not None and count != 1:
             raise Misuse(f"{count} rows in progress are begun at once; it is one")
@@ -166,31 +164,29 @@ class ReplicatedStream:
         _check_counts(count, [command.versions, *command.lengths.values(), *command.tags.values()])
         if len(command.keys) not in (0, count) or len(command.groups or command.keys) not in (0, count):
             raise Misuse(f"an append of {count} rows, with more or fewer keys or groups")
-        self._require_there(command.ref, command.nodes)
+        spares = self._spares(command)
+        arrival = Arrival(command.groups, command.versions, command.tags, command.lengths, spares, begin)
         first, new = self.leased.append(command.ref, command.keys, command.digest, arrival, command.time_s)
         if new:
             self._holds(command.ref, spares)
         return r.AppendResult(first, count, new)
 
     def _spares(self, command: r.Append | r.Extend | r.ExtendRow | r.RestoreColumnBatch) -> tuple[bytes, ...]:
-        """The nodes of a command with copies of its columns, without those that were lost meanwhile."""
-        return tuple(node for node in command.nodes if node not in self.lost_nodes)
-
-    def _require_there(self, ref: BatchRef, nodes: tuple[bytes, ...]) -> None:
-        """Raises OwnerDied if the columns were lost with the node that stored them."""
-        if self.lost_nodes and all(node in self.lost_nodes for node in nodes):
-            self.lost_nodes.require(ref.shards())
+        """The nodes of a command with copies of its columns, without those that were lost meanwhile. Raises OwnerDied
+        if there are none, and columns were lost with the node that stored them."""
+        spares = tuple(node for node in command.nodes if node not in self.lost_nodes)
+        if self.lost_nodes and not spares:
+            self.lost_nodes.require(command.ref.shards())
+        return spares
 
     def _do_extend(self, command: r.Extend) -> None:
         _check_counts(len(command.rows), list(command.lengths.values()))
-        self._require_there(command.ref, command.nodes)
         spares = self._spares(command)
         extend(self.leased, command, spares)
         self._holds(command.ref, spares)
 
     def _do_extend_row(self, command: r.ExtendRow) -> r.StreamResult:
         _check_counts(1, list(command.lengths.values()))
-        self._require_there(command.ref, command.nodes)
         partition, row, spares = self.leased.partition, command.row, self._spares(command)
         new = partition.grow(row, command.piece, command.ref, command.lengths, spares, self.clock_s)
         if new:
@@ -297,7 +293,6 @@ class ReplicatedStream:
     # From a snapshot for users
 
     def _do_restore_columns(self, command: r.RestoreColumnBatch) -> None:
-        self._require_there(command.ref, command.nodes)
         spares = self._spares(command)
         restore_column_batch(self.leased, command.rows, command.task, command.ref, spares)
         self._holds(command.ref, spares)
