@@ -222,7 +222,8 @@ def _frames(image: Image) -> int:
 
 
 def _palette(image: Image, *, lazy: bool) -> tuple[str, bytes] | None:
-    """The palette; with `lazy`, as it was set, since the image must not be loaded."""
+    """The palette of the image, as its mode and bytes; None without one. `lazy`: read it from `image.palette`, which
+    does not load the image."""
     if lazy:
         own = image.palette
         return None if own is None else (own.rawmode or own.mode, bytes(own.palette))

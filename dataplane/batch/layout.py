@@ -4,7 +4,7 @@ A shard is one extent of bytes. `ShardLayout` lists its columns and, for each, t
 lengths relative to the extent, each buffer starting at a multiple of `ALIGNMENT`. A layout comes from another process,
 so it is not trusted before `batch.layout_check` has passed it. Row offsets, indexes and presence flags lie in the bytes
 themselves, which a hostile process that still maps them may change after a check; so a reader takes its own copy of
-them, checks that (`tables`) and uses nothing else. Both are vectorised; neither reads values.
+them, checks that (`tables`) and uses nothing else. Both checks are vectorised, and neither reads values.
 
 The buffers of each kind, in order, for `stored` rows (which is `rows`, unless the column is indexed):
 
@@ -18,14 +18,15 @@ The buffers of each kind, in order, for `stored` rows (which is `rows`, unless t
     struct   for each child one presence buffer uint8 [stored]; child k holds one row for each 1 in it
 
 An indexed column stores each distinct row once: its last buffer is int64 [rows], the stored row of each row. An indexed
-object column may store rows that no index names: the parts that several of its rows have (`object_rows`). Of a struct's
-children only objects are indexed; else the struct is. Integers are little-endian.
+object column may also store values that several of its rows share as parts; no index names these (`object_rows`). In a
+struct, only object children are indexed by themselves; otherwise the whole struct is. The bytes are arranged by
+`put_plan`, from buffers that `values` makes. Integers are little-endian.
 
 An encoded layout is an `Outline` (everything but the numbers) and then the numbers: of each column its rows, stored
 rows, the offset and bytes of each buffer, then its children's. Shards that are put a row at a time differ in their
 numbers alone, so an outline is decoded once, and the numbers of many layouts are read as one table.
 
-A node needs only this module of columns, so it imports neither pyarrow nor torch.
+A node needs only this module of the code for columns, so this module imports neither pyarrow nor torch.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Stores columns of integers in the narrowest dtype that can represent them, which is chosen for each stored block; and
-refuses object columns.
+"""Two options of a put: `narrow` stores columns of integers in the narrowest dtype that holds them, chosen for each
+stored block; `objects="refuse"` refuses object columns.
 
-Routing indices of a mixture of experts are below 256, but are given as int64, 8 bytes each. The stored dtype's name
-includes the given one ("int64:uint8": `batch.dtypes`), so blocks of other widths are the same column, and a reader gets
-int64 again, or the stored values by `Column.narrow`.
+Routing indices of a mixture of experts are usually below 256, but are given as int64, 8 bytes each. The stored dtype's
+name includes the given one ("int64:uint8": `batch.dtypes`), so blocks of other widths are the same column, and a reader
+gets int64 again, or the stored values by `Column.narrow`.
 
 Invariants: each value is stored exactly; a column of other values than integers is not changed.
 """

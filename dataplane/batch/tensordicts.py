@@ -40,7 +40,7 @@ def is_tensordict(value: object) -> bool:
 
 
 def is_non_tensor(value: object) -> bool:
-    """Whether it is an entry of a TensorDict for values that are no tensors."""
+    """Whether the value is a TensorDict's container of values that are not tensors."""
     return type(value).__name__ in (_STACK, *_SINGLE) and is_tensordict(value)
 
 

@@ -808,7 +808,7 @@ class HistoryCalls(Blocking):
         """
 
     def lengths(self, keys: Sequence[str]) -> Lengths:
-        """Predict the number of tokens of a response to each of these prompts, and the error of each prediction. See
+        """Predict the length in tokens of a response to each of these prompts, with its uncertainty. See
         `history.lengths`."""
 
     def schedule(

@@ -381,7 +381,7 @@ class AsyncHistory:
     # lengths
 
     async def lengths(self, keys: Sequence[str]) -> Lengths:
-        """Predict the number of tokens of a response to each of these prompts, and the error of each prediction. See
+        """Predict the length in tokens of a response to each of these prompts, with its uncertainty. See
         `history.lengths`."""
         known = await self.known(keys)
         return predict([Past([(each.epoch, each.length) for each in held]) for held in known])

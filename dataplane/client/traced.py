@@ -153,7 +153,7 @@ def parent(current: Span) -> tuple[str, ...]:
 
 
 def link(current: Span, parents: Iterable[Any]) -> None:
-    """Link the span to these trace parents, each once; ignore invalid ones."""
+    """Link the span to the first `MOST_TRACES` different ones of these trace parents; ignore invalid ones."""
     for each in list(dict.fromkeys(each for each in parents if isinstance(each, str)))[:MOST_TRACES]:
         context = _context(each)
         if context is not None:

@@ -53,7 +53,8 @@ def arrive(brought: DeviceCopies, device: Any) -> Any:
 
 
 def each_tensor(made: Any, change: Callable[[Any], Any]) -> Any:
-    """The same value with `change` applied to each tensor, within dicts, lists and tuples."""
+    """A copy of `made` in which each tensor, also within nested dicts, lists and tuples, is replaced by
+    `change(tensor)`."""
     import torch
 
     def changed(value: Any) -> Any:

@@ -123,8 +123,8 @@ class NodeLoop:
 
 @dataclass(slots=True)
 class ProcessNode:
-    """One process, over `seconds`. `ran_s` and `queued_s`: how long its main thread ran, and queued for a processor;
-    `computed_s`: how long all its threads ran."""
+    """One process during `seconds`. `ran_s` and `queued_s`: how long its main thread ran, and queued for a processor;
+    `computed_s`: the processor time of all its threads."""
 
     node: str
     host: str

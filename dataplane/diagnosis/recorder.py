@@ -1,10 +1,11 @@
-"""Measurements of this process about itself: the places of its source that call the plane, and the lines in between.
+"""Profiles this process: the source lines that call the plane (places), and the lines that run between two such calls.
 
 A place is a line outside of this package that calls it. The first call from a line walks the stack to find the place;
-later calls look it up by code object and instruction. `place` returns the number of the place, which the low bits of
-each request carry. The calls of each place are counted, and their times summed (`calls`). The time between two calls
-belongs to the user's own code: a thread samples the stacks of the calling threads about `RATE` times a second, and adds
-the time since its last sample to the line of each. Nothing is traced. The sums go to the node every second.
+later calls look it up by code object and instruction. `place` returns the number of the place, which is in the low bits
+of each request's number. The calls of each place are counted, and their times summed (`diagnosis.calls`). The time
+between two calls belongs to the user's own code: a thread samples the stacks of the calling threads about `RATE` times
+a second, and adds the time since its last sample to the line of each. Nothing is traced. The sums go to the node every
+second.
 
 Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept in a run of any length: calls from further
 places count under place 0, and a further line replaces the one with the least time. The sampling thread ends when all

@@ -62,8 +62,8 @@ class Actor:
         self._link.tell(number, message)
 
     def hear(self) -> list[bytes]:
-        """The worker's messages since the last call; after a while possibly none. Raises RuntimeError if it has
-        ended."""
+        """Wait up to `_HEAR_S` seconds for messages of the worker. Returns all that have come, possibly none. Raises
+        RuntimeError if the worker has ended."""
         deadline = time.monotonic() + _HEAR_S
         said: list[bytes] = []
         while not said and time.monotonic() < deadline:

@@ -44,7 +44,7 @@ class Usage:
 
 
 class Admission:
-    """The permits of one stream. `held()` returns its present usage."""
+    """The permits of one stream. `held()` returns the rows and bytes now in the stream, without permits."""
 
     def __init__(self, settings: StreamSettings, held: Callable[[], Usage]) -> None:
         self._settings = settings

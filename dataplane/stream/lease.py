@@ -82,7 +82,7 @@ class RowLease:
         return self.number * MAX_TASKS + self.task
 
     def done(self, replicas: set[int]) -> bool:
-        """Whether all replicas that must ack have done so. `replicas`: those that the member ever had."""
+        """Whether all replicas that must ack have acked. `replicas`: those that the member ever had."""
         if not self.shared:
             return bool(self.acked)
         if self.who.replicas:

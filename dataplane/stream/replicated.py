@@ -208,8 +208,8 @@ class ReplicatedStream:
             self.leased.partition.drop_rows(np.array([command.row]))
 
     def _do_settle(self, command: c.SettleCommand) -> None:
-        """Settle the rows that are open for the task. If a client requested it and some of its rows are lost, settle
-        none."""
+        """Set the state of those rows of the command that are pending or leased for the task. If a client sent the
+        command and some of its rows are lost, change none."""
         partition, rows = self.leased.partition, command.rows
         if not len(rows):
             return

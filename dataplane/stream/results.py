@@ -108,9 +108,9 @@ class RetryResult(StreamResult, frozen=True, tag=8):
 
 
 class HeldRows(StreamResult, frozen=True, tag=18):
-    """References to the columns on the node that rows need. `next`, `pieces`: the last column batch, by number, and how
-    many of its references were given, to go on after these; `next` is -1 at the end. `last`: the number of the last
-    entry of the outbox of the node."""
+    """References to the columns on the node that rows need. `next`: the number of the last column batch in `refs`, and
+    `pieces`: how many of its references were returned; a request with both gets those after them. `next` is -1 at the
+    end. `last`: the number of the last entry of the node's outbox."""
 
     refs: list[bytes]
     next: int

@@ -76,7 +76,8 @@ class SamplerSuite:
             self.chosen(sampler, shown, want)
 
     def test_the_same_candidates_give_the_same_choice(self) -> None:
-        """Also by another equal sampler, and after other choices: samplers keep no state between calls."""
+        """Also from another sampler with equal settings, and after other choices: a choice does not depend on earlier
+        ones."""
         sampler = self.made()
         shown = self.shown(200, 1)
         first = self.chosen(sampler, shown, 64)

@@ -105,7 +105,8 @@ class Sample:
 
 
 def sample(now: ClusterView, before: ClusterView | None, moved: Collection[str] = ()) -> Sample:
-    """The sample of a look. `moved`: streams whose partition has another leader than in the previous look."""
+    """The content of the page at one moment. `moved`: streams whose partition has another leader than in the sample
+    before."""
     coordination = now.members.get("coordination", {})
     return Sample(
         at=now.wall_s,

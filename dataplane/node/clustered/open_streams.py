@@ -78,7 +78,8 @@ class ClusteredStream:
 
     @property
     def partition(self) -> str | None:
-        """The key of the stream's partition; None if it was lost and no other was created yet. Raises Closed."""
+        """The key of the stream's partition; None if the partition was lost and has not been replaced. Raises Closed if
+        the stream was dropped."""
         return self.record.key
 
 

@@ -65,8 +65,8 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
 class WantedRanges:
     """Byte ranges of a shard, and the memory to write them to.
 
-    `there`: ranges that the memory has already. `whole`: with `ranges`, the memory has the whole shard. `fresh`: the
-    memory has no readers yet, so invalid or additional bytes may be written to it, except to the ranges `there`.
+    `there`: ranges that the memory has already. `whole`: once `ranges` have been read, it has the whole shard. `fresh`:
+    the memory has no readers yet, so invalid or additional bytes may be written to it, except to the ranges `there`.
     """
 
     owner: bytes
