@@ -1,4 +1,4 @@
-"""The job of `examples.multimodal_grpo` over three hosts: a node on each, one stream over all of them.
+"""The job of `examples.multimodal_grpo` on three hosts, with a node on each and one stream over all nodes.
 
          host a                       host b                      host c
     ┌───────────────┐           ┌───────────────┐           ┌───────────────┐
@@ -7,10 +7,12 @@
     │     node ═════╪═══════════╪════ node ═════╪═══════════╪════ node      │
     └───────────────┘  pixels   └───────────────┘  answers  └───────────────┘
 
-Nobody names a host: rows are appended where they are made, and each stage is given rows of all. Pixels cross to host a
-alone, once, since nobody else asks for them. The hosts are network namespaces of this machine, or a node each on its
-loopback, or Ray nodes; with `--kill`, host b dies in the middle, with all that runs there.
+No stage names a host. Rows are appended on the host that makes them, and each stage consumes rows of all hosts. Only
+the trainer reads pixels, so they are sent to host a alone, and once.
 
-Read `stages`: what the processes do, and what they do when a host dies, which is two lines. `machine` and `on_ray` are
-the hosts, `job` runs the job on them, `view` shows it.
+The hosts are network namespaces of this machine, nodes on its loopback, or Ray nodes. With `--kill`, a host is killed
+and started again, twice, and then host b is cut off for some seconds. On Ray, host b is killed and stays dead.
+
+Read `stages` first: the processes, and how they continue when another host dies. `machine` and `on_ray` are the hosts,
+`job` runs the processes on them, and `view` shows their progress.
 """

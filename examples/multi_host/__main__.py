@@ -1,4 +1,4 @@
-"""`python -m examples.multi_host`: run the job over three hosts, show it, and say what came of it."""
+"""`python -m examples.multi_host`: run the job on three hosts, show its progress, and print a summary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KILL_AT = 25
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code: 0 where the job learnt and the count of rows is exact, 1 where not, 130 after Ctrl-C."""
+    """Return the exit code: 0 if the target is reached and the count of rows is exact, 1 if not, 130 after Ctrl-C."""
     options = _parser().parse_args(arguments)
     job = Job(pauses=(0.0, 0.0), target=options.target, steps=options.steps, seconds=options.seconds, averaged=10)
     view = View(job, hosts.HOSTS, sys.stdout)
@@ -44,7 +44,7 @@ def _cluster(options: argparse.Namespace) -> Any:
         return OnRay(len(hosts.HOSTS), options.memory, options.ray_address)
     loopback = options.loopback
     if not loopback and (why := why_not()):
-        print(f"no hosts of network namespaces: {why}.\nThree nodes on this machine's loopback instead (--loopback).")
+        print(f"Without network namespaces: {why}.\nThe hosts are three nodes on this machine's loopback (--loopback).")
         loopback = True
     return Machine(len(hosts.HOSTS), options.memory, loopback=loopback)
 
@@ -52,15 +52,15 @@ def _cluster(options: argparse.Namespace) -> Any:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m examples.multi_host", description=__doc__.partition(": ")[2])
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--loopback", action="store_true", help="nodes on loopback, and no network namespaces")
+    where.add_argument("--loopback", action="store_true", help="nodes on loopback in place of network namespaces")
     where.add_argument("--ray", action="store_true", help="on Ray: three Ray nodes on this machine")
-    parser.add_argument("--ray-address", metavar="ADDRESS", help="with --ray: a cluster of three Ray nodes or more")
-    parser.add_argument("--kill", action="store_true", help="kill two hosts, one after the other, and cut one off")
-    parser.add_argument("--kill-at", type=int, default=KILL_AT, metavar="STEP", help="when that begins (%(default)s)")
+    parser.add_argument("--ray-address", metavar="ADDRESS", help="with --ray: a cluster of at least three Ray nodes")
+    parser.add_argument("--kill", action="store_true", help="kill two hosts and cut one off; on Ray, kill one")
+    parser.add_argument("--kill-at", type=int, default=KILL_AT, metavar="STEP", help="update of the kill (%(default)s)")
     parser.add_argument("--memory", default="96MiB", help="each node's memory budget (%(default)s)")
     parser.add_argument("--target", type=float, default=0.8, help="mean reward to reach (%(default)s)")
-    parser.add_argument("--steps", type=int, help="stop after so many updates")
-    parser.add_argument("--seconds", type=float, default=240.0, help="stop after so long (%(default)s)")
+    parser.add_argument("--steps", type=int, help="stop after this number of updates")
+    parser.add_argument("--seconds", type=float, default=240.0, help="stop after this time (%(default)s)")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The job on three hosts, whatever they are made of."""
+"""The main process: starts the job on the hosts of a `Cluster`, causes accidents, and passes reports to a `View`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from examples.multimodal_grpo.crew import GRACE_S, LOOK_S, TRAINED_ON
 from examples.multimodal_grpo.job import Failed, Job
 
 HOSTS = ("a", "b", "c")
-START_S = 120.0  # that processes may take to start, with all that they import, on a busy machine
-REWARD = 2  # the host that has the reward worker
-MANY = 200  # deliveries of a row, while a host that has its columns may be dead or not
+START_S = 120.0  # limit of the start of processes, with their imports, on a busy machine
+REWARD = 2  # the host of the reward worker
+MANY = 200  # deliveries of a row: reads fail while a host with its columns is silent and not yet known to be dead
 Begin = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Accident:
-    """What has happened to a host, and after how many updates and seconds the next may."""
+    """An event on a host. `said`: its description. `updates`, `seconds`: the least distance to the next accident."""
 
     said: str
     updates: int = 0
@@ -33,7 +33,8 @@ class Accident:
 
 
 class Cluster(Protocol):
-    """Hosts on which processes are started. `plane` is the first host's, `board` can be handed to processes."""
+    """The hosts of the job. `plane` is connected to the first host's node. `board`, a `stages.Board`, is passed to
+    processes."""
 
     plane: dp.Plane
     board: Any
@@ -46,10 +47,10 @@ class Cluster(Protocol):
 
 
 def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
-    """Run the job; `view` has seen all of it afterwards. `kill_at`: the step at which accidents begin, which the first
-    host is spared.
+    """Run the job and report it to `view`. A failed process or a job that exceeds its time is reported as `Failed`.
 
-    Raises DataplaneError where the first host's node fails.
+    kill_at: the update at which the cluster's accidents begin; None: no accidents. The first host has none. Raises
+    DataplaneError if the first host's node fails, and the errors of `cluster`.
     """
     plane = cluster.plane
     pictures = plane.put(digits.load(job.seed))
@@ -62,7 +63,7 @@ def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
     lives = [0] * len(HOSTS)
 
     def begin(host: int) -> None:
-        """Start what rolls out and rewards on this host, in its next life."""
+        """Start the rollout and reward workers of this host. Each call begins a new life of the host."""
         there, life = cluster.address(host), lives[host]
         if host < len(job.pauses):
             what = (stages.roll_out, job, there, host, life, learn, cluster.board)
@@ -76,10 +77,10 @@ def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
     view.say("trainer and rollout 0 on host a, rollout 1 on host b, reward on host c")
     accidents = cluster.accidents(begin)
     at_update, at_time = (kill_at, 0.0) if kill_at is not None else (sys.maxsize, 0.0)
-    deadline = time.monotonic() + START_S + job.seconds + GRACE_S  # the trainer's own begins once it has started
+    deadline = time.monotonic() + START_S + job.seconds + GRACE_S  # the trainer's own time begins after its start
     try:
         while time.monotonic() < deadline and not view.over:
-            known = time.monotonic() >= at_time  # else a host is dead or silent, and asking would wait for it
+            known = time.monotonic() >= at_time  # until then a host is dead or silent, and `stats` would wait for it
             view.figures(cluster.figures(), _figures(rollouts) if known else None)
             for report in cluster.reports(LOOK_S):
                 view.report(report)
@@ -102,7 +103,7 @@ def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
 
 
 def _figures(rollouts: dp.Stream) -> Any:
-    """The stream's, or None while nobody knows yet whether a host has died."""
+    """The statistics of the stream; None while one of its hosts does not answer."""
     try:
         return rollouts.stats()
     except dp.PeerUnavailable:

@@ -1,8 +1,8 @@
-"""Three hosts on this machine: network namespaces with a link each, or nodes that share its loopback.
+"""Hosts on this machine: network namespaces with a link each, or nodes that share its loopback.
 
-What always holds: when it is left, its processes, nodes and namespaces are gone. A host that is killed takes with it
-all that runs there, as a machine does. Each host runs a server of the cluster's etcd. The first host, where the trainer
-runs, does not lead the stream.
+Invariants: when the block of a `Machine` ends, its processes, nodes and namespaces are gone. When a host is killed, all
+of its processes are killed. Each host runs a server of the cluster's etcd. The first host, where the trainer runs, is
+not the stream's first leader.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from examples.multimodal_grpo.crew import Crew
 from examples.multimodal_grpo.killed import descendants
 
 APART = 8  # updates between two accidents
-DEAD_S = 3.0  # until a host that was killed is started again
+DEAD_S = 3.0  # from the kill of a host to its restart
 CUT, CUT_S = 1, 3.0  # the host that is cut off, and for how long
 
 
 class Machine:
-    """So many hosts, 0 to `count - 1`. A context manager."""
+    """`count` hosts, numbered from 0. A context manager. memory: the budget of each node."""
 
     def __init__(self, count: int, memory: str, *, loopback: bool) -> None:
         self._count = count
@@ -69,20 +69,20 @@ class Machine:
         self._undo.close()
 
     def address(self, host: int) -> str:
-        """What processes on that host connect to."""
+        """The address of the host's node, for `dp.connect`."""
         return self._hosts[host].address
 
     def start(self, host: int, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Start a process on that host."""
+        """Start a process on this host. It calls `target` with a pipe for reports and `args`."""
         self._crew.start(name, _there, self._hosts[host].name, target, *args)
         self._on[name] = host
 
     def reports(self, wait_s: float) -> Iterator[Any]:
-        """What processes report within so many seconds."""
+        """The reports that arrive within `wait_s` seconds; `Failed` for a process that ended with an error."""
         return self._crew.reports(wait_s)
 
     def figures(self) -> Sequence[Figures]:
-        """What each host does now."""
+        """The figures of each host. A host that is cut off keeps its last ones."""
         self._last = [self._look(host) for host in range(self._count)]
         return self._last
 
@@ -97,17 +97,17 @@ class Machine:
         return Figures(stats.memory_used, stats.memory_budget, stats.memory_peak, over["rx"], over["tx"], asked)
 
     def accidents(self, begin: Begin) -> Iterator[Accident]:
-        """A host that leads partitions dies and comes back, then the one of etcd's leader, then a link is cut and
-        healed: each when the next is asked for."""
+        """Kill a host that leads partitions and start it again; do the same to the host of etcd's leader; then cut a
+        host off and reconnect it. Each happens at a call of `next`. Raises TimeoutError if etcd does not recover."""
         together(self._planes)
         servers = self._servers(self._count)
         host, leads = self._leading(servers)
         self.kill(host)
         yield Accident(f"host {HOSTS[host]}, which leads {leads}, is killed with all that runs there", seconds=DEAD_S)
         yield self._again(host, begin)
-        servers = self._servers(self._count)  # there are as many again
+        servers = self._servers(self._count)  # all of them answer again
         host = servers.leader()
-        if host == 0:  # which has the trainer
+        if host == 0:  # it has the trainer
             host = servers.hand_over()
         self.kill(host)
         yield Accident(
@@ -122,14 +122,15 @@ class Machine:
         together(self._planes)
 
     def _leading(self, servers: Servers) -> tuple[int, str]:
-        """A host but the first that leads partitions, if it can be not the one of etcd's leader; which these are."""
+        """Choose a host, not the first, that leads partitions, if possible without etcd's leader. Returns the host and
+        the names of its partitions."""
         members, other = self.plane.members()["members"], servers.leader()
         leads = {host: members[self._planes[host].stats().node]["leads"] for host in range(1, self._count)}
         host = max(leads, key=lambda host: (bool(leads[host]), host != other))
         return host, ", ".join(leads[host]) or "none"
 
     def _again(self, host: int, begin: Begin) -> Accident:
-        """The host is started again, as another node, with what ran there."""
+        """Start the host's workers again, with a new node that joins the cluster."""
         fresh = Host(self._ends[host], self._key, self._hosts[0].seeds, **self._settings)
         self._later.callback(fresh.stop)
         self._hosts[host] = fresh
@@ -140,11 +141,11 @@ class Machine:
         return Accident(f"host {HOSTS[host]} is started again, with what ran there", APART)
 
     def _servers(self, count: int) -> Servers:
-        """The etcd servers that the hosts run, once they are so many."""
+        """The etcd servers of the living hosts. Waits until `count` of them answer."""
         return Servers({i: host for i, host in enumerate(self._hosts) if i not in self._dead}, self._key, count)
 
     def _cut(self, host: int) -> None:
-        """Nothing goes in or out of the host: its link is down, or, on loopback, its node and server are stopped."""
+        """Cut the host off: take its link down, or, on loopback, stop its node and etcd server (SIGSTOP)."""
         self._silent.add(host)
         if self._loopback:
             for pid in self._processes(host):
@@ -153,7 +154,7 @@ class Machine:
             ip("-n", self._hosts[host].name, "link", "set", self._hosts[host].name, "down")
 
     def _heal(self, host: int) -> None:
-        """As before `_cut`."""
+        """Undo `_cut`."""
         if self._loopback:
             for pid in self._processes(host):
                 os.kill(pid, signal.SIGCONT)
@@ -166,7 +167,7 @@ class Machine:
         return [node, *descendants(node)]
 
     def kill(self, host: int) -> None:
-        """The host dies: its node, and all processes there."""
+        """Kill the host: its node, its etcd server and all of its processes."""
         self._dead.add(host)
         for name in [name for name, on in self._on.items() if on == host]:
             self._crew.kill(name)
@@ -174,6 +175,6 @@ class Machine:
 
 
 def _there(reports: Connection, namespace: str, target: Callable[..., None], *args: Any) -> None:
-    """What a process does first: move to its host."""
+    """Move this process to its host's namespace, and run its main function."""
     enter(namespace)
     target(reports, *args)

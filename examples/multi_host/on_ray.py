@@ -1,7 +1,7 @@
-"""The hosts are Ray nodes: `up()` puts a node of the data plane on each, and every stage connects to "ray".
+"""Hosts that are Ray nodes: `up()` starts a node of the data plane on each, and every stage connects to "ray".
 
-Without an address, three Ray nodes are started on this machine, and stopped at the end. What a stage reports goes to an
-actor, the desk, which also has the reference of the newest weights; batches do not pass through it.
+Without an address, three Ray nodes are started on this machine, and stopped at the end. An actor, the desk, receives
+the reports of the stages and keeps the reference of the newest weights. No batch passes through it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ASK_S = 30.0
 
 
 class _Desk:
-    """The actor that everybody reaches."""
+    """The actor that keeps reports until they are fetched, and the reference of the newest weights."""
 
     def __init__(self) -> None:
         self._reports: list[Any] = []
@@ -51,27 +51,27 @@ class _Desk:
 
 
 class Desk:
-    """A process's way to the actor: `stages.Board` and `stages.Reports`."""
+    """A handle of the desk's actor. It is both a `stages.Board` and a `stages.Reports`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
 
     def send(self, report: Any) -> None:
-        """Tell whoever watches the job."""
+        """Send a report to the main process."""
         ray.get(self._actor.send.remote(report), timeout=_ASK_S)
 
     def post(self, version: int, weights: dp.BatchRef) -> None:
-        """Put up this version in the place of what is there."""
+        """Replace the published version by this one."""
         ray.get(self._actor.post.remote(version, weights), timeout=_ASK_S)
 
     def read(self) -> tuple[int, dp.BatchRef] | None:
-        """The newest version and its weights."""
+        """The newest version and the reference to its weights; None if none was published yet."""
         newest: tuple[int, dp.BatchRef] | None = ray.get(self._actor.read.remote(), timeout=_ASK_S)
         return newest
 
 
 class _Stage:
-    """The actor that a stage runs in."""
+    """An actor that runs a stage."""
 
     def run(self, desk: Desk, target: Callable[..., None], *args: Any) -> None:
         with suppress(dp.Closed):
@@ -79,7 +79,7 @@ class _Stage:
 
 
 class _Lookout:
-    """The actor on each Ray node that says what the node there does."""
+    """An actor that reads the statistics of its Ray node's data plane node."""
 
     def __init__(self) -> None:
         self._plane = dp.connect("ray")
@@ -92,7 +92,10 @@ class _Lookout:
 
 
 class OnRay:
-    """So many Ray nodes. A context manager."""
+    """`count` Ray nodes of the cluster at `address`; None: of a new one on this machine. A context manager.
+
+    memory: the budget of each data plane node. Entering raises RuntimeError if the cluster has too few nodes.
+    """
 
     def __init__(self, count: int, memory: str, address: str | None) -> None:
         self._count = count
@@ -139,16 +142,17 @@ class OnRay:
         self._undo.close()
 
     def address(self, host: int) -> str:
-        """What processes connect to: the node of the Ray node that they run on."""
+        """The address for `dp.connect`, the same on each host: it stands for the node of the caller's Ray node."""
         return "ray"
 
     def start(self, host: int, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Start an actor on that host."""
+        """Start a stage in an actor on this host."""
         self._running[self._actor(host, _Stage).run.remote(self.board, target, *args)] = name
         self._on[name] = host
 
     def reports(self, wait_s: float) -> Iterator[Any]:
-        """What stages report within so many seconds; of one that has failed, that it did."""
+        """Wait up to `wait_s` seconds for a stage to end. Yields the reports since the last call, and `Failed` for a
+        stage that raised an error on a living host."""
         ended, _ = ray.wait(list(self._running), timeout=wait_s)
         yield from ray.get(self._desk.taken.remote(), timeout=_ASK_S)
         for each in ended:
@@ -160,19 +164,19 @@ class OnRay:
                     yield Failed(name, str(error))
 
     def figures(self) -> Sequence[Figures]:
-        """What each host does now."""
+        """The figures of each host."""
         living = [host for host in range(self._count) if host not in self._dead]
         told = ray.get([self._lookouts[host].figures.remote() for host in living], timeout=_ASK_S)
         found = dict(zip(living, told, strict=True))
         return [found.get(host, Figures()) for host in range(self._count)]
 
     def accidents(self, begin: Begin) -> Iterator[Accident]:
-        """The second host's Ray node dies."""
+        """Kill the second host's Ray node. It is not started again."""
         self.kill(1)
         yield Accident(f"host {HOSTS[1]} is killed, with its node and all that runs there")
 
     def kill(self, host: int) -> None:
-        """The Ray node dies, with all that runs there."""
+        """Kill the Ray node and all of its processes. Raises RuntimeError if the cluster was not started here."""
         if self._local is None:
             raise RuntimeError("--kill ends a Ray node that this started: use it without --ray-address")
         self._dead.add(host)

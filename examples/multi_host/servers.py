@@ -1,4 +1,4 @@
-"""The etcd servers that nodes run beside themselves: which there are, and which of them leads."""
+"""The etcd servers that the nodes start: their addresses, their states and their leader."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ASK_S = 5.0
 
 
 class Servers:
-    """The servers of some hosts, by the hosts' numbers."""
+    """The etcd servers of `hosts`, which are given by number. key: the file of the cluster's key."""
 
     def __init__(self, hosts: Mapping[int, Host], key: Path, count: int) -> None:
-        """Once so many of them answer. Raises TimeoutError."""
+        """Wait until `count` servers answer and know a leader. Raises TimeoutError after a minute."""
         self._hosts = hosts
         self._tls = certificates(auth.load(key), []).client()
         deadline = time.monotonic() + _WAIT_S
@@ -34,7 +34,7 @@ class Servers:
             time.sleep(0.1)
 
     def leader(self) -> int:
-        """The host whose server leads. Raises TimeoutError."""
+        """The host whose server leads. Raises TimeoutError if none leads within a minute."""
         deadline = time.monotonic() + _WAIT_S
         while time.monotonic() < deadline:
             for host, state in self._states().items():
@@ -44,7 +44,7 @@ class Servers:
         raise TimeoutError("no etcd server leads")
 
     def hand_over(self) -> int:
-        """The leader makes another lead: the host of that one."""
+        """Ask the leader to transfer its leadership to another server. Returns the host of that server."""
         before = self.leader()
         states = self._states()
         target = next(state["header"]["member_id"] for host, state in states.items() if host != before)
@@ -52,16 +52,16 @@ class Servers:
         return next(host for host, state in states.items() if state["header"]["member_id"] == target)
 
     def _states(self) -> dict[int, Any]:
-        """What the servers say of themselves that know a leader."""
+        """The status of each server that knows a leader, by host."""
         found = {host: self._ask(host, "maintenance/status", {}) for host in self._hosts}
         return {host: said for host, said in found.items() if said is not None and said.get("leader", "0") != "0"}
 
     def _ask(self, host: int, path: str, question: Mapping[str, Any]) -> Any:
-        """What the host's server answers; None where there is none, or it does not."""
+        """Post a request to the host's server. Returns its answer; None if there is no server or no answer."""
         answers: list[Any] = []
 
         def ask(url: str) -> None:
-            enter(self._hosts[host].name)  # this thread alone
+            enter(self._hosts[host].name)  # a namespace is entered by a thread, so each request has one
             request = urllib.request.Request(f"{url}/v3/{path}", json.dumps(question).encode())
             try:
                 with urllib.request.urlopen(request, timeout=_ASK_S, context=self._tls) as answer:

@@ -1,10 +1,11 @@
-"""What the processes do, on whichever host they run. The work itself is that of `examples.multimodal_grpo`.
+"""The stages of the job: rollout, reward and trainer. Their functions are those of `examples.multimodal_grpo`.
 
-When a host dies or is cut off, a call that needs it raises: `Retryable` while its partitions are led by nobody, `Lost`
-for columns that were there. Both mean that this delivery comes to nothing, and the next will not: followers lead, and
-rows whose columns died before they were trained on are named by `stream.lost()`, once, so that a rollout worker makes
-them again. The first worker asks for them, since its host outlives the others. Only where a process's own node has gone
-is there nothing to go on with.
+When another host dies or is cut off, a call that needs it raises. The error is `Retryable` until its partitions have
+new leaders, and `Lost` for columns that it stored. Then `going_on` gives up the delivery, and the stage takes the next.
+If the node of a stage's own host dies, the stage ends with an error.
+
+Rows whose columns are lost before the trainer acks them are reported by `stream.lost()`, each once. The first rollout
+worker asks for them and makes their prompts again. It runs on the first host, which is never killed.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ STREAM = "rollouts"
 
 
 class Board(Protocol):
-    """Where the newest weights are pinned up."""
+    """A place for the version of the newest weights and the reference to them, read by all rollout workers."""
 
     def post(self, version: int, weights: dp.BatchRef) -> None: ...
     def read(self) -> tuple[int, dp.BatchRef] | None: ...
 
 
 class Reports(Protocol):
-    """The way to whoever watches the job."""
+    """A channel to the main process."""
 
     def send(self, report: Any, /) -> None: ...
 
@@ -48,26 +49,26 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The keys of all rows that the trainer has acked, each as often as it was."""
+    """The keys of all rows that the trainer has acked. A row that was acked twice has its key twice."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The stream has named the rows of these keys as lost."""
+    """The stream has reported the rows with these keys as lost."""
 
     keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The first rollout worker has seen the stream's end: it reports no more."""
+    """The first rollout worker has found the stream closed. It reports no more lost rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeAgain:
-    """A rollout worker has made these prompts' rows again, which were lost."""
+    """A rollout worker has made lost rows again: all rows of these prompts."""
 
     worker: int
     groups: tuple[str, ...]
@@ -76,7 +77,7 @@ class MadeAgain:
 def roll_out(
     reports: Reports, job: Job, address: str, worker: int, life: int, pictures: dp.BatchRef, board: Board
 ) -> None:
-    """Append batches until the stream is closed, which raises Closed. The first worker makes what was lost first."""
+    """Append batches. The first worker makes lost rows again before new ones. Raises Closed if the stream is closed."""
     try:
         _roll_out(reports, job, address, worker, life, pictures, board)
     except dp.Closed:
@@ -117,7 +118,7 @@ def _roll_out(
 
 
 def named(reports: Reports, rollouts: dp.Stream) -> list[str]:
-    """The prompts of rows that were lost, by the names that they are made again under."""
+    """Report the lost rows. Returns the new names of their prompts: the old ones with a `+`."""
     rows = rollouts.lost("actor")
     if rows:
         reports.send(Named(tuple(str(row.key) for row in rows)))
@@ -125,12 +126,15 @@ def named(reports: Reports, rollouts: dp.Stream) -> list[str]:
 
 
 def picture_of(group: str, pictures: int) -> int:
-    """The picture that a prompt shows: its name says so, whoever makes it, and as often as it is made."""
+    """The number of a prompt's picture: a hash of its name without `+`, so the same whenever the prompt is made."""
     return zlib.crc32(group.rstrip("+").encode()) % pictures
 
 
 def append(plane: dp.Plane, rollouts: dp.Stream, rows: dp.BatchRef, groups: list[str], version: int) -> tuple[str, ...]:
-    """Append the rows of these prompts; their keys, which make it one append, however often it is made."""
+    """Append the rows of these prompts, and repeat after Retryable and OutcomeUnknown. Returns their keys.
+
+    A repeated append with the same keys adds no row twice. Raises Closed, and the error of a dead node of this host.
+    """
     responses = len(rows) // len(groups)
     keys = [f"{group}/{i}" for group in groups for i in range(responses)]
     named = [group for group in groups for _ in range(responses)]
@@ -139,14 +143,14 @@ def append(plane: dp.Plane, rollouts: dp.Stream, rows: dp.BatchRef, groups: list
             rollouts.append(rows, keys=keys, group=named, version=version)
             return tuple(keys)
         except (dp.Retryable, dp.OutcomeUnknown):
-            plane.stats()  # raises where it is this host's node that has gone
+            plane.stats()  # raises if this host's node has died
 
 
 def verify(reports: Reports, job: Job, address: str) -> None:
-    """Reward rows until the stream is closed and drained, which raises Closed.
+    """Reward rows. Raises Closed when the stream is closed and drained.
 
-    Groups are taken whole, so a host's death takes their rewards whole: of a group that lacked some for ever the other
-    rows would stay, and by `max_lag` keep newer ones out.
+    Rewards are made for whole groups, so the death of this host loses all rewards of a group or none. A group without
+    some of its rewards would never be complete. Its rows would stay, and `max_lag` would block newer ones.
     """
     how = {"rows": reward.ROWS, "sampler": dp.CompleteGroups(job.responses)}
     with dp.connect(address) as plane:
@@ -162,7 +166,10 @@ def verify(reports: Reports, job: Job, address: str) -> None:
 
 
 def train(reports: Reports, job: Job, address: str, seconds: float, held_out: dp.BatchRef, board: Board) -> None:
-    """Train until the target is reached, steps or time are over, or the stream is closed; then examine the policy."""
+    """Train until the target is reached, the steps or `seconds` are over, or the stream is closed.
+
+    Then close the stream, count its remaining rows, test the policy on `held_out`, and report the results.
+    """
     from examples.multimodal_grpo import trainer
     from examples.multimodal_grpo.ranks import Ranks
 
@@ -185,7 +192,7 @@ def train(reports: Reports, job: Job, address: str, seconds: float, held_out: dp
                     mean = trainer.update(job, policy, optimizer, plane.get(delivery.ref), alone)
                     ack(delivery)
                 recent.append(mean)
-                number += 1  # only now is it acked, and counts
+                number += 1  # an update counts once its rows are acked
                 ledger.count(delivery.keys)
                 reports.send(trainer.report(job, number, delivery, recent))
                 published = trainer.publish(plane, policy, number, board, published)
@@ -199,7 +206,7 @@ def train(reports: Reports, job: Job, address: str, seconds: float, held_out: dp
 
 
 def ack(delivery: dp.Delivery) -> None:
-    """Ack, and again while it is not known whether it counts. Raises LeaseExpired where it does not."""
+    """Ack a delivery, and repeat while the outcome is unknown. Raises LeaseExpired if its lease has ended."""
     while True:
         try:
             return delivery.ack()
@@ -208,8 +215,10 @@ def ack(delivery: dp.Delivery) -> None:
 
 
 class going_on:
-    """A block that comes to nothing when another host dies in the middle of it: go on with the next. `closed`: also
-    when the stream is at its end, which it says then."""
+    """Suppress the errors in a block that the death of another host causes: Retryable, Lost, LeaseExpired and
+    OutcomeUnknown. Raises the error of `plane.stats` if the node of this host has died.
+
+    closed: suppress Closed too, and set the attribute `closed` then."""
 
     def __init__(self, plane: dp.Plane, *, closed: bool = False) -> None:
         self._plane = plane
@@ -225,5 +234,5 @@ class going_on:
             return True
         if kind is None or not issubclass(kind, dp.Retryable | dp.Lost | dp.LeaseExpired | dp.OutcomeUnknown):
             return False
-        self._plane.stats()  # raises where it is this host's node that has gone
+        self._plane.stats()  # raises if this host's node has died
         return True

@@ -1,4 +1,4 @@
-"""What is seen while the job runs: a line every other second, and at the end what came of it."""
+"""The output of the job: a line every two seconds, one for each event, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BAR = 10
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """A host's: memory, bytes that came and went over its link, and requests to and from other nodes. All zero: it is
-    dead."""
+    """The figures of a host: memory in bytes, bytes received and sent over its link, and requests to and from other
+    nodes. All are 0 for a dead host. Without a link of its own, bytes of shards are counted in place of the link's."""
 
     used: int = 0
     budget: int = 0
@@ -29,7 +29,7 @@ class Figures:
 
 
 class View:
-    """Sees every report and the hosts' figures, shows them and keeps them."""
+    """Prints and keeps the reports of the processes and the figures of the hosts."""
 
     def __init__(self, job: Job, names: Sequence[str], out: TextIO) -> None:
         self._job = job
@@ -49,20 +49,19 @@ class View:
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing more to wait for: the trainer and who names what was lost have ended, or one has
-        failed."""
+        """Whether the trainer and the first rollout worker have finished, or a process has failed."""
         return self.failed is not None or (self.finished is not None and self._all_named)
 
     @property
     def exact(self) -> bool:
-        """Whether each row whose append returned was either counted or named as lost, and none was counted twice, or
-        counted and named. A host that dies may have appended what it could tell nobody of: that may count, too."""
+        """Whether each row that was reported as appended was counted or named as lost, no row was both, and no row was
+        counted twice. Rows may be counted without a report: their host may have died between append and report."""
         once = set(self.counted)
         return len(once) == len(self.counted) and self.appended <= once | self.lost and not once & self.lost
 
     @property
     def enough(self) -> bool:
-        """Whether the job's steps are made, or its target is reached."""
+        """Whether the trainer has made the job's steps or reached its target."""
         job, made = self._job, len(self.steps)
         if job.steps is not None and made >= job.steps:
             return True
@@ -70,21 +69,21 @@ class View:
 
     @property
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def say(self, what: str) -> None:
-        """A line with the time."""
+        """Print a line with the time."""
         print(f"{self.seconds:5.1f} s  {what}", file=self._out, flush=True)
 
     def report(self, report: Any) -> None:
-        """What a process reports."""
+        """Keep the report of a process. `MadeAgain` is printed, too."""
         match report:
             case Step():
                 self.steps.append(report)
             case MadeAgain():
                 self.made_again += report.groups
-                self.say(f"rollout {report.worker} makes {len(report.groups)} prompts again whose rows were lost")
+                self.say(f"rollout {report.worker} makes {len(report.groups)} prompts with lost rows again")
             case Named():
                 self.lost.update(report.keys)
             case Appended():
@@ -99,7 +98,8 @@ class View:
                 self.failed = report
 
     def figures(self, hosts: Sequence[Figures], stream: Mapping[str, Any] | None) -> None:
-        """What the hosts do now, and the stream: None where it can not be said now."""
+        """Keep the figures of the hosts, and print them with the stream's statistics every two seconds. stream: None if
+        its statistics are not known now."""
         self.last = [now if now.budget else then for now, then in zip(hosts, self.last, strict=True)]
         if time.monotonic() - self._said < LINE_S:
             return
@@ -115,7 +115,7 @@ class View:
 
     def _flow(self, stream: Mapping[str, Any] | None) -> str:
         if stream is None:
-            return "partitions are finding their next leaders"
+            return "the stream waits for new leaders of its partitions"
         now, acked = time.monotonic(), int(stream["task"]["actor"]["acked"])
         then, before = self._acked[-1]
         self._acked.append((now, acked))
@@ -129,7 +129,8 @@ class View:
         return "; ".join(said)
 
     def summary(self) -> int:
-        """Say what came of it. The exit code: 0 where the job learnt and the count is exact."""
+        """Print the results. Returns the exit code: 0 if the target is reached and the count is exact, 130 if the job
+        was interrupted, else 1."""
         if self.failed is not None:
             self.say(f"{self.failed.process} failed. Everything is stopped.\n{self.failed.error}")
             return 1
@@ -139,13 +140,13 @@ class View:
         done, books = self.finished, self.finished.books
         counted = sum(books.counted.values())
         rate = sum(step.rows for step in self.steps) / self.seconds
-        self.say(f"{len(self.steps)} updates, {rate:.0f} rows/s with start and end, {counted:,} rows counted")
+        self.say(f"{len(self.steps)} updates, {rate:.0f} rows/s including start and end, {counted:,} rows counted")
         for name, host in zip(self._names, self.last, strict=True):
-            over = f"{format_size(host.came)} came over its link and {format_size(host.went)} went"
+            over = f"{format_size(host.came)} received and {format_size(host.went)} sent"
             memory = f"memory {format_size(host.peak)} at most, of {format_size(host.budget)}"
             print(f"         host {name}: {over}; {memory}; {host.requests:,} requests", file=self._out)
         if self.made_again:
-            print(f"         {len(self.made_again)} prompts were made again, with what died", file=self._out)
+            print(f"         {len(self.made_again)} prompts with lost rows were made again", file=self._out)
         missing = len(self.appended - set(self.counted) - self.lost)
         unheard = len(set(self.counted) - self.appended)
         lost = len(self.lost & self.appended)
@@ -155,8 +156,8 @@ class View:
         verdict = "exact" if self.exact else "NOT exact"
         print(f"         {len(self.appended):,} rows appended: {known}: {verdict}", file=self._out)
         if unheard:
-            print(f"         {unheard:,} more counted, whose host died before it heard so", file=self._out)
-        print(f"         right on digits never seen: {done.accuracy:.0%}", file=self._out)
+            print(f"         {unheard:,} more counted, whose host died before it reported them", file=self._out)
+        print(f"         right on digits that were not trained on: {done.accuracy:.0%}", file=self._out)
         learnt = done.average >= self._job.target
         verdict = "reached" if learnt else "NOT reached"
         print(f"         reward {done.average:.2f} of {self._job.target:g}: {verdict}", file=self._out)
