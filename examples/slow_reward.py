@@ -1,6 +1,6 @@
-"""The worked case of `docs/diagnosis.md`: a job whose reward is slow, diagnosed while it runs.
+"""The worked case of `docs/diagnosis.md`: a job with a slow reward function, diagnosed while it runs.
 
-`python -m examples.slow_reward` names the line; `--rewards 3` does what it says, and a step takes half as long.
+`python -m examples.slow_reward` prints the slow line. `--rewards 3` follows its advice and halves the time of a step.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataplane.diagnosis.command import as_text
 
 
 def score(answers: int) -> list[float]:
-    """Ask a slow judge."""
+    """The rewards of a number of answers. The call takes 150 ms."""
     time.sleep(0.15)
     return [1.0] * answers
 
 
 def roll_out(address: str) -> None:
-    """Generate, and append."""
+    """Append four rows every 80 ms, until the stream is closed."""
     with suppress(dp.Closed), dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
         while True:
@@ -30,7 +30,7 @@ def roll_out(address: str) -> None:
 
 
 def reward(address: str) -> None:
-    """Score what was rolled out."""
+    """Add a reward to each row, four rows at a time."""
     with suppress(dp.Closed), dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
         for delivery in rollouts.deliveries("reward", rows=4, columns=["ids"]):
@@ -38,7 +38,7 @@ def reward(address: str) -> None:
 
 
 def train(address: str) -> None:
-    """A step for each four rows."""
+    """Make a step of 60 ms for each four rows with rewards."""
     with suppress(dp.Closed), dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
         for delivery in rollouts.deliveries("actor", rows=4, columns=["ids", "reward"]):
@@ -47,10 +47,10 @@ def train(address: str) -> None:
 
 
 def main() -> None:
-    """Run the job for a while, and say why a step takes as long as it does."""
+    """Run the job, and print the causes of the time of a step. Exits with an error if a process ends early."""
     parser = argparse.ArgumentParser("python -m examples.slow_reward", description=__doc__)
-    parser.add_argument("--rewards", type=int, default=1, help="processes that score (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=8.0, help="to look for (%(default)s)")
+    parser.add_argument("--rewards", type=int, default=1, help="reward processes (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=8.0, help="time of the diagnosis (%(default)s)")
     chosen = parser.parse_args()
     if chosen.rewards < 1:
         parser.error("--rewards: without one, no step is made")
@@ -75,7 +75,7 @@ def main() -> None:
             rollouts.drop()
             for process in processes:
                 process.join(5.0)
-                process.kill()  # if it has not begun yet
+                process.kill()  # if it still runs
                 process.join()
 
 

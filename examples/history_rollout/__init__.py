@@ -1,1 +1,1 @@
-"""GRPO over several epochs, whose rollouts are drafted from the epochs before. See `examples/README.md`."""
+"""GRPO over several epochs, with rollouts drafted from responses of earlier epochs. See `examples/README.md`."""

@@ -1,4 +1,4 @@
-"""`python -m examples.history_rollout`: several epochs of GRPO, each rollout with and without history."""
+"""`python -m examples.history_rollout`: several epochs of GRPO, with each response made with and without history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from examples.history_rollout.rollout import Measured, both
 
 @dataclass
 class Job:
-    """What all steps share."""
+    """The plane, the history, the model and its optimizer, shared by all steps."""
 
     plane: dp.Plane
     history: Any
@@ -27,7 +27,10 @@ class Job:
     learner: Grpo
 
     def record(self, responses: list[list[list[int]]], rewards: list[list[float]], start: int, epoch: int) -> None:
-        """The responses of a step: put once, and recorded by reference."""
+        """Put the responses and rewards of a step, [prompts][samples], and record them in the history by reference.
+
+        start: the number of the first prompt.
+        """
         columns = {
             "key": [f"prompt-{number}" for number, group in enumerate(responses, start) for _ in group],
             "response_ids": [np.array(response, np.int32) for group in responses for response in group],
@@ -39,7 +42,7 @@ class Job:
 
 
 def epoch_of(job: Job, prompts: list[list[int]], epoch: int, samples: int, batch: int = 4) -> tuple[Measured, float]:
-    """One pass over all prompts; what was measured, and the mean reward."""
+    """Make a pass over all prompts, with an update for each `batch` of them. Returns counters and the mean reward."""
     measured, got = Measured(), []
     for start in range(0, len(prompts), batch):
         asked = prompts[start : start + batch]
@@ -57,12 +60,12 @@ def epoch_of(job: Job, prompts: list[list[int]], epoch: int, samples: int, batch
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line an epoch; 1 where a response was not the same with and without history."""
+    """Train, and print a line for each epoch. Returns 1 if a response differed with and without history, else 0."""
     parser = argparse.ArgumentParser(prog="python -m examples.history_rollout", description=__doc__)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=16)
     parser.add_argument("--samples", type=int, default=8)
-    parser.add_argument("--shown", type=int, default=300, help="steps of learning from answers before GRPO")
+    parser.add_argument("--shown", type=int, default=300, help="steps of supervised training before GRPO")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", help="write the figures to this file")
     options = parser.parse_args(arguments)

@@ -1,5 +1,7 @@
-"""The policy: a small Llama of Hugging Face's, from nothing; shown some answers first, so that GRPO has what to
-rank."""
+"""The policy: a small Hugging Face Llama with random weights, its supervised training, and GRPO.
+
+Without supervised training, all rewards would be low, and GRPO could not rank the responses.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from examples.history_rollout import task
 
 
 def policy(seed: int, width: int = 96, layers: int = 4) -> Any:
-    """A model of half a million parameters."""
+    """A Llama with random weights; half a million parameters by default. It is in evaluation mode."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=task.VOCABULARY,
@@ -30,7 +32,7 @@ def policy(seed: int, width: int = 96, layers: int = 4) -> Any:
 
 
 def show(model: Any, steps: int, seed: int, rows: int = 48) -> float:
-    """So many steps of learning from answers; the last loss."""
+    """Train the model on right answers, `rows` new prompts in each step. Returns the loss of the last step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
     model.train()
@@ -51,14 +53,15 @@ def show(model: Any, steps: int, seed: int, rows: int = 48) -> float:
 
 
 class Grpo:
-    """GRPO (arXiv 2402.03300): what a response got beyond its group's mean, over its deviation, weighs its tokens."""
+    """GRPO (arXiv 2402.03300) without clipping and KL penalty. The advantage of a response is its reward's distance
+    from the mean of its group, in standard deviations."""
 
     def __init__(self, model: Any, rate: float = 3e-5) -> None:
         self._model = model
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
 
     def update(self, prompts: list[list[int]], responses: list[list[list[int]]], rewards: list[list[float]]) -> None:
-        """One step: of each prompt, its group of responses and their rewards."""
+        """Make one step of the optimizer with a group of responses and their rewards for each prompt."""
         rows, weights = [], []
         for prompt, group, got in zip(prompts, responses, rewards, strict=True):
             scores = torch.tensor(got)

@@ -1,4 +1,4 @@
-"""Rollouts by `generate`, with and without history, by turns: the same seeds, and so the same tokens."""
+"""Rollouts with and without drafts. The same seed gives the same tokens in both ways."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from examples.history_rollout import task
 
 @dataclass
 class Measured:
-    """Of one epoch: tokens, seconds with and without drafts, and what became of those."""
+    """The counters of an epoch: tokens, seconds without and with drafts, drafted tokens, and responses that differ."""
 
     tokens: int = 0
     plain_s: float = 0.0
@@ -27,13 +27,13 @@ class Measured:
 
     @property
     def gain(self) -> float:
-        """Tokens a second with history over without."""
+        """The ratio of tokens a second, with history to without; 0 if nothing was generated."""
         return self.plain_s / self.drafted_s if self.drafted_s else 0.0
 
 
 @torch.inference_mode()
 def respond(model: Any, prompt: list[int], seed: int, drafter: Drafter | None) -> list[int]:
-    """A response, sampled at temperature 1."""
+    """Sample a response at temperature 1; drafter: None for none. Returns its tokens without the prompt."""
     tokens = torch.tensor([prompt])
     how = {
         "do_sample": False,
@@ -47,7 +47,10 @@ def respond(model: Any, prompt: list[int], seed: int, drafter: Drafter | None) -
 
 
 def both(model: Any, prompt: list[int], seed: int, history: Any, key: str, measured: Measured) -> list[int]:
-    """A response made twice, whichever way first by the seed's parity; what the model makes without drafts."""
+    """Make a response without and with drafts, and add to `measured`. Returns the one without drafts.
+
+    key: of the prompt, in the history. The way that comes first depends on the seed's parity.
+    """
     plain: list[int] = []
     drafted: list[int] = []
     for way in (0, 1) if seed % 2 else (1, 0):

@@ -1,23 +1,23 @@
-"""The task: sort digits by insertion, and write down the sorted list after each. Its answers can be checked."""
+"""The task: sort digits by insertion, and write the sorted list after each digit. A function checks the answers."""
 
 from __future__ import annotations
 
 import numpy as np
 
 DIGITS = 9
-BEGIN, STEP, END = 10, 11, 12  # beside the ten digits
+BEGIN, STEP, END = 10, 11, 12  # tokens 0 to 9 are the digits
 VOCABULARY = 13
 LONGEST = DIGITS * (DIGITS + 3) // 2 + 4
 
 
 def prompts(count: int, seed: int) -> list[list[int]]:
-    """So many lists of digits, with what begins the answer."""
+    """`count` prompts: `DIGITS` random digits and `BEGIN` each."""
     random = np.random.default_rng(seed)
     return [[*random.integers(0, 10, DIGITS).tolist(), BEGIN] for _ in range(count)]
 
 
 def answer(prompt: list[int]) -> list[int]:
-    """The list after each insertion, and the end."""
+    """The right answer: the sorted list after each digit, with `STEP` between lists and `END` at the end."""
     found: list[int] = []
     for count in range(1, DIGITS + 1):
         found += [*sorted(prompt[:count]), STEP if count < DIGITS else END]
@@ -25,8 +25,8 @@ def answer(prompt: list[int]) -> list[int]:
 
 
 def reward(prompt: list[int], response: list[int]) -> float:
-    """1 where the last list is sorted and whole, and as much less as it is not: the share of its places that are
-    right."""
+    """The share of the `DIGITS` places of the sorted list that are right in the last list of the response. 0 if that
+    list is longer."""
     body = response[:-1] if response and response[-1] == END else response
     last = body[len(body) - body[::-1].index(STEP) :] if STEP in body else body
     right = sum(one == other for one, other in zip(last, sorted(prompt[:DIGITS]), strict=False))

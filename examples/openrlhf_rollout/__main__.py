@@ -1,4 +1,4 @@
-"""Run the steps by reference and then by value, and print what each moved: `python -m examples.openrlhf_rollout`."""
+"""Run the steps by reference and then by value, and print the costs of each: `python -m examples.openrlhf_rollout`."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ WAYS = ("reference", "value")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m examples.openrlhf_rollout", description=__doc__)
-    parser.add_argument("--only", choices=WAYS, help="one of the two: by value is without the plane")
+    parser.add_argument("--only", choices=WAYS, help="run one way only; by value is without the plane")
     parser.add_argument("--prompts", type=int, default=8, help="prompts a step, each with a picture")
     parser.add_argument("--answers", type=int, default=8, help="answers a prompt")
-    parser.add_argument("--side", type=int, default=224, help="a picture's pixels in each direction")
+    parser.add_argument("--side", type=int, default=224, help="width and height of a picture in pixels")
     parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--ranks", type=int, default=1, help="workers that learn")
+    parser.add_argument("--ranks", type=int, default=1, help="workers that train the policy")
     options = parser.parse_args(arguments)
     ways = [options.only] if options.only else WAYS
 

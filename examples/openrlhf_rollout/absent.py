@@ -1,8 +1,7 @@
-"""Stands in for vLLM, DeepSpeed and flash-attention, which need CUDA, while OpenRLHF is imported on a CPU.
+"""Placeholders for vLLM, DeepSpeed and flash-attention, which need CUDA, while OpenRLHF is imported on a CPU.
 
-Nothing here is ever computed with: generation and the optimizer step are the example's own (`workers`). Everything
-else of OpenRLHF is what is installed. Afterwards the names are gone again, so that nobody takes these packages for
-installed.
+The placeholders compute nothing: `workers` has its own generation and optimizer step. All other code of OpenRLHF is
+the installed one. After the import the placeholders are removed, so no library finds these packages installed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NAMES = [
 
 
 class _Absent(ModuleType):
-    """A module of names that mean nothing."""
+    """A module in which every name is an empty class."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -43,12 +42,12 @@ class _Absent(ModuleType):
 
 
 class SamplingParams(SimpleNamespace):
-    """vLLM's, as far as it is read: what it was made of."""
+    """In place of vLLM's class of this name. It only keeps its arguments as attributes."""
 
 
 @contextmanager
 def stood_in() -> Iterator[None]:
-    """Inside, these modules are there; those that are installed are themselves."""
+    """A context in which these modules can be imported. Installed packages are not replaced."""
     made = []
     for name in _NAMES:
         root = name.partition(".")[0]

@@ -1,8 +1,8 @@
-"""One step of OpenRLHF's PPO over a group of answers a prompt: rollout, reward, log-probs, advantages, update.
+"""Steps of OpenRLHF's PPO with a group of answers for each prompt: rollout, reward, log-probs, advantages, update.
 
-The controller's part is OpenRLHF's own: `SamplesGenerator` draws samples from the rollout worker,
-`RemoteExperienceMaker` has the models score them and computes advantages, `RayActorGroup` hands what they need to the
-workers.
+The controller uses OpenRLHF's classes. `SamplesGenerator` requests samples from the rollout worker.
+`RemoteExperienceMaker` gets log-probs and rewards from the models and computes advantages. `RayActorGroup` calls the
+workers with their inputs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ with stood_in():
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much of everything."""
+    """The sizes of the job: prompts a step, answers a prompt, pixels of a side, steps, and workers of the policy."""
 
     prompts: int = 8
     answers: int = 8
@@ -45,19 +45,19 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run did and cost."""
+    """The results of a run, one of each for each step, and its costs: seconds and bytes."""
 
     losses: list[float]
-    weights: list[float]
+    weights: list[float]  # sum of the norms of all parameters of all ranks, after the step
     rewards: list[float]
     step_s: list[float]
-    moving_s: float
+    moving_s: float  # in `ray.put` and `ray.get` of the driver
     moved_bytes: dict[str, int]
-    peaks: dict[str, int] = field(default_factory=dict)
+    peaks: dict[str, int] = field(default_factory=dict)  # growth of each process's memory; the node's: its peak
 
 
 def settings(size: Size) -> Any:
-    """OpenRLHF's options, those that are read here."""
+    """The options of OpenRLHF that the used classes read."""
     group = SimpleNamespace
     return group(
         actor=group(num_nodes=1, num_gpus_per_node=size.ranks),
@@ -81,18 +81,21 @@ def settings(size: Size) -> Any:
 
 
 class Strategy:
-    """In the place of DeepSpeed's: the options, and who prints."""
+    """In place of DeepSpeed's strategy: the options, and a rank that prints nothing."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
         self.ring_attn_group = None
 
     def is_rank_0(self) -> bool:
-        return False  # nobody shows progress
+        return False  # so no progress is printed
 
 
 def prompts(size: Size, where: Path) -> Iterator[tuple[Any, ...]]:
-    """As OpenRLHF's data loader gives them: a picture's path and a few words each."""
+    """Yield the prompts of all steps in the format of OpenRLHF's data loader: a few words and the path of a picture.
+
+    The pictures are random, and written to the directory `where`.
+    """
     draw = np.random.default_rng(0)
     for i in range(size.prompts * size.steps):
         picture = where / f"{i}.png"
@@ -102,7 +105,7 @@ def prompts(size: Size, where: Path) -> Iterator[tuple[Any, ...]]:
 
 
 class Crew:
-    """The workers, in a Ray that is initialised. Runs follow one another, each with new models."""
+    """The workers of the job. Ray must be initialised. Runs follow each other, each with new models."""
 
     def __init__(self, size: Size, where: Path) -> None:
         """where: a directory for the model and the pictures."""
@@ -123,8 +126,8 @@ class Crew:
         self._workers["rollout"] = self._rollout
 
     def run(self, *, lazy: bool) -> Report:
-        """All steps. lazy: executors give handles; whether groups send references is for the hook, which is installed
-        or not."""
+        """Run all steps. lazy: the rollout worker returns handles of pixels in place of pixels. Groups send references
+        only if `dataplane.integrations.openrlhf.install` was called, whatever `lazy` is."""
         policy, reference, reward = (self._groups[name] for name in ("policy", "reference", "reward"))
         starting = [self._rollout.use.remote(lazy)]
         for group in self._groups.values():

@@ -1,4 +1,4 @@
-"""What passes through this process by Ray: how many bytes were put and got, and for how long it was busy with them."""
+"""A meter of the bytes that this process puts into Ray and gets from it, and of the time that this takes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from ray.experimental import get_object_locations
 
 
 class Meter:
-    """While it is entered, `ray.put` and `ray.get` of this process are counted. What is waited for is not time."""
+    """A context in which the bytes (`moved`) and `seconds` of this process's calls of `ray.put` and `ray.get` are
+    counted. Waits for objects that do not exist yet are left out."""
 
     def __init__(self) -> None:
         self.moved = {"put": 0, "got": 0}

@@ -1,4 +1,5 @@
-"""A tiny vision-language model and its processor: Qwen2-VL's own code, one layer each, made here and not downloaded."""
+"""A tiny vision-language model and its processor: Qwen2-VL's code, with one text and one vision layer. It is made here
+and not downloaded."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ _IMAGE = _SPECIAL.index("<image>")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Of a few dozen words, with white space between them."""
+    """A tokenizer of `WORDS` words and some special tokens, separated by white space."""
     words = {word: i for i, word in enumerate([*_SPECIAL, *(f"w{i}" for i in range(WORDS))])}
     tokens = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -24,10 +25,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Processor:
-    """Text and pictures to token ids and patches, as Qwen2-VL's processor does without video."""
+    """Convert a prompt and its pictures to token ids and patches, as Qwen2-VL's processor does. No videos."""
 
     def __init__(self, side: int) -> None:
-        """side: pixels to which pictures are scaled, in each direction."""
+        """side: pictures are scaled to an area of about `side * side` pixels."""
         self.tokenizer = make_tokenizer()
         self.image_processor = Qwen2VLImageProcessorPil(min_pixels=side * side, max_pixels=side * side)
         self.pad_token_id = self.tokenizer.pad_token_id
@@ -51,7 +52,7 @@ class Processor:
 
 
 def make_model(where: Path, seed: int = 0) -> None:
-    """Write the model, with random weights, where `from_pretrained` reads it."""
+    """Write the model, with random weights, to the directory `where`, in the format of `from_pretrained`."""
     torch.manual_seed(seed)
     config = Qwen2VLConfig(
         text_config={

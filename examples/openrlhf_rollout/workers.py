@@ -1,7 +1,7 @@
-"""The workers, as OpenRLHF's are but on a CPU: its actor classes, its executor, its models' code and its losses.
+"""OpenRLHF's workers on a CPU, with its actor classes, executor, models and losses.
 
-A worker's `forward`, `append` and `fit` take what OpenRLHF's take. They differ in the device, and where
-DeepSpeed and vLLM would come in: one process a model, plain gradient descent, and tokens drawn at random.
+`forward`, `append` and `fit` have the arguments of OpenRLHF's methods. In place of DeepSpeed, each process has a whole
+model and makes plain gradient steps; ranks do not exchange gradients. In place of vLLM, tokens are drawn at random.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _RolloutActor = RolloutRayActor.__ray_metadata__.modified_class
 
 
 class _Measured:
-    """How much more memory this process had at its most than when it was told to begin, and how long it read."""
+    """Measures the growth of this process's peak memory since `begin`, and the time of reading inputs."""
 
     def begin(self) -> int:
-        """From now on; the process."""
-        Path("/proc/self/clear_refs").write_text("5")  # proc(5): the peak begins anew
+        """Begin to measure. Returns the page size in bytes."""
+        Path("/proc/self/clear_refs").write_text("5")  # proc(5): reset the peak
         self._before = _peak()
         self._reading_s = 0.0
         return resource.getpagesize()
 
     def measured(self) -> tuple[int, float]:
-        """Bytes, and seconds in which inputs were brought together."""
+        """The growth of the peak in bytes, and the seconds in which multimodal inputs were merged."""
         return _peak() - self._before, self._reading_s
 
 
@@ -56,7 +56,7 @@ def _peak() -> int:
 
 
 class _Model(BaseModelActor, _Measured):
-    """A worker with a vision-language model."""
+    """A worker with the vision-language model."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str) -> None:
         torch.set_num_threads(1)
@@ -85,7 +85,7 @@ class ReferenceWorker(_Model):
 
 
 class PolicyWorker(_Model):
-    """The model that learns."""
+    """The model that is trained."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str) -> None:
         super().init_model_from_pretrained(strategy, pretrain)
@@ -116,7 +116,7 @@ class PolicyWorker(_Model):
 
 
 class RewardWorker(BaseModelActor, _Measured):
-    """In the place of a reward model: the share of even tokens."""
+    """In place of a reward model: the share of even ids among the tokens of prompt and answer."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str) -> None:
         self.strategy = strategy
@@ -130,21 +130,21 @@ class RewardWorker(BaseModelActor, _Measured):
 
 
 class PlainExecutor(SingleTurnAgentExecutor):
-    """As OpenRLHF has it: the processor runs for each sample, and its tensors travel with each."""
+    """OpenRLHF's executor. The processor runs for each sample, and each sample carries its tensors."""
 
 
 class LazyExecutor(LazyInputs, SingleTurnAgentExecutor):
-    """The one line that differs."""
+    """The same with `LazyInputs`, the only change: samples carry handles in place of tensors."""
 
 
 class RolloutWorker(_RolloutActor, _Measured):
     """OpenRLHF's rollout worker, with an engine that draws tokens at random."""
 
     async def __init__(self) -> None:
-        """Nothing yet: `use` says how it answers."""
+        """Create nothing; `use` chooses the executor."""
 
     async def use(self, lazy: bool) -> None:
-        """From now on give handles of pixels, or the pixels; draw the tokens that a new one draws."""
+        """Choose the executor, and reset the seed of the tokens. lazy: samples carry handles of pixels, not pixels."""
         self.executor = LazyExecutor() if lazy else PlainExecutor()
         self._drawn = random.Random(0)
 
@@ -159,7 +159,7 @@ class RolloutWorker(_RolloutActor, _Measured):
         return 0
 
 
-#: The classes stay importable by their names, so that Ray sends only those.
+#: The classes above keep their names, so that Ray pickles them by name.
 Reference = ray.remote(num_gpus=1)(ReferenceWorker)
 Policy = ray.remote(num_gpus=1)(PolicyWorker)
 Reward = ray.remote(num_gpus=1)(RewardWorker)

@@ -1,1 +1,1 @@
-"""A multimodal GRPO step of verl's own classes, with DataProtos by value or by reference."""
+"""A multimodal GRPO step with verl's own classes, with DataProtos by value or by reference."""

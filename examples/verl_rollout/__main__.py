@@ -1,4 +1,4 @@
-"""`python -m examples.verl_rollout`: run the steps by reference, and again by value, and say what each cost."""
+"""`python -m examples.verl_rollout`: run the steps by reference and by value, and print the costs of each."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ WAYS = ("reference", "value")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code."""
+    """Run the command and print the reports. Returns the exit code 0."""
     usual = Job()
     parser = argparse.ArgumentParser("python -m examples.verl_rollout", description=__doc__.partition(": ")[2])
-    parser.add_argument("--only", choices=WAYS, help="one of the two: DataProtos by value are those of verl alone")
+    parser.add_argument("--only", choices=WAYS, help="run one way only; by value, as in verl alone")
     for name in ("prompts", "responses", "side", "steps"):
         parser.add_argument(f"--{name}", type=int, default=getattr(usual, name), help="(%(default)s)")
     parser.add_argument("--memory", default="256MiB", help="the plane's memory budget (%(default)s)")
@@ -38,8 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(job: Job, memory: str = "256MiB", ways: Sequence[str] = WAYS) -> dict[str, Report]:
-    """Run the job in each of these ways, by the same workers, with the plane where it is by reference. Starts Ray and
-    ends it, unless it is there."""
+    """Run the job in each of these ways, with the same workers. Returns the reports by way.
+
+    memory: the budget of the plane, which is started for the way "reference" only. If Ray is not initialised, it is
+    started, and ended afterwards.
+    """
     alone = not ray.is_initialized()
     if alone:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -61,7 +64,7 @@ def run(job: Job, memory: str = "256MiB", ways: Sequence[str] = WAYS) -> dict[st
 
 
 def text(way: str, report: Report) -> str:
-    """For people."""
+    """The report as lines of text."""
     lines = [f"by {way}"]
     for number, step in enumerate(report.steps, 1):
         lines.append(f"step {number}: reward {step['reward']:.2f}, loss {step['loss']:+.4f}")

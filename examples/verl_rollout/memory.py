@@ -1,4 +1,4 @@
-"""What a process has taken of the machine's memory, and what passes through the controller."""
+"""The resident memory of a process, and the bytes that pass through the controller."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from dataplane.integrations.verl.proto import RemoteProto
 
 
 def peak_bytes(pid: int | str = "self") -> int:
-    """The most that the process had resident, since it began or `forget_peak`."""
+    """The peak of the process's resident memory, since its start or its last `forget_peak`."""
     return _status(pid, "VmHWM")
 
 
 def resident_bytes(pid: int | str = "self") -> int:
-    """What it has resident."""
+    """The process's resident memory now."""
     return _status(pid, "VmRSS")
 
 
 def forget_peak() -> None:
-    """Count this process's peak from now on."""
+    """Reset the peak of this process to its resident memory."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def passed_bytes(value: Any) -> int:
-    """The bytes of a value that a controller passes on: of a reference, its own."""
+    """The bytes of an argument or result in the controller. A RemoteProto counts as its pickle, a DataProto as its
+    tensors and arrays without `meta_info`."""
     if isinstance(value, RemoteProto):
         return len(pickle.dumps(value))
     if isinstance(value, DataProto):

@@ -1,4 +1,4 @@
-"""A Qwen2-VL of a few thousand parameters, at random: the shapes of the real one, and prompts and images for it."""
+"""A Qwen2-VL of 84,000 random parameters, with prompts and random images in the layout of the real model's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PATCH_VALUES = 3 * 2 * 14 * 14  # a patch of 14 x 14 in three colours and two fr
 
 
 def make_model() -> Any:
-    """The same one in every process."""
+    """The model, with the same weights in every process, in evaluation mode."""
     torch.manual_seed(0)
     text = {
         "vocab_size": VOCABULARY,
@@ -39,7 +39,8 @@ def make_model() -> Any:
 
 
 def process(seed: int, side: int) -> dict[str, torch.Tensor]:
-    """What the processor makes of an image of `side` x `side` pixels: patches, and how they lie."""
+    """The inputs of a random image of `side` x `side` pixels, as of a processor: patches `[n, 1176]` and their grid
+    `[1, 3]`."""
     rows = side // 14
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randn(rows * rows, PATCH_VALUES, generator=generator)
@@ -47,13 +48,13 @@ def process(seed: int, side: int) -> dict[str, torch.Tensor]:
 
 
 def prompt(seed: int, side: int) -> list[int]:
-    """Tokens around the image, one placeholder for each four patches."""
+    """The tokens of a prompt: an image, with a placeholder for each four patches, and a question."""
     question = [5 + seed % 50, 60, 61]
     return [BOS, VISION_START, *[IMAGE] * (side // 28) ** 2, VISION_END, *question]
 
 
 def forward(model: Any, tokens: torch.Tensor, mask: torch.Tensor, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Logits, with the patches of all rows one after another."""
+    """Logits, `[rows, tokens, VOCABULARY]`. pixels: the patches of all rows, concatenated."""
     logits: torch.Tensor = model(
         input_ids=tokens, attention_mask=mask, mm_token_type_ids=(tokens == IMAGE).int(), **pixels
     ).logits

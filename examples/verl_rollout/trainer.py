@@ -1,6 +1,7 @@
-"""The controller: a step of verl's trainer, over DataProtos or over references to them.
+"""The controller: the step of verl's trainer, with DataProtos or with RemoteProtos, which are references to them.
 
-`put(prompts)` is all that differs: what is a RemoteProto once stays one through every call.
+By reference, a step puts its prompts and frees its scope at the end. The calls are the same: a method that is given a
+RemoteProto returns one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from examples.verl_rollout.workers import ActorWorker, RewardWorker, RolloutWork
 
 @dataclass(frozen=True)
 class Job:
-    """How much of it."""
+    """The sizes of the job."""
 
     prompts: int = 8
     responses: int = 4
@@ -39,24 +40,24 @@ class Job:
 
     @property
     def cpus(self) -> int:
-        """For Ray: one a worker, and one for verl's own actor."""
+        """The CPUs that Ray needs: one for each worker, and one for verl's own actor."""
         return self.rollout_workers + 1 + self.actor_workers + 1
 
 
 @dataclass
 class Report:
-    """What it cost."""
+    """The metrics of the steps, and their costs."""
 
     steps: list[dict[str, float]] = field(default_factory=list)
     passed: int = 0  # bytes of arguments and results in the controller
-    moving_s: float = 0.0  # of the calls, without what workers computed
+    moving_s: float = 0.0  # time of the calls, without the computing of the slowest worker
     computing_s: float = 0.0
-    stored: int = 0  # bytes in the plane at most
-    peaks: dict[str, int] = field(default_factory=dict)
+    stored: int = 0  # bytes in the plane, the most at the end of a step
+    peaks: dict[str, int] = field(default_factory=dict)  # resident bytes of each process
 
 
 class Trainer:
-    """Owns the worker groups of a job; Ray must have been initialised. Jobs run one after the other."""
+    """Owner of the worker groups of a job. Ray must be initialised. Runs follow each other."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -70,11 +71,11 @@ class Trainer:
         self._groups = {"rollout": self._rollout, "reward": self._reward, "actor": self._actor}
 
     def run(self, *, plain: bool) -> Report:
-        """All steps, with new models. plain: DataProtos by value, as in verl alone."""
+        """Run all steps with new models. plain: DataProtos by value, as in verl alone."""
         self._plain, self.report = plain, Report()
         forget_peak()
         for group in self._groups.values():
-            group.start(plain)  # waits until they run, so that it counts in no step
+            group.start(plain)  # waits for the workers, so no step includes their start
         for number in range(self._job.steps):
             self._step(number)
         self.report.peaks = {"controller": peak_bytes()}
@@ -83,7 +84,7 @@ class Trainer:
         return self.report
 
     def close(self) -> None:
-        """End the workers, and give back their places."""
+        """Kill the workers, and remove their placement groups."""
         for group in self._groups.values():
             for worker in group.workers:
                 ray.kill(worker)
@@ -100,7 +101,7 @@ class Trainer:
         batch = batch.union(self._call(self._reward.compute_rm_score, batch, metrics))
         batch = batch.union(self._call(self._actor.compute_log_prob, batch, metrics))
         batch = batch.union(self._call(self._actor.compute_ref_log_prob, batch, metrics))
-        batch = compute_advantage(batch, AdvantageEstimator.GRPO)  # verl's: it reads and assigns small columns
+        batch = compute_advantage(batch, AdvantageEstimator.GRPO)  # of verl; it reads and assigns small columns
         self._call(self._actor.update_actor, batch, metrics)
         self._rollout.load(self._actor.state())
         if not self._plain:
@@ -109,7 +110,7 @@ class Trainer:
         self.report.steps.append(metrics)
 
     def _call(self, method: Callable[[Any], Any], batch: Any, metrics: dict[str, float]) -> Any:
-        """Call it, and count: how long its workers computed, and what else it took."""
+        """Call a method of a group, add its costs to the report, and its metrics to `metrics`. Returns its result."""
         began = time.perf_counter()
         result = method(batch)
         taken = time.perf_counter() - began
@@ -126,7 +127,7 @@ class Trainer:
         images[:] = [number * self._job.prompts + prompt for prompt in range(self._job.prompts)]
         uids = np.array([f"{number}-{prompt}" for prompt in range(self._job.prompts)], dtype=object)
         return DataProto.from_dict(
-            tensors={"dummy_tensor": torch.zeros(self._job.prompts, 1)},  # as verl's datasets: a batch is to have one
+            tensors={"dummy_tensor": torch.zeros(self._job.prompts, 1)},  # as in verl: a batch needs a tensor
             non_tensors={"uid": uids, "image": images},
             meta_info={"seed": number},
         )

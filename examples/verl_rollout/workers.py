@@ -1,7 +1,7 @@
-"""verl's workers: rollout, reward, actor and reference. The same code whether a DataProto comes by value or reference.
+"""verl's workers: rollout, reward, actor and reference. Their methods are the same by value and by reference.
 
-The one line that knows of the plane is the import of `register`. Each method says in its metrics how long it computed,
-so that what is left of a call's time is the moving of data.
+To use the plane, they import `register` from `dataplane`, which takes the names of the columns that a method reads.
+Each method reports its computing time in its metrics. The rest of a call's time is spent on moving data.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from examples.verl_rollout.memory import forget_peak, peak_bytes
 from examples.verl_rollout.model import EOS, PAD, forward, make_model, process, prompt
 
 ACTOR = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
-TEXT = 100  # tokens below are text: those alone are drawn, none of an image's
+TEXT = 100  # tokens below are text; only they are sampled
 TOKENS = ["input_ids", "attention_mask", "responses", "response_mask"]
 
 
 class Measured(Worker):
-    """What all workers here can be asked."""
+    """The methods of all workers."""
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start(self, plain: bool) -> None:
-        """Be as new, and connected."""
+        """Create new models, reset the peak of memory, and connect to the plane unless `plain`."""
         if not plain:
             plane()
         self._begin()
         forget_peak()
 
     def _begin(self) -> None:
-        """Have the models that a job begins with."""
+        """Create the models of a run."""
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
     def peak(self) -> int:
@@ -59,7 +59,7 @@ class RolloutWorker(Measured):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """A response to each row. The processor runs for each, as in verl's agent loop."""
+        """Generate a response for each row. The processor runs for each row, as in verl's agent loop."""
         began = time.perf_counter()
         torch.manual_seed(prompts.meta_info["seed"] + self.rank)
         images = prompts.non_tensor_batch["image"].tolist()
@@ -103,7 +103,7 @@ class RolloutWorker(Measured):
 class RewardWorker(Measured):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, columns=["responses", "response_mask", "image"])
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """One at the last token of a response that is mostly of the image's kind: even or odd tokens."""
+        """The rewards, at the last tokens: 1 if most tokens of a response have the parity of its image's number, else 0."""
         began = time.perf_counter()
         responses, mask = data.batch["responses"], data.batch["response_mask"]
         kind = torch.tensor([image % 2 for image in data.non_tensor_batch["image"]])[:, None]
@@ -115,7 +115,7 @@ class RewardWorker(Measured):
 
 
 class ActorWorker(Measured):
-    """The policy that is trained, and the reference."""
+    """A worker with the policy, which is trained, and the reference model."""
 
     def __init__(self) -> None:
         super().__init__()
