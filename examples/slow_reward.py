@@ -15,13 +15,13 @@ from dataplane.diagnosis.command import as_text
 
 
 def score(answers: int) -> list[float]:
-    """The rewards of a number of answers. The call takes 150 ms."""
+    """Reward answers slowly."""
     time.sleep(0.15)
     return [1.0] * answers
 
 
 def roll_out(address: str) -> None:
-    """Append four rows every 80 ms, until the stream is closed."""
+    """Append four rows every 80 ms."""
     with suppress(dp.Closed), dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
         while True:
@@ -30,7 +30,7 @@ def roll_out(address: str) -> None:
 
 
 def reward(address: str) -> None:
-    """Add a reward to each row, four rows at a time."""
+    """Add rewards to rows."""
     with suppress(dp.Closed), dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
         for delivery in rollouts.deliveries("reward", rows=4, columns=["ids"]):
@@ -38,7 +38,7 @@ def reward(address: str) -> None:
 
 
 def train(address: str) -> None:
-    """Make a step of 60 ms for each four rows with rewards."""
+    """Make a step for each four rows."""
     with suppress(dp.Closed), dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
         for delivery in rollouts.deliveries("actor", rows=4, columns=["ids", "reward"]):
@@ -47,7 +47,7 @@ def train(address: str) -> None:
 
 
 def main() -> None:
-    """Run the job, and print the causes of the time of a step. Exits with an error if a process ends early."""
+    """Run the job, and print its diagnosis. Raises SystemExit if a process ends early."""
     parser = argparse.ArgumentParser("python -m examples.slow_reward", description=__doc__)
     parser.add_argument("--rewards", type=int, default=1, help="reward processes (%(default)s)")
     parser.add_argument("--seconds", type=float, default=8.0, help="time of the diagnosis (%(default)s)")

@@ -1,1 +1,1 @@
-"""GRPO over several epochs, with rollouts drafted from responses of earlier epochs. See `examples/README.md`."""
+"""GRPO over several epochs, with drafts from earlier epochs. See `examples/README.md`."""

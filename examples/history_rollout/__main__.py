@@ -1,4 +1,4 @@
-"""`python -m examples.history_rollout`: several epochs of GRPO, with each response made with and without history."""
+"""`python -m examples.history_rollout`: several epochs of GRPO, each rollout with and without history."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from examples.history_rollout.rollout import Measured, both
 
 @dataclass
 class Job:
-    """The plane, the history, the model and its optimizer, shared by all steps."""
+    """The objects that all steps share."""
 
     plane: dp.Plane
     history: Any
@@ -27,10 +27,8 @@ class Job:
     learner: Grpo
 
     def record(self, responses: list[list[list[int]]], rewards: list[list[float]], start: int, epoch: int) -> None:
-        """Put the responses and rewards of a step, [prompts][samples], and record them in the history by reference.
-
-        start: the number of the first prompt.
-        """
+        """Put the responses of a step, [prompts][samples], and record them by reference. start: the first prompt's
+        number."""
         columns = {
             "key": [f"prompt-{number}" for number, group in enumerate(responses, start) for _ in group],
             "response_ids": [np.array(response, np.int32) for group in responses for response in group],
@@ -42,7 +40,7 @@ class Job:
 
 
 def epoch_of(job: Job, prompts: list[list[int]], epoch: int, samples: int, batch: int = 4) -> tuple[Measured, float]:
-    """Make a pass over all prompts, with an update for each `batch` of them. Returns counters and the mean reward."""
+    """Make one pass over all prompts. Returns the counters and the mean reward."""
     measured, got = Measured(), []
     for start in range(0, len(prompts), batch):
         asked = prompts[start : start + batch]
@@ -60,7 +58,7 @@ def epoch_of(job: Job, prompts: list[list[int]], epoch: int, samples: int, batch
 
 
 def main(arguments: list[str]) -> int:
-    """Train, and print a line for each epoch. Returns 1 if a response differed with and without history, else 0."""
+    """Print a line for each epoch. Returns 1 if a response differed with history, else 0."""
     parser = argparse.ArgumentParser(prog="python -m examples.history_rollout", description=__doc__)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=16)

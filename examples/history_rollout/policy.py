@@ -1,7 +1,5 @@
-"""The policy: a small Hugging Face Llama with random weights, its supervised training, and GRPO.
-
-Without supervised training, all rewards would be low, and GRPO could not rank the responses.
-"""
+"""The policy: a small Hugging Face Llama with random weights. Supervised steps come first, so that GRPO can rank
+responses."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from examples.history_rollout import task
 
 
 def policy(seed: int, width: int = 96, layers: int = 4) -> Any:
-    """A Llama with random weights; half a million parameters by default. It is in evaluation mode."""
+    """A random model, by default of half a million parameters."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=task.VOCABULARY,
@@ -32,7 +30,7 @@ def policy(seed: int, width: int = 96, layers: int = 4) -> Any:
 
 
 def show(model: Any, steps: int, seed: int, rows: int = 48) -> float:
-    """Train the model on right answers, `rows` new prompts in each step. Returns the loss of the last step."""
+    """Train on right answers, `rows` in each step. Returns the last loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, steps)
     model.train()
@@ -53,15 +51,15 @@ def show(model: Any, steps: int, seed: int, rows: int = 48) -> float:
 
 
 class Grpo:
-    """GRPO (arXiv 2402.03300) without clipping and KL penalty. The advantage of a response is its reward's distance
-    from the mean of its group, in standard deviations."""
+    """GRPO (arXiv 2402.03300) without clipping and KL penalty. Rewards are normalised
+    in each group."""
 
     def __init__(self, model: Any, rate: float = 3e-5) -> None:
         self._model = model
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
 
     def update(self, prompts: list[list[int]], responses: list[list[list[int]]], rewards: list[list[float]]) -> None:
-        """Make one step of the optimizer with a group of responses and their rewards for each prompt."""
+        """Make one step with a group of responses and their rewards for each prompt."""
         rows, weights = [], []
         for prompt, group, got in zip(prompts, responses, rewards, strict=True):
             scores = torch.tensor(got)

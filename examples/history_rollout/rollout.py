@@ -15,7 +15,7 @@ from examples.history_rollout import task
 
 @dataclass
 class Measured:
-    """The counters of an epoch: tokens, seconds without and with drafts, drafted tokens, and responses that differ."""
+    """Counters of an epoch. `proposed` and `accepted`: tokens of drafts; `different`: responses."""
 
     tokens: int = 0
     plain_s: float = 0.0
@@ -27,13 +27,13 @@ class Measured:
 
     @property
     def gain(self) -> float:
-        """The ratio of tokens a second, with history to without; 0 if nothing was generated."""
+        """Tokens a second with history, divided by those without."""
         return self.plain_s / self.drafted_s if self.drafted_s else 0.0
 
 
 @torch.inference_mode()
 def respond(model: Any, prompt: list[int], seed: int, drafter: Drafter | None) -> list[int]:
-    """Sample a response at temperature 1; drafter: None for none. Returns its tokens without the prompt."""
+    """Sample a response at temperature 1. Returns its tokens."""
     tokens = torch.tensor([prompt])
     how = {
         "do_sample": False,
@@ -47,10 +47,8 @@ def respond(model: Any, prompt: list[int], seed: int, drafter: Drafter | None) -
 
 
 def both(model: Any, prompt: list[int], seed: int, history: Any, key: str, measured: Measured) -> list[int]:
-    """Make a response without and with drafts, and add to `measured`. Returns the one without drafts.
-
-    key: of the prompt, in the history. The way that comes first depends on the seed's parity.
-    """
+    """Make a response with and without drafts; the seed's parity says which comes first. Returns the one without. key:
+    the prompt's, in the history."""
     plain: list[int] = []
     drafted: list[int] = []
     for way in (0, 1) if seed % 2 else (1, 0):

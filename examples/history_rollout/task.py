@@ -1,4 +1,4 @@
-"""The task: sort digits by insertion, and write the sorted list after each digit. A function checks the answers."""
+"""The task: sort digits by insertion, and write the sorted list after each digit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def prompts(count: int, seed: int) -> list[list[int]]:
 
 
 def answer(prompt: list[int]) -> list[int]:
-    """The right answer: the sorted list after each digit, with `STEP` between lists and `END` at the end."""
+    """The right answer: the sorted list after each digit, and `END`."""
     found: list[int] = []
     for count in range(1, DIGITS + 1):
         found += [*sorted(prompt[:count]), STEP if count < DIGITS else END]
@@ -25,8 +25,7 @@ def answer(prompt: list[int]) -> list[int]:
 
 
 def reward(prompt: list[int], response: list[int]) -> float:
-    """The share of the `DIGITS` places of the sorted list that are right in the last list of the response. 0 if that
-    list is longer."""
+    """The share of right places in the last list of the response; 0 if it is longer than `DIGITS`."""
     body = response[:-1] if response and response[-1] == END else response
     last = body[len(body) - body[::-1].index(STEP) :] if STEP in body else body
     right = sum(one == other for one, other in zip(last, sorted(prompt[:DIGITS]), strict=False))

@@ -1,4 +1,4 @@
-"""The job of `examples.multimodal_grpo` on three hosts, with a node on each and one stream over all nodes.
+"""The job of `examples.multimodal_grpo` on three hosts: a node on each, and one stream over all of them.
 
          host a                       host b                      host c
     ┌───────────────┐           ┌───────────────┐           ┌───────────────┐
@@ -7,12 +7,12 @@
     │     node ═════╪═══════════╪════ node ═════╪═══════════╪════ node      │
     └───────────────┘  pixels   └───────────────┘  answers  └───────────────┘
 
-No stage names a host. Rows are appended on the host that makes them, and each stage consumes rows of all hosts. Only
-the trainer reads pixels, so they are sent to host a alone, and once.
+No stage names a host. Rows are appended where they are made, and each stage gets rows of all hosts. Only the trainer
+reads pixels, so they cross to host a alone, once.
 
 The hosts are network namespaces of this machine, nodes on its loopback, or Ray nodes. With `--kill`, a host is killed
-and started again, twice, and then host b is cut off for some seconds. On Ray, host b is killed and stays dead.
+and started again, twice, and host b is cut off for some seconds; on Ray, host b is killed.
 
-Read `stages` first: the processes, and how they continue when another host dies. `machine` and `on_ray` are the hosts,
-`job` runs the processes on them, and `view` shows their progress.
+Read `stages` first: the processes, and how they continue when a host dies. `machine` and `on_ray` are the hosts, `job`
+runs the processes on them, and `view` shows their progress.
 """

@@ -1,4 +1,4 @@
-"""The main process: starts the job on the hosts of a `Cluster`, causes accidents, and passes reports to a `View`."""
+"""The main process: starts the job on any kind of hosts, kills hosts, and shows reports."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from examples.multimodal_grpo.crew import GRACE_S, LOOK_S, TRAINED_ON
 from examples.multimodal_grpo.job import Failed, Job
 
 HOSTS = ("a", "b", "c")
-START_S = 120.0  # limit of the start of processes, with their imports, on a busy machine
+START_S = 120.0  # limit of the start of processes, with imports, on a busy machine
 REWARD = 2  # the host of the reward worker
-MANY = 200  # deliveries of a row: reads fail while a host with its columns is silent and not yet known to be dead
+MANY = 200  # deliveries of a row: reads fail until a silent host is known to be dead
 Begin = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Accident:
-    """An event on a host. `said`: its description. `updates`, `seconds`: the least distance to the next accident."""
+    """An event on a host, described, and the updates and seconds until the next may occur."""
 
     said: str
     updates: int = 0
@@ -33,8 +33,7 @@ class Accident:
 
 
 class Cluster(Protocol):
-    """The hosts of the job. `plane` is connected to the first host's node. `board`, a `stages.Board`, is passed to
-    processes."""
+    """The hosts. `plane` is connected to the first host's node. `board` can be passed to processes."""
 
     plane: dp.Plane
     board: Any
@@ -47,10 +46,10 @@ class Cluster(Protocol):
 
 
 def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
-    """Run the job and report it to `view`. A failed process or a job that exceeds its time is reported as `Failed`.
+    """Run the job and report it to `view`; as `Failed` if a process fails or the time is over. kill_at: the update at
+    which accidents begin, if any. The first host has none.
 
-    kill_at: the update at which the cluster's accidents begin; None: no accidents. The first host has none. Raises
-    DataplaneError if the first host's node fails, and the errors of `cluster`.
+    Raises DataplaneError if the first host's node fails, and errors of `cluster`.
     """
     plane = cluster.plane
     pictures = plane.put(digits.load(job.seed))
@@ -63,7 +62,7 @@ def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
     lives = [0] * len(HOSTS)
 
     def begin(host: int) -> None:
-        """Start the rollout and reward workers of this host. Each call begins a new life of the host."""
+        """Start the rollout and reward workers of this host, in its next life."""
         there, life = cluster.address(host), lives[host]
         if host < len(job.pauses):
             what = (stages.roll_out, job, there, host, life, learn, cluster.board)
@@ -103,7 +102,7 @@ def run(job: Job, cluster: Cluster, view: View, *, kill_at: int | None) -> None:
 
 
 def _figures(rollouts: dp.Stream) -> Any:
-    """The statistics of the stream; None while one of its hosts does not answer."""
+    """The stream's statistics; None while one of its hosts does not answer."""
     try:
         return rollouts.stats()
     except dp.PeerUnavailable:

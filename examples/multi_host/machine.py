@@ -1,8 +1,8 @@
 """Hosts on this machine: network namespaces with a link each, or nodes that share its loopback.
 
-Invariants: when the block of a `Machine` ends, its processes, nodes and namespaces are gone. When a host is killed, all
-of its processes are killed. Each host runs a server of the cluster's etcd. The first host, where the trainer runs, is
-not the stream's first leader.
+Invariants: after its `with` block, the processes, nodes and namespaces of a `Machine` are gone. A host is killed with
+all of its processes. Each host runs a server of the cluster's etcd. The first host, where the trainer runs, does not
+lead the stream at first.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CUT, CUT_S = 1, 3.0  # the host that is cut off, and for how long
 
 
 class Machine:
-    """`count` hosts, numbered from 0. A context manager. memory: the budget of each node."""
+    """`count` hosts, numbered from 0. A context manager. memory: each node's budget."""
 
     def __init__(self, count: int, memory: str, *, loopback: bool) -> None:
         self._count = count
@@ -69,20 +69,20 @@ class Machine:
         self._undo.close()
 
     def address(self, host: int) -> str:
-        """The address of the host's node, for `dp.connect`."""
+        """The address of the host's node."""
         return self._hosts[host].address
 
     def start(self, host: int, name: str, target: Callable[..., None], *args: Any) -> None:
-        """Start a process on this host. It calls `target` with a pipe for reports and `args`."""
+        """Start a process on this host. Its target gets a pipe for reports first."""
         self._crew.start(name, _there, self._hosts[host].name, target, *args)
         self._on[name] = host
 
     def reports(self, wait_s: float) -> Iterator[Any]:
-        """The reports that arrive within `wait_s` seconds; `Failed` for a process that ended with an error."""
+        """The reports that arrive within `wait_s` seconds."""
         return self._crew.reports(wait_s)
 
     def figures(self) -> Sequence[Figures]:
-        """The figures of each host. A host that is cut off keeps its last ones."""
+        """The figures of each host; the last known ones if it is cut off."""
         self._last = [self._look(host) for host in range(self._count)]
         return self._last
 
@@ -97,8 +97,8 @@ class Machine:
         return Figures(stats.memory_used, stats.memory_budget, stats.memory_peak, over["rx"], over["tx"], asked)
 
     def accidents(self, begin: Begin) -> Iterator[Accident]:
-        """Kill a host that leads partitions and start it again; do the same to the host of etcd's leader; then cut a
-        host off and reconnect it. Each happens at a call of `next`. Raises TimeoutError if etcd does not recover."""
+        """Kill and restart a host that leads partitions, then the host of etcd's leader; cut a host off and reconnect
+        it. Each call of `next` does one of these steps. Raises TimeoutError if etcd has no leader again in time."""
         together(self._planes)
         servers = self._servers(self._count)
         host, leads = self._leading(servers)
@@ -122,15 +122,14 @@ class Machine:
         together(self._planes)
 
     def _leading(self, servers: Servers) -> tuple[int, str]:
-        """Choose a host, not the first, that leads partitions, if possible without etcd's leader. Returns the host and
-        the names of its partitions."""
+        """A host, not the first, that leads partitions, if possible without etcd's leader; the partitions' names."""
         members, other = self.plane.members()["members"], servers.leader()
         leads = {host: members[self._planes[host].stats().node]["leads"] for host in range(1, self._count)}
         host = max(leads, key=lambda host: (bool(leads[host]), host != other))
         return host, ", ".join(leads[host]) or "none"
 
     def _again(self, host: int, begin: Begin) -> Accident:
-        """Start the host's workers again, with a new node that joins the cluster."""
+        """Start the host again, with a new node and its workers."""
         fresh = Host(self._ends[host], self._key, self._hosts[0].seeds, **self._settings)
         self._later.callback(fresh.stop)
         self._hosts[host] = fresh
@@ -141,11 +140,11 @@ class Machine:
         return Accident(f"host {HOSTS[host]} is started again, with what ran there", APART)
 
     def _servers(self, count: int) -> Servers:
-        """The etcd servers of the living hosts. Waits until `count` of them answer."""
+        """The hosts' etcd servers, once `count` of them answer."""
         return Servers({i: host for i, host in enumerate(self._hosts) if i not in self._dead}, self._key, count)
 
     def _cut(self, host: int) -> None:
-        """Cut the host off: take its link down, or, on loopback, stop its node and etcd server (SIGSTOP)."""
+        """Take the host's link down; on loopback, stop its node and etcd server (SIGSTOP)."""
         self._silent.add(host)
         if self._loopback:
             for pid in self._processes(host):
@@ -167,7 +166,7 @@ class Machine:
         return [node, *descendants(node)]
 
     def kill(self, host: int) -> None:
-        """Kill the host: its node, its etcd server and all of its processes."""
+        """Kill the host's node, etcd server and processes."""
         self._dead.add(host)
         for name in [name for name, on in self._on.items() if on == host]:
             self._crew.kill(name)
@@ -175,6 +174,6 @@ class Machine:
 
 
 def _there(reports: Connection, namespace: str, target: Callable[..., None], *args: Any) -> None:
-    """Move this process to its host's namespace, and run its main function."""
+    """Enter the host's namespace, and run the process's main function."""
     enter(namespace)
     target(reports, *args)

@@ -1,7 +1,7 @@
 """Hosts that are Ray nodes: `up()` starts a node of the data plane on each, and every stage connects to "ray".
 
-Without an address, three Ray nodes are started on this machine, and stopped at the end. An actor, the desk, receives
-the reports of the stages and keeps the reference of the newest weights. No batch passes through it.
+Without an address, three Ray nodes are started on this machine, and stopped at the end. An actor, the desk, keeps
+reports of the stages and the reference of the newest weights. No batch passes through it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ASK_S = 30.0
 
 
 class _Desk:
-    """The actor that keeps reports until they are fetched, and the reference of the newest weights."""
+    """The actor that keeps reports and the newest weights' reference."""
 
     def __init__(self) -> None:
         self._reports: list[Any] = []
@@ -51,7 +51,7 @@ class _Desk:
 
 
 class Desk:
-    """A handle of the desk's actor. It is both a `stages.Board` and a `stages.Reports`."""
+    """A handle of the actor: a `stages.Board` and a `stages.Reports`."""
 
     def __init__(self, actor: Any) -> None:
         self._actor = actor
@@ -65,7 +65,7 @@ class Desk:
         ray.get(self._actor.post.remote(version, weights), timeout=_ASK_S)
 
     def read(self) -> tuple[int, dp.BatchRef] | None:
-        """The newest version and the reference to its weights; None if none was published yet."""
+        """The newest version and the reference to its weights, if any."""
         newest: tuple[int, dp.BatchRef] | None = ray.get(self._actor.read.remote(), timeout=_ASK_S)
         return newest
 
@@ -79,7 +79,7 @@ class _Stage:
 
 
 class _Lookout:
-    """An actor that reads the statistics of its Ray node's data plane node."""
+    """An actor on each Ray node that reads the figures of its host."""
 
     def __init__(self) -> None:
         self._plane = dp.connect("ray")
@@ -92,10 +92,8 @@ class _Lookout:
 
 
 class OnRay:
-    """`count` Ray nodes of the cluster at `address`; None: of a new one on this machine. A context manager.
-
-    memory: the budget of each data plane node. Entering raises RuntimeError if the cluster has too few nodes.
-    """
+    """`count` Ray nodes of a cluster, of a new one if `address` is None. A context manager. Raises RuntimeError if the
+    cluster has too few nodes."""
 
     def __init__(self, count: int, memory: str, address: str | None) -> None:
         self._count = count
@@ -142,7 +140,7 @@ class OnRay:
         self._undo.close()
 
     def address(self, host: int) -> str:
-        """The address for `dp.connect`, the same on each host: it stands for the node of the caller's Ray node."""
+        """The address for `dp.connect`: that of the node on the caller's Ray node."""
         return "ray"
 
     def start(self, host: int, name: str, target: Callable[..., None], *args: Any) -> None:
@@ -151,8 +149,8 @@ class OnRay:
         self._on[name] = host
 
     def reports(self, wait_s: float) -> Iterator[Any]:
-        """Wait up to `wait_s` seconds for a stage to end. Yields the reports since the last call, and `Failed` for a
-        stage that raised an error on a living host."""
+        """Wait up to `wait_s` seconds for a stage to end. Yields new reports, and `Failed` for a stage with an error on
+        a living host."""
         ended, _ = ray.wait(list(self._running), timeout=wait_s)
         yield from ray.get(self._desk.taken.remote(), timeout=_ASK_S)
         for each in ended:
@@ -171,12 +169,12 @@ class OnRay:
         return [found.get(host, Figures()) for host in range(self._count)]
 
     def accidents(self, begin: Begin) -> Iterator[Accident]:
-        """Kill the second host's Ray node. It is not started again."""
+        """Kill the second host, for good."""
         self.kill(1)
         yield Accident(f"host {HOSTS[1]} is killed, with its node and all that runs there")
 
     def kill(self, host: int) -> None:
-        """Kill the Ray node and all of its processes. Raises RuntimeError if the cluster was not started here."""
+        """Kill the Ray node and its processes. Raises RuntimeError if the cluster was not started here."""
         if self._local is None:
             raise RuntimeError("--kill ends a Ray node that this started: use it without --ray-address")
         self._dead.add(host)

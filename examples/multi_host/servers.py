@@ -1,4 +1,4 @@
-"""The etcd servers that the nodes start: their addresses, their states and their leader."""
+"""The etcd servers that the nodes start, and their leader."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _ASK_S = 5.0
 
 
 class Servers:
-    """The etcd servers of `hosts`, which are given by number. key: the file of the cluster's key."""
+    """The servers of some hosts, by the hosts' numbers."""
 
     def __init__(self, hosts: Mapping[int, Host], key: Path, count: int) -> None:
-        """Wait until `count` servers answer and know a leader. Raises TimeoutError after a minute."""
+        """Wait until `count` servers know a leader. Raises TimeoutError."""
         self._hosts = hosts
         self._tls = certificates(auth.load(key), []).client()
         deadline = time.monotonic() + _WAIT_S
@@ -34,7 +34,7 @@ class Servers:
             time.sleep(0.1)
 
     def leader(self) -> int:
-        """The host whose server leads. Raises TimeoutError if none leads within a minute."""
+        """The host whose server leads. Raises TimeoutError if none does."""
         deadline = time.monotonic() + _WAIT_S
         while time.monotonic() < deadline:
             for host, state in self._states().items():
@@ -44,7 +44,7 @@ class Servers:
         raise TimeoutError("no etcd server leads")
 
     def hand_over(self) -> int:
-        """Ask the leader to transfer its leadership to another server. Returns the host of that server."""
+        """Transfer the leadership to another server. Returns its host."""
         before = self.leader()
         states = self._states()
         target = next(state["header"]["member_id"] for host, state in states.items() if host != before)
@@ -57,11 +57,11 @@ class Servers:
         return {host: said for host, said in found.items() if said is not None and said.get("leader", "0") != "0"}
 
     def _ask(self, host: int, path: str, question: Mapping[str, Any]) -> Any:
-        """Post a request to the host's server. Returns its answer; None if there is no server or no answer."""
+        """The answer of the host's server to a request; None if it gives none."""
         answers: list[Any] = []
 
         def ask(url: str) -> None:
-            enter(self._hosts[host].name)  # a namespace is entered by a thread, so each request has one
+            enter(self._hosts[host].name)  # only this thread enters
             request = urllib.request.Request(f"{url}/v3/{path}", json.dumps(question).encode())
             try:
                 with urllib.request.urlopen(request, timeout=_ASK_S, context=self._tls) as answer:

@@ -1,11 +1,11 @@
 """The stages of the job: rollout, reward and trainer. Their functions are those of `examples.multimodal_grpo`.
 
-When another host dies or is cut off, a call that needs it raises. The error is `Retryable` until its partitions have
-new leaders, and `Lost` for columns that it stored. Then `going_on` gives up the delivery, and the stage takes the next.
-If the node of a stage's own host dies, the stage ends with an error.
+When another host dies or is cut off, a call that needs it raises: `Retryable` until its partitions have new leaders,
+`Lost` for columns that it stored. Then the stage gives up the delivery and takes the next one (`going_on`). If the node
+of its own host dies, the stage fails.
 
-Rows whose columns are lost before the trainer acks them are reported by `stream.lost()`, each once. The first rollout
-worker asks for them and makes their prompts again. It runs on the first host, which is never killed.
+Rows whose columns are lost before the trainer acks them are reported by `stream.lost()`, once. The first rollout worker
+makes them again, since its host is never killed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STREAM = "rollouts"
 
 
 class Board(Protocol):
-    """A place for the version of the newest weights and the reference to them, read by all rollout workers."""
+    """A place for the reference of the newest weights."""
 
     def post(self, version: int, weights: dp.BatchRef) -> None: ...
     def read(self) -> tuple[int, dp.BatchRef] | None: ...
@@ -49,7 +49,7 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """The keys of all rows that the trainer has acked. A row that was acked twice has its key twice."""
+    """The keys of all rows that the trainer has acked, repeated for repeated acks."""
 
     keys: tuple[str, ...]
 
@@ -63,12 +63,12 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The first rollout worker has found the stream closed. It reports no more lost rows."""
+    """The first rollout worker has ended: it reports no more lost rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class MadeAgain:
-    """A rollout worker has made lost rows again: all rows of these prompts."""
+    """A rollout worker has made the rows of these prompts again."""
 
     worker: int
     groups: tuple[str, ...]
@@ -77,7 +77,7 @@ class MadeAgain:
 def roll_out(
     reports: Reports, job: Job, address: str, worker: int, life: int, pictures: dp.BatchRef, board: Board
 ) -> None:
-    """Append batches. The first worker makes lost rows again before new ones. Raises Closed if the stream is closed."""
+    """Append batches; in the first worker, lost rows before new ones. Raises Closed when the stream is closed."""
     try:
         _roll_out(reports, job, address, worker, life, pictures, board)
     except dp.Closed:
@@ -118,7 +118,7 @@ def _roll_out(
 
 
 def named(reports: Reports, rollouts: dp.Stream) -> list[str]:
-    """Report the lost rows. Returns the new names of their prompts: the old ones with a `+`."""
+    """Report lost rows. Returns new names of their prompts: the old ones and a `+`."""
     rows = rollouts.lost("actor")
     if rows:
         reports.send(Named(tuple(str(row.key) for row in rows)))
@@ -126,15 +126,13 @@ def named(reports: Reports, rollouts: dp.Stream) -> list[str]:
 
 
 def picture_of(group: str, pictures: int) -> int:
-    """The number of a prompt's picture: a hash of its name without `+`, so the same whenever the prompt is made."""
+    """The number of a prompt's picture. A prompt that is made again has the same picture."""
     return zlib.crc32(group.rstrip("+").encode()) % pictures
 
 
 def append(plane: dp.Plane, rollouts: dp.Stream, rows: dp.BatchRef, groups: list[str], version: int) -> tuple[str, ...]:
-    """Append the rows of these prompts, and repeat after Retryable and OutcomeUnknown. Returns their keys.
-
-    A repeated append with the same keys adds no row twice. Raises Closed, and the error of a dead node of this host.
-    """
+    """Append the rows of these prompts, and repeat after Retryable and OutcomeUnknown. Returns their keys, by which
+    a repeated append adds no row twice."""
     responses = len(rows) // len(groups)
     keys = [f"{group}/{i}" for group in groups for i in range(responses)]
     named = [group for group in groups for _ in range(responses)]
@@ -149,8 +147,8 @@ def append(plane: dp.Plane, rollouts: dp.Stream, rows: dp.BatchRef, groups: list
 def verify(reports: Reports, job: Job, address: str) -> None:
     """Reward rows. Raises Closed when the stream is closed and drained.
 
-    Rewards are made for whole groups, so the death of this host loses all rewards of a group or none. A group without
-    some of its rewards would never be complete. Its rows would stay, and `max_lag` would block newer ones.
+    Groups are rewarded whole, so the death of this host loses all rewards of a group or none. A group without some of
+    its rewards would never be complete: its rows would stay, and by `max_lag` block newer ones.
     """
     how = {"rows": reward.ROWS, "sampler": dp.CompleteGroups(job.responses)}
     with dp.connect(address) as plane:
@@ -166,10 +164,8 @@ def verify(reports: Reports, job: Job, address: str) -> None:
 
 
 def train(reports: Reports, job: Job, address: str, seconds: float, held_out: dp.BatchRef, board: Board) -> None:
-    """Train until the target is reached, the steps or `seconds` are over, or the stream is closed.
-
-    Then close the stream, count its remaining rows, test the policy on `held_out`, and report the results.
-    """
+    """Train until the target is reached, steps or seconds are over, or the stream is closed. Then close the stream,
+    count its remaining rows, test the policy on `held_out`, and report."""
     from examples.multimodal_grpo import trainer
     from examples.multimodal_grpo.ranks import Ranks
 
@@ -206,7 +202,7 @@ def train(reports: Reports, job: Job, address: str, seconds: float, held_out: dp
 
 
 def ack(delivery: dp.Delivery) -> None:
-    """Ack a delivery, and repeat while the outcome is unknown. Raises LeaseExpired if its lease has ended."""
+    """Ack, and repeat while the outcome is unknown. Raises LeaseExpired if the lease has ended."""
     while True:
         try:
             return delivery.ack()
@@ -215,10 +211,8 @@ def ack(delivery: dp.Delivery) -> None:
 
 
 class going_on:
-    """Suppress the errors in a block that the death of another host causes: Retryable, Lost, LeaseExpired and
-    OutcomeUnknown. Raises the error of `plane.stats` if the node of this host has died.
-
-    closed: suppress Closed too, and set the attribute `closed` then."""
+    """A block from which errors by the death of another host are suppressed; those of this host's node are raised.
+    closed: suppress Closed, too, and set the attribute `closed` then."""
 
     def __init__(self, plane: dp.Plane, *, closed: bool = False) -> None:
         self._plane = plane

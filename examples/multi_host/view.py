@@ -1,4 +1,4 @@
-"""The output of the job: a line every two seconds, one for each event, and a summary at the end."""
+"""The output of the job: a line every two seconds and for each event, and a summary."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _BAR = 10
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of a host: memory in bytes, bytes received and sent over its link, and requests to and from other
-    nodes. All are 0 for a dead host. Without a link of its own, bytes of shards are counted in place of the link's."""
+    """The figures of a host: bytes of memory, bytes received and sent by its link (by its node if it has no link), and
+    requests to and from other nodes. All are 0 if it is dead."""
 
     used: int = 0
     budget: int = 0
@@ -54,14 +54,14 @@ class View:
 
     @property
     def exact(self) -> bool:
-        """Whether each row that was reported as appended was counted or named as lost, no row was both, and no row was
-        counted twice. Rows may be counted without a report: their host may have died between append and report."""
+        """Whether each row that was reported as appended was either counted or lost, and none was counted twice. Rows
+        may be counted without a report, if their host died between append and report."""
         once = set(self.counted)
         return len(once) == len(self.counted) and self.appended <= once | self.lost and not once & self.lost
 
     @property
     def enough(self) -> bool:
-        """Whether the trainer has made the job's steps or reached its target."""
+        """Whether the job's steps are made, or its target is reached."""
         job, made = self._job, len(self.steps)
         if job.steps is not None and made >= job.steps:
             return True
@@ -98,8 +98,7 @@ class View:
                 self.failed = report
 
     def figures(self, hosts: Sequence[Figures], stream: Mapping[str, Any] | None) -> None:
-        """Keep the figures of the hosts, and print them with the stream's statistics every two seconds. stream: None if
-        its statistics are not known now."""
+        """Keep the hosts' figures, and print a line every two seconds. stream: its statistics, None if unknown."""
         self.last = [now if now.budget else then for now, then in zip(hosts, self.last, strict=True)]
         if time.monotonic() - self._said < LINE_S:
             return
@@ -129,8 +128,7 @@ class View:
         return "; ".join(said)
 
     def summary(self) -> int:
-        """Print the results. Returns the exit code: 0 if the target is reached and the count is exact, 130 if the job
-        was interrupted, else 1."""
+        """Print the results. Returns 0 if the target is reached and the count exact, 130 if interrupted, else 1."""
         if self.failed is not None:
             self.say(f"{self.failed.process} failed. Everything is stopped.\n{self.failed.error}")
             return 1

@@ -1,7 +1,7 @@
 """Placeholders for vLLM, DeepSpeed and flash-attention, which need CUDA, while OpenRLHF is imported on a CPU.
 
-The placeholders compute nothing: `workers` has its own generation and optimizer step. All other code of OpenRLHF is
-the installed one. After the import the placeholders are removed, so no library finds these packages installed.
+They compute nothing: generation and the optimizer step are the example's own (`workers`). The rest of OpenRLHF is
+used as installed. Afterwards they are removed, so that no library finds these packages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Absent(ModuleType):
 
 
 class SamplingParams(SimpleNamespace):
-    """In place of vLLM's class of this name. It only keeps its arguments as attributes."""
+    """In place of vLLM's: it only keeps its arguments."""
 
 
 @contextmanager

@@ -1,8 +1,7 @@
 """Steps of OpenRLHF's PPO with a group of answers for each prompt: rollout, reward, log-probs, advantages, update.
 
-The controller uses OpenRLHF's classes. `SamplesGenerator` requests samples from the rollout worker.
-`RemoteExperienceMaker` gets log-probs and rewards from the models and computes advantages. `RayActorGroup` calls the
-workers with their inputs.
+The controller's classes are OpenRLHF's: `SamplesGenerator` gets samples from the rollout worker,
+`RemoteExperienceMaker` has the models score them and computes advantages, `RayActorGroup` sends inputs to the workers.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ with stood_in():
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The sizes of the job: prompts a step, answers a prompt, pixels of a side, steps, and workers of the policy."""
+    """The sizes of the job. `side`: of a picture, in pixels; `ranks`: of the policy."""
 
     prompts: int = 8
     answers: int = 8
@@ -45,15 +44,15 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of a run, one of each for each step, and its costs: seconds and bytes."""
+    """The results and costs of a run. Each list has a value for each step."""
 
     losses: list[float]
-    weights: list[float]  # sum of the norms of all parameters of all ranks, after the step
+    weights: list[float]  # sum of the parameters' norms
     rewards: list[float]
     step_s: list[float]
-    moving_s: float  # in `ray.put` and `ray.get` of the driver
+    moving_s: float  # in the driver
     moved_bytes: dict[str, int]
-    peaks: dict[str, int] = field(default_factory=dict)  # growth of each process's memory; the node's: its peak
+    peaks: dict[str, int] = field(default_factory=dict)  # bytes beyond the start
 
 
 def settings(size: Size) -> Any:
@@ -81,7 +80,7 @@ def settings(size: Size) -> Any:
 
 
 class Strategy:
-    """In place of DeepSpeed's strategy: the options, and a rank that prints nothing."""
+    """In place of DeepSpeed's: the options, and no output."""
 
     def __init__(self, args: Any) -> None:
         self.args = args
@@ -92,10 +91,8 @@ class Strategy:
 
 
 def prompts(size: Size, where: Path) -> Iterator[tuple[Any, ...]]:
-    """Yield the prompts of all steps in the format of OpenRLHF's data loader: a few words and the path of a picture.
-
-    The pictures are random, and written to the directory `where`.
-    """
+    """Prompts in the format of OpenRLHF's data loader: a few words, and the path of a random picture, which is written
+    to the directory `where`."""
     draw = np.random.default_rng(0)
     for i in range(size.prompts * size.steps):
         picture = where / f"{i}.png"
@@ -105,7 +102,7 @@ def prompts(size: Size, where: Path) -> Iterator[tuple[Any, ...]]:
 
 
 class Crew:
-    """The workers of the job. Ray must be initialised. Runs follow each other, each with new models."""
+    """The workers. Ray must be initialised. One run at a time, each with new models."""
 
     def __init__(self, size: Size, where: Path) -> None:
         """where: a directory for the model and the pictures."""
@@ -126,8 +123,8 @@ class Crew:
         self._workers["rollout"] = self._rollout
 
     def run(self, *, lazy: bool) -> Report:
-        """Run all steps. lazy: the rollout worker returns handles of pixels in place of pixels. Groups send references
-        only if `dataplane.integrations.openrlhf.install` was called, whatever `lazy` is."""
+        """Run all steps. lazy: samples carry handles of pixels, not pixels. Groups send references if the hook is
+        installed, independently of `lazy`."""
         policy, reference, reward = (self._groups[name] for name in ("policy", "reference", "reward"))
         starting = [self._rollout.use.remote(lazy)]
         for group in self._groups.values():

@@ -1,4 +1,4 @@
-"""A meter of the bytes that this process puts into Ray and gets from it, and of the time that this takes."""
+"""A meter of the bytes that this process puts into Ray and gets from it, and of the seconds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ray.experimental import get_object_locations
 
 
 class Meter:
-    """A context in which the bytes (`moved`) and `seconds` of this process's calls of `ray.put` and `ray.get` are
-    counted. Waits for objects that do not exist yet are left out."""
+    """A context in which `ray.put` and `ray.get` of this process are counted. The time of waits for objects is not."""
 
     def __init__(self) -> None:
         self.moved = {"put": 0, "got": 0}

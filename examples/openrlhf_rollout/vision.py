@@ -1,5 +1,4 @@
-"""A tiny vision-language model and its processor: Qwen2-VL's code, with one text and one vision layer. It is made here
-and not downloaded."""
+"""A tiny vision-language model and its processor: Qwen2-VL's code, one layer each, made here and not downloaded."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ _IMAGE = _SPECIAL.index("<image>")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A tokenizer of `WORDS` words and some special tokens, separated by white space."""
+    """A tokenizer of `WORDS` words, separated by white space."""
     words = {word: i for i, word in enumerate([*_SPECIAL, *(f"w{i}" for i in range(WORDS))])}
     tokens = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     tokens.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -25,10 +24,10 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Processor:
-    """Convert a prompt and its pictures to token ids and patches, as Qwen2-VL's processor does. No videos."""
+    """Qwen2-VL's processor without video: converts text and pictures to token ids and patches."""
 
     def __init__(self, side: int) -> None:
-        """side: pictures are scaled to an area of about `side * side` pixels."""
+        """side: pictures are scaled to about `side * side` pixels."""
         self.tokenizer = make_tokenizer()
         self.image_processor = Qwen2VLImageProcessorPil(min_pixels=side * side, max_pixels=side * side)
         self.pad_token_id = self.tokenizer.pad_token_id
@@ -52,7 +51,7 @@ class Processor:
 
 
 def make_model(where: Path, seed: int = 0) -> None:
-    """Write the model, with random weights, to the directory `where`, in the format of `from_pretrained`."""
+    """Write the model, with random weights, for `from_pretrained`."""
     torch.manual_seed(seed)
     config = Qwen2VLConfig(
         text_config={

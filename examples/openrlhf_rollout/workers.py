@@ -1,7 +1,7 @@
 """OpenRLHF's workers on a CPU, with its actor classes, executor, models and losses.
 
-`forward`, `append` and `fit` have the arguments of OpenRLHF's methods. In place of DeepSpeed, each process has a whole
-model and makes plain gradient steps; ranks do not exchange gradients. In place of vLLM, tokens are drawn at random.
+`forward`, `append` and `fit` take the same arguments as OpenRLHF's. In place of DeepSpeed, each rank has a whole model
+and makes plain gradient steps with its own gradients. In place of vLLM, tokens are drawn at random.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RolloutActor = RolloutRayActor.__ray_metadata__.modified_class
 
 
 class _Measured:
-    """Measures the growth of this process's peak memory since `begin`, and the time of reading inputs."""
+    """The growth of this process's peak memory since `begin`, and the time of reading inputs."""
 
     def begin(self) -> int:
         """Begin to measure. Returns the page size in bytes."""
@@ -46,7 +46,7 @@ class _Measured:
         return resource.getpagesize()
 
     def measured(self) -> tuple[int, float]:
-        """The growth of the peak in bytes, and the seconds in which multimodal inputs were merged."""
+        """The growth in bytes, and the seconds in which inputs were merged."""
         return _peak() - self._before, self._reading_s
 
 
@@ -116,7 +116,7 @@ class PolicyWorker(_Model):
 
 
 class RewardWorker(BaseModelActor, _Measured):
-    """In place of a reward model: the share of even ids among the tokens of prompt and answer."""
+    """In place of a reward model: the share of even tokens."""
 
     def init_model_from_pretrained(self, strategy: Any, pretrain: str) -> None:
         self.strategy = strategy
@@ -130,11 +130,11 @@ class RewardWorker(BaseModelActor, _Measured):
 
 
 class PlainExecutor(SingleTurnAgentExecutor):
-    """OpenRLHF's executor. The processor runs for each sample, and each sample carries its tensors."""
+    """OpenRLHF's executor: the processor runs for each sample, and each sample carries its tensors."""
 
 
 class LazyExecutor(LazyInputs, SingleTurnAgentExecutor):
-    """The same with `LazyInputs`, the only change: samples carry handles in place of tensors."""
+    """The only change for the plane: samples carry handles of tensors."""
 
 
 class RolloutWorker(_RolloutActor, _Measured):
@@ -144,7 +144,7 @@ class RolloutWorker(_RolloutActor, _Measured):
         """Create nothing; `use` chooses the executor."""
 
     async def use(self, lazy: bool) -> None:
-        """Choose the executor, and reset the seed of the tokens. lazy: samples carry handles of pixels, not pixels."""
+        """Choose the executor, and seed the tokens again. lazy: samples carry handles of pixels, not pixels."""
         self.executor = LazyExecutor() if lazy else PlainExecutor()
         self._drawn = random.Random(0)
 

@@ -23,7 +23,7 @@ WAYS = ("reference", "value")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and print the reports. Returns the exit code 0."""
+    """Print a report for each way. Returns the exit code."""
     usual = Job()
     parser = argparse.ArgumentParser("python -m examples.verl_rollout", description=__doc__.partition(": ")[2])
     parser.add_argument("--only", choices=WAYS, help="run one way only; by value, as in verl alone")
@@ -38,11 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(job: Job, memory: str = "256MiB", ways: Sequence[str] = WAYS) -> dict[str, Report]:
-    """Run the job in each of these ways, with the same workers. Returns the reports by way.
-
-    memory: the budget of the plane, which is started for the way "reference" only. If Ray is not initialised, it is
-    started, and ended afterwards.
-    """
+    """Run the job in each of these ways, with the same workers. Returns the reports by way. Ray is started and ended,
+    unless it is initialised. memory: the plane's budget."""
     alone = not ray.is_initialized()
     if alone:
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -64,7 +61,7 @@ def run(job: Job, memory: str = "256MiB", ways: Sequence[str] = WAYS) -> dict[st
 
 
 def text(way: str, report: Report) -> str:
-    """The report as lines of text."""
+    """The report as text."""
     lines = [f"by {way}"]
     for number, step in enumerate(report.steps, 1):
         lines.append(f"step {number}: reward {step['reward']:.2f}, loss {step['loss']:+.4f}")

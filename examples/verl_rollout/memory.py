@@ -14,7 +14,7 @@ from dataplane.integrations.verl.proto import RemoteProto
 
 
 def peak_bytes(pid: int | str = "self") -> int:
-    """The peak of the process's resident memory, since its start or its last `forget_peak`."""
+    """The peak of the process's resident memory, since its start or `forget_peak`."""
     return _status(pid, "VmHWM")
 
 
@@ -24,13 +24,12 @@ def resident_bytes(pid: int | str = "self") -> int:
 
 
 def forget_peak() -> None:
-    """Reset the peak of this process to its resident memory."""
+    """Reset the peak of this process."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def passed_bytes(value: Any) -> int:
-    """The bytes of an argument or result in the controller. A RemoteProto counts as its pickle, a DataProto as its
-    tensors and arrays without `meta_info`."""
+    """The bytes of an argument or result in the controller: of a RemoteProto, the reference's own."""
     if isinstance(value, RemoteProto):
         return len(pickle.dumps(value))
     if isinstance(value, DataProto):

@@ -12,7 +12,7 @@ PATCH_VALUES = 3 * 2 * 14 * 14  # a patch of 14 x 14 in three colours and two fr
 
 
 def make_model() -> Any:
-    """The model, with the same weights in every process, in evaluation mode."""
+    """The model, with the same weights in every process."""
     torch.manual_seed(0)
     text = {
         "vocab_size": VOCABULARY,
@@ -39,8 +39,7 @@ def make_model() -> Any:
 
 
 def process(seed: int, side: int) -> dict[str, torch.Tensor]:
-    """The inputs of a random image of `side` x `side` pixels, as of a processor: patches `[n, 1176]` and their grid
-    `[1, 3]`."""
+    """The patches `[n, 1176]` of a random image of `side` x `side` pixels, and their grid `[1, 3]`."""
     rows = side // 14
     generator = torch.Generator().manual_seed(seed)
     pixels = torch.randn(rows * rows, PATCH_VALUES, generator=generator)
@@ -48,13 +47,13 @@ def process(seed: int, side: int) -> dict[str, torch.Tensor]:
 
 
 def prompt(seed: int, side: int) -> list[int]:
-    """The tokens of a prompt: an image, with a placeholder for each four patches, and a question."""
+    """The tokens of image and question, with a placeholder for each four patches."""
     question = [5 + seed % 50, 60, 61]
     return [BOS, VISION_START, *[IMAGE] * (side // 28) ** 2, VISION_END, *question]
 
 
 def forward(model: Any, tokens: torch.Tensor, mask: torch.Tensor, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Logits, `[rows, tokens, VOCABULARY]`. pixels: the patches of all rows, concatenated."""
+    """Logits, `[rows, tokens, VOCABULARY]`. pixels: of all rows, concatenated."""
     logits: torch.Tensor = model(
         input_ids=tokens, attention_mask=mask, mm_token_type_ids=(tokens == IMAGE).int(), **pixels
     ).logits

@@ -1,7 +1,6 @@
-"""The controller: the step of verl's trainer, with DataProtos or with RemoteProtos, which are references to them.
+"""The controller: a step of verl's trainer, with DataProtos or with references to them (RemoteProtos).
 
-By reference, a step puts its prompts and frees its scope at the end. The calls are the same: a method that is given a
-RemoteProto returns one.
+By reference, a step puts its prompts, and frees its scope at the end. Its calls are the same.
 """
 
 from __future__ import annotations
@@ -40,24 +39,24 @@ class Job:
 
     @property
     def cpus(self) -> int:
-        """The CPUs that Ray needs: one for each worker, and one for verl's own actor."""
+        """For Ray: one for each worker, and one for verl's own actor."""
         return self.rollout_workers + 1 + self.actor_workers + 1
 
 
 @dataclass
 class Report:
-    """The metrics of the steps, and their costs."""
+    """The steps' metrics and costs."""
 
     steps: list[dict[str, float]] = field(default_factory=list)
     passed: int = 0  # bytes of arguments and results in the controller
-    moving_s: float = 0.0  # time of the calls, without the computing of the slowest worker
+    moving_s: float = 0.0  # of the calls, without the slowest worker's computing
     computing_s: float = 0.0
-    stored: int = 0  # bytes in the plane, the most at the end of a step
-    peaks: dict[str, int] = field(default_factory=dict)  # resident bytes of each process
+    stored: int = 0  # bytes in the plane at the end of a step, at most
+    peaks: dict[str, int] = field(default_factory=dict)  # resident bytes
 
 
 class Trainer:
-    """Owner of the worker groups of a job. Ray must be initialised. Runs follow each other."""
+    """Owner of a job's worker groups. Ray must be initialised. One run at a time."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -75,7 +74,7 @@ class Trainer:
         self._plain, self.report = plain, Report()
         forget_peak()
         for group in self._groups.values():
-            group.start(plain)  # waits for the workers, so no step includes their start
+            group.start(plain)  # waits for them, so that no step includes their start
         for number in range(self._job.steps):
             self._step(number)
         self.report.peaks = {"controller": peak_bytes()}
@@ -110,7 +109,7 @@ class Trainer:
         self.report.steps.append(metrics)
 
     def _call(self, method: Callable[[Any], Any], batch: Any, metrics: dict[str, float]) -> Any:
-        """Call a method of a group, add its costs to the report, and its metrics to `metrics`. Returns its result."""
+        """Call a method of a group, and add to the report and to `metrics`. Returns the result."""
         began = time.perf_counter()
         result = method(batch)
         taken = time.perf_counter() - began

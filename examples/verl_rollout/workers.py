@@ -1,7 +1,7 @@
 """verl's workers: rollout, reward, actor and reference. Their methods are the same by value and by reference.
 
-To use the plane, they import `register` from `dataplane`, which takes the names of the columns that a method reads.
-Each method reports its computing time in its metrics. The rest of a call's time is spent on moving data.
+Their `register` is the data plane's, with the columns that a method reads. Each method reports its computing time in
+its metrics, so the rest of a call's time is for moving data.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Measured(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start(self, plain: bool) -> None:
-        """Create new models, reset the peak of memory, and connect to the plane unless `plain`."""
+        """Create new models, reset the peak, and connect to the plane unless `plain`."""
         if not plain:
             plane()
         self._begin()
@@ -59,7 +59,7 @@ class RolloutWorker(Measured):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_sequences(self, prompts: DataProto) -> DataProto:
-        """Generate a response for each row. The processor runs for each row, as in verl's agent loop."""
+        """Generate responses. The processor runs for each row, as in verl's agent loop."""
         began = time.perf_counter()
         torch.manual_seed(prompts.meta_info["seed"] + self.rank)
         images = prompts.non_tensor_batch["image"].tolist()
@@ -103,7 +103,7 @@ class RolloutWorker(Measured):
 class RewardWorker(Measured):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, columns=["responses", "response_mask", "image"])
     def compute_rm_score(self, data: DataProto) -> DataProto:
-        """The rewards, at the last tokens: 1 if most tokens of a response have the parity of its image's number, else 0."""
+        """Rewards at the last tokens: 1 if most tokens of a response have the parity of its image's number, else 0."""
         began = time.perf_counter()
         responses, mask = data.batch["responses"], data.batch["response_mask"]
         kind = torch.tensor([image % 2 for image in data.non_tensor_batch["image"]])[:, None]
@@ -115,7 +115,7 @@ class RewardWorker(Measured):
 
 
 class ActorWorker(Measured):
-    """A worker with the policy, which is trained, and the reference model."""
+    """The policy, which is trained, and the reference."""
 
     def __init__(self) -> None:
         super().__init__()
