@@ -56,7 +56,9 @@ def _parser() -> argparse.ArgumentParser:
     where.add_argument("--ray", action="store_true", help="on Ray: three Ray nodes on this machine")
     parser.add_argument("--ray-address", metavar="ADDRESS", help="with --ray: a cluster of at least three Ray nodes")
     parser.add_argument("--kill", action="store_true", help="kill two hosts and cut one off; on Ray, kill one")
-    parser.add_argument("--kill-at", type=int, default=KILL_AT, metavar="STEP", help="update of the kill (%(default)s)")
+    parser.add_argument(
+        "--kill-at", type=int, default=KILL_AT, metavar="STEP", help="update at which --kill begins (%(default)s)"
+    )
     parser.add_argument("--memory", default="96MiB", help="each node's memory budget (%(default)s)")
     parser.add_argument("--target", type=float, default=0.8, help="mean reward to reach (%(default)s)")
     parser.add_argument("--steps", type=int, help="stop after this number of updates")
