@@ -1,8 +1,8 @@
-"""Collectives over gloo beside those of torch, reads into tensors, and, where there is a GPU, copies to it.
+"""Collectives over gloo compared with torch's, reads into tensors, and, with a GPU, copies to and from it.
 
-`python -m bench.devices`. Ranks are processes of this machine, of one node, with one thread each. Both sides of a ratio
-are measured by turns in the same processes, from a barrier to the next; torch's own receive into tensors that they have
-already. Without a GPU the rows that need one are not measured, and it says so.
+`python -m bench.devices`. Ranks are processes on one node of this machine, with one thread each. Both sides of a ratio
+are measured alternately in the same processes, from one barrier to the next. torch's collectives receive into existing
+tensors. Without a GPU, the rows that need one are named and not measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TIMEOUT_S = 5.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the table, write JSON. The exit code says whether every promise was kept."""
+    """Measure, print the table, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path("bench/results/devices.json"))
     options = parser.parse_args(arguments)
@@ -73,7 +73,7 @@ def _scatter(ranks: _Ranks, ref: dp.BatchRef, rows: list[Any]) -> Row:
 
 def _reads(ranks: _Ranks, ref: dp.BatchRef) -> list[Row]:
     same = sum(ranks.each("reads", [ref] * 8)) / ref.nbytes
-    slices = [ref[96 * rank : 96 * rank + 352] for rank in range(8)]  # each has rows of those of three others
+    slices = [ref[96 * rank : 96 * rank + 352] for rank in range(8)]  # each overlaps those of other ranks
     read = sum(ranks.each("reads", slices)) / ref.nbytes
     detail = f"their rows are {sum(map(len, slices)) / len(ref):.2f} x the batch's"
     return [
@@ -117,7 +117,7 @@ ON_GPU = (
     "get of 2 GiB that another process keeps on the device",
     "loader with a device: waits / the same without copies",
 )
-"""What is measured where there is a GPU."""
+"""The rows that need a GPU."""
 
 
 def _on_gpu(plane: dp.Plane, ref: dp.BatchRef) -> list[Row]:
@@ -131,7 +131,7 @@ def _on_gpu(plane: dp.Plane, ref: dp.BatchRef) -> list[Row]:
 
 
 def _done(work: Callable[[], Any]) -> float:
-    """Seconds until the device is done with it."""
+    """Seconds until the device has finished this work."""
     import torch
 
     def waited() -> None:
@@ -175,7 +175,7 @@ def _kept(address: str) -> Row:
     try:
         with dp.connect(address) as plane:
             refs = ours.recv()
-            plane.get(refs[0], device="cuda")  # the driver's first time
+            plane.get(refs[0], device="cuda")  # the driver's first call is slow
             took = [timed(lambda ref=ref: plane.get(ref, device="cuda")) for ref in refs[1:]]  # type: ignore[misc]
         ours.send(None)
         process.join(60)
@@ -213,7 +213,7 @@ def _loaded(plane: dp.Plane) -> Row:
 
 
 def _waited(stream: dp.Stream, device: str | None) -> float:
-    """Seconds that a loop waits for batches, beside its steps."""
+    """Seconds that a loop waits for batches, without its steps."""
     loader = dp.loader(stream, "actor", rows=16, columns=["x"], device=device, prefetch=2)
     batches, total = iter(loader), 0.0
     while True:
@@ -225,7 +225,7 @@ def _waited(stream: dp.Stream, device: str | None) -> float:
 
 
 class _Ranks:
-    """Ranks of a group, which are told what to measure. A context manager."""
+    """The rank processes of a group, which measure on request. A context manager."""
 
     def __init__(self, size: int, address: str) -> None:
         context = get_context("spawn")
@@ -240,21 +240,21 @@ class _Ranks:
             self._ranks.append((ours, process))
 
     def tell(self, what: str, arguments: Sequence[Any]) -> None:
-        """Have every rank measure something."""
+        """Request the measurement `what` of all ranks, with an argument for each."""
         for (pipe, _), argument in zip(self._ranks, arguments, strict=True):
             pipe.send((what, argument))
 
     def hear(self, rank: int) -> Any:
-        """What a rank measured."""
+        """The result of a rank, once it has one."""
         return self._ranks[rank][0].recv()
 
     def each(self, what: str, arguments: Sequence[Any]) -> list[Any]:
-        """What every rank measures."""
+        """The results of all ranks."""
         self.tell(what, arguments)
         return [self.hear(rank) for rank in range(len(self._ranks))]
 
     def all(self, what: str, arguments: Sequence[Any]) -> Any:
-        """What they measure together, as rank 0 has it."""
+        """The result of rank 0, of a measurement in which all ranks take part."""
         return self.each(what, arguments)[0]
 
     def __enter__(self) -> _Ranks:
@@ -285,7 +285,7 @@ def _live(pipe: Connection, rank: int, size: int, store: str, address: str) -> N
 
 
 def _timed(work: Callable[[], Any]) -> float:
-    """Seconds from when all ranks begin until all are done."""
+    """Seconds from the start on all ranks until all have finished."""
     import torch.distributed as dist
 
     def together() -> None:
@@ -304,7 +304,7 @@ def _measure_broadcast(plane: dp.Plane, ref: dp.BatchRef | None) -> list[tuple[f
     ours = lambda: dp.collective.broadcast(ref, None, plane=plane)  # noqa: E731
     torchs = lambda: dist.broadcast(tensor, 0)  # noqa: E731
     new = lambda: dist.broadcast(tensor if dist.get_rank() == 0 else torch.empty_like(tensor), 0)  # noqa: E731
-    for work in (ours, torchs):  # connections are made
+    for work in (ours, torchs):  # makes the connections
         _timed(work)
     return [(_timed(ours), _timed(torchs), _timed(new)) for _ in range(RUNS)]
 
@@ -331,13 +331,13 @@ def _measure_scatter(plane: dp.Plane, argument: tuple[dp.BatchRef | None, int]) 
 
 
 class _Counting:
-    """A plane that counts the bytes that are read."""
+    """A plane that counts the bytes of its gets."""
 
     def __init__(self, plane: dp.Plane) -> None:
         self._plane, self.address, self.nbytes = plane, plane.address, 0
 
     def get(self, ref: dp.BatchRef, *, timeout: float) -> dp.Batch:
-        """As the plane's."""
+        """Read a batch and count its bytes."""
         batch = self._plane.get(ref, timeout=timeout)
         self.nbytes += batch.nbytes
         return batch

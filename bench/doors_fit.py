@@ -1,17 +1,18 @@
 """verl's own trainer over each storage: a step of images. `python -m bench.doors_fit`.
 
-64 prompts of one image of 448 x 448, 8 responses each, three steps of verl's V1 trainer from its command line; what the
-model generates and computes is made up (`tests/integrations/verl/fit`). `--scale 0.125 --side 112` is a small one; the
-full size needs 24 GiB for SimpleStorage. Each storage by turns, in a Ray of its own. Files of images are as large as
-their pixels; with `--smooth` they are JPEG of about a fourteenth, as photographs are.
+verl's V1 trainer runs three steps from its command line, each of 64 prompts with one image of 448 x 448, and 8
+responses to each. The model's outputs are made up (`tests/integrations/verl/fit`). `--scale 0.125 --side 112` is a
+small run; the full size needs 24 GiB for SimpleStorage. The storages run alternately, each in a Ray of its own. Image
+files are as large as their pixels. With `--smooth` they are JPEG of about a fourteenth of the size, like photographs.
 
-Storage's share of the steps is the time in which any process of the run was in storage or waited for it
-(`bench.doors_fit_times`): the trainer, an agent loop, or `tqbridge` in a rank; and the processor time of storage's own
-threads in the agent loops, which do not wait for them. Looking for finished rows, which the trainer does while it has
-nothing else to do, is left out, and so is the first step, in which processes start, connect and import. Peaks are of
-the processes' own memory, beyond what they had as training began, verl's own included; of the driver's, what its calls
-of storage added until they returned, all together, is told apart; of a rank's gets, what the greatest added. Memory
-that processes share is counted once, as what the node stores as rows are cleared.
+Storage's share of the steps has two parts (`bench.doors_fit_times`). The first is the time in which any process was in
+storage or waited for it: the trainer, an agent loop, or `tqbridge` in a rank. The second is the processor time of
+storage's threads in the agent loops, which do not wait for them. Two things are left out: the trainer's search for
+finished rows, which it makes while idle, and the first step, in which processes start, connect and import.
+
+Peaks are of the processes' private memory, beyond that at the start of training, and include verl's own. `calls` is the
+memory that all of the driver's storage calls added until they returned; `gets` is the most that one get of a rank
+added. Shared memory is counted once, as the bytes that the node stores when rows are cleared.
 """
 
 from __future__ import annotations
@@ -47,14 +48,14 @@ _ROLES = {"TaskRunner": "driver", "WorkerDict": "worker", "AgentLoop": "agent lo
 
 
 class Memory:
-    """The private memory of a run's processes, by role, while it runs."""
+    """Samples of the private memory of a run's processes, by role and process."""
 
     def __init__(self) -> None:
         self.samples: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at them until the block ends."""
+        """Take samples until the block ends."""
         ended = threading.Event()
         watching = threading.Thread(target=self._watch, args=(ended,))
         watching.start()
@@ -77,9 +78,9 @@ class Memory:
                     continue
 
     def grown(self, role: str, began: float) -> int:
-        """The most that a process of this role took beyond what it had about then: where others use the host, looks at
-        it are seconds apart. One that came later is not of it: a child that a data loader forks has its parent's name,
-        and what it has of its parent's memory becomes its own."""
+        """The greatest growth of a process of this role, in bytes, since about the time `began` (samples may be seconds
+        apart). Processes that started later are left out: a child that a data loader forks has its parent's name, and
+        memory of its parent is counted as its own."""
         found = [0]
         for (of, _), samples in self.samples.items():
             if of == role and samples[0][0] <= began:
@@ -89,7 +90,7 @@ class Memory:
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Run it; what it took."""
+    """Run the job. Returns its times in seconds and its memory in bytes."""
     memory = Memory()
     with memory.watched():
         job.run(timeout=3600)
@@ -105,11 +106,14 @@ def measure(job: Job) -> dict[str, Any]:
 
 
 def read(record: Path, steps: int) -> dict[str, Any]:
-    """What the calls of a run say. `began`: when the first put was. Of the steps but the first: `storage_s`, seconds in
-    which any process was in storage or waited for it, and `beside_s`, processor time of storage's threads in processes
-    that did not wait for them. Of all: `stored`, the most bytes that the node had; `gets`, the most that a rank's call
-    added to its own memory; `calls`, what the driver's added to its. `logical`: the bytes of the fields that agent
-    loops put in a step."""
+    """Summarize the recorded calls of a run. `began` is the time of the first put.
+
+    Without the first step: `storage_s`, seconds in which any process was in storage or waited for it; `beside_s`,
+    processor time of storage's threads in processes that did not wait for them; `by_call`, the result of that function.
+    Of all steps, in bytes: `stored`, the most in the node at a `kv_clear`; `gets`, the most that a rank's get added to
+    its private memory; `calls`, the sum that the driver's calls added; `logical`, the fields that agent loops put in a
+    step, on average.
+    """
     told = {path: [json.loads(line) for line in path.read_text().splitlines()] for path in record.glob("*.jsonl")}
     calls = [line for lines in told.values() for line in lines if "name" in line]
     train = [call for call in calls if call["partition"] == "train"]
@@ -138,9 +142,9 @@ def read(record: Path, steps: int) -> dict[str, Any]:
 
 
 def by_call(told: dict[Path, list[dict[str, Any]]], warm: float) -> dict[str, tuple[int, float, float]]:
-    """Of each call by the role of its process, the first step left out: how many, their seconds, and of these
-    their processor time where they block, else those in which the loop was idle; in the process where they took the
-    longest."""
+    """Count and seconds of each call, by the role of its process and without the first step. The third value is the
+    processor time of calls that block, or the seconds with an idle loop of calls that are awaited. Of the processes of
+    a role, the one with the most seconds counts."""
     found: dict[str, tuple[int, float, float]] = {}
     for lines in told.values():
         names = {line["name"] for line in lines if "name" in line}
@@ -154,7 +158,7 @@ def by_call(told: dict[Path, list[dict[str, Any]]], warm: float) -> dict[str, tu
 
 
 def covered(spans: list[tuple[float, float]]) -> float:
-    """Seconds that any of the spans covers."""
+    """The length of the union of the spans, in seconds."""
     total = until = 0.0
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, until))
@@ -163,11 +167,11 @@ def covered(spans: list[tuple[float, float]]) -> float:
 
 
 Round = dict[str, dict[str, Any]]
-"""What each storage took, one run of each after another."""
+"""The results of one run of each storage, by storage."""
 
 
 def rows_of(rounds: list[Round]) -> list[Row]:
-    """The promises, each of ours over SimpleStorage's of the same round."""
+    """The promises. Most are a ratio of ours to SimpleStorage's of the same round."""
     rows = []
     pairs = [(each["Dataplane"], each["SimpleStorage"]) for each in rounds]
     shares = [_share(a) / _share(b) for a, b in pairs]
@@ -189,7 +193,7 @@ def rows_of(rounds: list[Round]) -> list[Row]:
 
 
 def calls(rounds: list[Round]) -> str:
-    """Where the seconds of storage are: medians, by storage and call, with how many calls."""
+    """A text with the seconds and the number of calls, as medians, by storage and call."""
     lines = []
     for store in STORES:
         several = [each[store] for each in rounds if store in each]
@@ -210,7 +214,7 @@ def _share(of: dict[str, Any]) -> float:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept or a run failed, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors_fit", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0, help="of 64 prompts (%(default)s)")
     parser.add_argument("--side", type=int, default=SIDE, help="of an image, in pixels (%(default)s)")
@@ -249,7 +253,7 @@ def main() -> int:
                 )
                 try:
                     rounds[-1][store] = measure(job)
-                except AssertionError as error:  # the others are of use without it
+                except AssertionError as error:  # other runs are still useful
                     print(f"{store}: failed: {error}", flush=True)
                     continue
                 print(f"{store}: {json.dumps(rounds[-1][store])}", flush=True)

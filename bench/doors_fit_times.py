@@ -1,15 +1,15 @@
-"""When a run's processes are in calls of TransferQueue, in files of a directory (`FIT_TIMES`), for the benchmark.
+"""Records the times of a run's calls of TransferQueue in files of the directory `FIT_TIMES`, for `bench.doors_fit`.
 
-A call is what the trainer, the agent loops and `tqbridge` in the ranks wait for; times are of a clock that all share.
-Of a call that is awaited two things are storage's: the steps in which the event loop runs it, or a task that it began;
-and the time in which that loop has nothing else to do. While the loop computes something else, as verl's processor of
-images does for other trajectories, nobody waits for storage. A call that blocks its thread is storage's as a whole.
+Recorded are the calls of the trainer, the agent loops and `tqbridge` in the ranks, by a clock that all processes share.
+Of an awaited call, two times count as storage's: that in which the event loop runs the call or a task started by it,
+and that in which the loop is idle. While the loop computes something else, such as images of other trajectories, it
+does not wait for storage. Of a call that blocks its thread, the whole time counts.
 
-A line is `{"name", "partition", "start", "end", "spans"}`; `spans` are pairs of times. One that is awaited has the
-`bytes` of its fields, and `idle`, the seconds of its spans in which the loop had nothing else to do. One that blocks
-has `private`, the bytes of this process's own memory that it added, and `processor`, the processor time of the whole
-process meanwhile; of `kv_clear`, `stored` is what the node holds as it begins. A line `{"threads", "at"}` has the
-processor time that storage's threads of a process that awaits have taken until then.
+A call's line is `{"name", "partition", "start", "end", "spans"}`, where `spans` are pairs of times. An awaited call has
+the `bytes` of its fields, and `idle`, the seconds of its spans with an idle loop. A blocking call has `private`, the
+bytes that it added to this process's private memory, and `processor`, the processor time of the whole process during
+the call. `kv_clear` has `stored`, the bytes in the node at its start. A line `{"threads", "at"}` has the processor time
+of storage's threads until then, in a process that awaits.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dataplane.integrations import process
 
 _CALLS = ("kv_put", "kv_batch_put", "kv_batch_get", "kv_list", "kv_clear")
 _BRIDGE = ("_meta_to_realdata", "_update_meta_with_output", "kv_batch_meta2batch_meta", "batch_meta2kv_batch_meta")
-_THREADS = ("dataplane", "ZMQbg")  # how the names of storage's threads begin
+_THREADS = ("dataplane", "ZMQbg")  # prefixes of the names of storage's threads
 _EVERY_S = 0.2
 
 Spans = list[tuple[float, float]]
@@ -51,7 +51,7 @@ _told_at = 0.0
 
 
 def wrap() -> None:
-    """Write each call from now on, also of what `init` puts in the place of TransferQueue's."""
+    """Record each call from now on, also calls of functions that `init` replaces."""
     for name in _BRIDGE:
         setattr(transferqueue_utils, name, timed(getattr(transferqueue_utils, name)))
     _wrap_calls()
@@ -75,7 +75,7 @@ def _wrap_calls() -> None:
 
 
 def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, each call of which is written."""
+    """Wrap a function so that each call is recorded."""
     name = function.__name__
 
     @functools.wraps(function)
@@ -112,7 +112,7 @@ def timed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @types.coroutine
 def _stepped(coroutine: Coroutine[Any, Any, Any], spans: Spans) -> Generator[Any, Any, Any]:
-    """Await it; add when it runs to `spans`."""
+    """Await the coroutine, and add the times in which it runs to `spans`."""
     resume: Callable[[Any], Any] = coroutine.send
     given: Any = None
     while True:
@@ -137,13 +137,13 @@ async def _step(coroutine: Coroutine[Any, Any, Any], spans: Spans) -> Any:
 
 
 def _task(loop: asyncio.AbstractEventLoop, coroutine: Any, **named: Any) -> asyncio.Task[Any]:
-    """A task; the steps of one that a call begins are the call's."""
+    """A task. If a call starts it, its steps are added to the call's spans."""
     spans = _spans.get()
     return asyncio.Task(coroutine if spans is None else _step(coroutine, spans), loop=loop, **named)
 
 
 def _watch(loop: Any) -> None:
-    """Have the loop's tasks made by `_task`, and add when it has nothing to do to what is awaited."""
+    """Let `_task` create the loop's tasks, and add the loop's idle times to an awaited call."""
     if loop.get_task_factory() is _task:
         return
     loop.set_task_factory(_task)
@@ -153,7 +153,7 @@ def _watch(loop: Any) -> None:
         began = time.monotonic()
         found = select(timeout)
         if _waits and (timeout is None or timeout > 0):
-            of, ended = next(iter(_waits)), time.monotonic()  # of one call: they are looked at together
+            of, ended = next(iter(_waits)), time.monotonic()  # of one call only: the spans of all calls are united
             _waits[of].append((began, ended))
             _idle[of] = _idle.get(of, 0.0) + ended - began
         return found
@@ -162,7 +162,7 @@ def _watch(loop: Any) -> None:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of the tensors, images, bytes and texts that a value has."""
+    """Bytes of the tensors, images and bytes in a value, and the characters of its texts."""
     if isinstance(value, torch.Tensor):
         whole = value.values() if value.is_nested else value
         return int(whole.numel() * whole.element_size())
@@ -178,13 +178,13 @@ def nbytes(value: Any) -> int:
 
 
 def private() -> int:
-    """Bytes of this process's memory that it shares with no file and no other process's mapping."""
+    """Resident bytes of this process without files and shared memory."""
     _, resident, shared, *_ = Path("/proc/self/statm").read_text().split()
     return (int(resident) - int(shared)) * _PAGE
 
 
 def _stored() -> int | None:
-    """Bytes that the node holds for rows; None where another's storage is used."""
+    """Bytes that the node stores, without reservations; None if the storage is not the data plane."""
     client = tq.get_client()
     if not type(getattr(client, "storage_manager", client)).__module__.startswith("dataplane."):
         return None
@@ -193,7 +193,7 @@ def _stored() -> int | None:
 
 
 def _tell_threads() -> None:
-    """Write what storage's threads have taken, now and then."""
+    """Record the processor time of storage's threads, at most every `_EVERY_S` seconds."""
     global _told_at
     if time.monotonic() < _told_at + _EVERY_S:
         return

@@ -1,13 +1,13 @@
-"""What a step of images costs the processes of verl, in processor time. `python -m bench.doors_steps`.
+"""The processor time of a step with images in the processes of verl. `python -m bench.doors_steps`.
 
 The calls of `fit()` and their fields, without verl: 16 prompts of an image of 448 x 448, 8 responses each, 26 fields.
-An agent loop puts each trajectory by itself, the 8 of a prompt at once; a rank reads all fields of all rows, three
-times, and puts a field; the driver reads a few fields and puts two; all is cleared. `looked at`: every value of what
-was read is had, but no pixel.
+An agent loop puts each trajectory by itself, the 8 of a prompt concurrently. A rank reads all fields of all rows, three
+times, and puts a field. The driver reads a few fields and puts two. Then all rows are cleared. `looked at`: each value
+that was read is accessed, but no pixel.
 
-A figure is the processor time of the whole process, all threads, for a row; what the node, a storage unit and the
-controller take is not in it. One process makes the calls of all roles, one after another. Processor time says more than
-seconds where others use the host; storage's share of a step is what `bench.doors_fit` says.
+A figure is the processor time of the whole process, all threads, for a row, without that of the node, a storage unit
+and the controller. One process makes the calls of all roles, one after another. On a shared host, processor time varies
+less than seconds. `bench.doors_fit` measures storage's share of a step.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from bench.measure import Row, row, table, write_json
 PROMPTS, RESPONSES, SIDE, TOKENS = 16, 8, 448, 290
 PARTITION = "train"
 FEW = ("input_ids", "responses", "response_mask", "rm_scores", "uid")
-"""What the driver reads."""
+"""The fields that the driver reads."""
 
 
 def _prompt(number: int) -> tuple[Any, Any]:
@@ -44,7 +44,7 @@ def _prompt(number: int) -> tuple[Any, Any]:
 
 
 def trajectory(prompt: int, response: int, file: bytes, pixels: Any) -> Any:
-    """The fields of a response, as verl's agent loop puts them."""
+    """The fields of a response, as put by verl's agent loop."""
     import torch
     from PIL import Image
     from tensordict import NonTensorData, NonTensorStack, TensorDict
@@ -94,7 +94,7 @@ def trajectory(prompt: int, response: int, file: bytes, pixels: Any) -> Any:
 
 
 class Steps:
-    """The calls of TransferQueue."""
+    """The calls of TransferQueue in a step."""
 
     def __init__(self, queue: Any) -> None:
         self._queue = queue
@@ -104,13 +104,13 @@ class Steps:
         self._got: Any = None
 
     def draw(self) -> None:
-        """Have other images than before, as each step of verl's has."""
+        """Draw new images, as each step of verl has."""
         drawn = [_prompt(self._prompts + number) for number in range(PROMPTS)]
         self._rows = [[trajectory(p, r, *drawn[p]) for r in range(RESPONSES)] for p in range(PROMPTS)]
         self._prompts += PROMPTS
 
     def round(self, _: str) -> dict[str, float]:
-        """Milliseconds of processor time a row, of each call."""
+        """Make the calls of a step. Returns the milliseconds of processor time a row, by call."""
         steps: dict[str, Callable[[], Any]] = {
             "put, one by one": self._put,
             "get all": self._get,
@@ -158,7 +158,7 @@ class Steps:
 
 
 def look(got: Any) -> None:
-    """At each value of each field."""
+    """Access each value of each field."""
     for name in got.keys():  # noqa: SIM118  # of a TensorDict, whose iterator is over rows
         entry = got.get(name)
         values = entry.tolist() if type(entry).__name__ == "NonTensorStack" else entry.unbind()
@@ -171,7 +171,7 @@ def _serve(door: str) -> None:
 
 
 def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
-    """Milliseconds a row; there is no promise about one call, the step's is `bench.doors_fit`'s."""
+    """Milliseconds a row, without a promise: `bench.doors_fit` has one for the step."""
     rows = []
     for name in next(iter(found.values()))[0]:
         for door, several in found.items():
@@ -181,7 +181,7 @@ def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, write JSON."""
+    """Measure, print, write JSON. Returns 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors_steps", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="of each door (%(default)s)")
     parser.add_argument("--door", choices=BACKENDS, action="append", help="this one alone, or those (all)")

@@ -1,7 +1,7 @@
-"""One host: what a put, a get, a connect and a spill cost, against what the machine can do. `make bench`.
+"""One host: the cost of put, get, connect and spill, compared with limits of the machine. `make bench`.
 
-Each function measures one promise (or two that share their set-up) and returns its rows; they run one after another on
-nodes of their own. `--peer ray` and `--peer transferqueue` put the same 288 MiB through those.
+Each function measures promises that share their set-up, on a node of its own, and returns rows. They run one after
+another. `--peer ray` and `--peer transferqueue` put the same 288 MiB through these systems.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _get_in_child(address: str, pipe: Any) -> None:
 
 
 def get_elsewhere(scratch: Path) -> list[Row]:
-    """A get in another process and a tensor of each of nine columns: 288 MiB and 3 MiB."""
+    """A get in another process, with a tensor of each of nine columns: of 288 MiB and of 3 MiB."""
     times: dict[str, list[float]] = {"large": [], "small": []}
     with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch)) as plane:
         batches = {"large": workload.dense(), "small": workload.dense(11)}
@@ -129,7 +129,7 @@ def tiny(scratch: Path) -> list[Row]:
 
 
 def _seconds_of(code: str) -> float:
-    """Seconds that the code takes in a new interpreter, its start not counted."""
+    """Seconds that the code takes in a new interpreter, without the interpreter's start."""
     program = f"import time; t = time.perf_counter()\n{code}\nprint(time.perf_counter() - t, flush=True)"
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, env=env)
@@ -167,7 +167,7 @@ def starting(scratch: Path) -> list[Row]:
 
 
 def repeated(scratch: Path) -> list[Row]:
-    """64 images of 4.8 MB, 8 responses each: what is stored over what is meant, by `repeat` and by `dedupe`."""
+    """64 images of 4.8 MB, 8 responses each: stored bytes over logical bytes, by `repeat` and by `dedupe`."""
     patches, width, images, times = 1024, 1176, 64, 8
     rows = []
     with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch, prewarm=0)) as plane:
@@ -191,7 +191,7 @@ def repeated(scratch: Path) -> list[Row]:
 
 
 def spill_write(scratch: Path) -> list[Row]:
-    """How fast shards reach the disk when nothing else goes on, against one O_DIRECT sequential write."""
+    """The rate of spilling shards on an idle node, over that of a sequential O_DIRECT write."""
     ratios, rates = [], []
     shard = {"x": np.random.default_rng(0).integers(0, 255, 32 * MIB, dtype=np.uint8).reshape(32, -1)}
     config = dp.NodeConfig(
@@ -214,7 +214,7 @@ def spill_write(scratch: Path) -> list[Row]:
 
 
 def queue_twice_the_budget(scratch: Path) -> list[Row]:
-    """A queue of 512 MiB in 256 MiB, read in order and freed: bytes read back over bytes that had to be."""
+    """A queue of 512 MiB in 256 MiB, read in order and freed: bytes read back over the least possible."""
     ratios = []
     for _ in range(5):
         with dp.connect(config=dp.NodeConfig(memory="256MiB", spill="2GiB", spill_dir=scratch, prewarm=0)) as plane:
@@ -238,14 +238,14 @@ def _consume(address: str, refs: Any, done: Any) -> None:
             got = plane.get(ref)["x"].numpy()
             assert got.shape == (8, MIB // 8)
             assert (got == number).all()
-            time.sleep(0.015)  # what makes it slow: half a GB/s
+            time.sleep(0.015)  # limits it to half a GB/s
             del got
             plane.free(ref)
             done.put(number)
 
 
 def _shared_memory(pid: int) -> tuple[int, int]:
-    """Private bytes of the process, and bytes with pages behind them in the segments it has open."""
+    """Private bytes of the process, and allocated bytes of the segments that it has open."""
     private = 0
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith(("Private_Dirty", "Private_Clean")):
@@ -263,7 +263,7 @@ def _shared_memory(pid: int) -> tuple[int, int]:
 
 @contextmanager
 def _watching(pid: int) -> Iterator[Callable[[], float]]:
-    """The most that node and shared memory had together, in bytes, watched every 20 ms."""
+    """Yields a function that returns the peak of node and shared memory together, in bytes, sampled every 20 ms."""
     peak = [0.0]
     stop = threading.Event()
 
@@ -316,7 +316,7 @@ MEASUREMENTS = [
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.local", description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=[m.__name__ for m in MEASUREMENTS], help="measure only this")
     parser.add_argument("--peer", action="append", default=[], choices=sorted(peers.PEERS), help="a peer beside it")

@@ -1,7 +1,7 @@
-"""Images: what a put and a get of them cost against bytes of the same size, and how often they are stored.
+"""Images: the cost of their put and get compared with bytes of the same size, and how often they are stored.
 
-Files that were opened and not loaded are kept as they are; a get has an image a row, of which nothing is decoded, and
-the same of bytes has a string a row. Both are run by turns, and a ratio is of such a pair.
+Images that were opened and not loaded are stored as their files. Their get returns an image a row, not decoded; a get
+of bytes returns bytes a row. Both are run alternately, and each ratio is of such a pair.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from bench.measure import Row, row, table, write_json
 
 RUNS = 30
 IMAGES, RESPONSES = 64, 8
-WIDTH, HEIGHT = 1280, 960  # as many bytes as a photo of four times as many pixels
+WIDTH, HEIGHT = 1280, 960  # noise: as many bytes as a photo of four times the pixels
 
 
 def files() -> list[bytes]:
-    """PNG files of noise, which PNG makes no smaller."""
+    """PNG files of noise, which PNG does not compress."""
     source, made = np.random.default_rng(0), []
     for _ in range(IMAGES):
         out = io.BytesIO()
@@ -43,7 +43,7 @@ def _opened(data: list[bytes]) -> list[Any]:
 def _cycle(
     plane: dp.Plane, rows: list[Any], give: Callable[[Any], Any], take: Callable[[Any], Any]
 ) -> tuple[float, float]:
-    """Seconds of a put of what `give` makes of the rows, and of a get with what `take` makes of each."""
+    """Seconds of a put with `give` of each row, and of a get with `take` of each value."""
     began = time.perf_counter()
     ref = plane.put({"image": [give(each) for each in rows]})
     middle = time.perf_counter()
@@ -60,7 +60,7 @@ def _same(value: Any) -> Any:
 
 
 def kept(scratch: Path) -> list[Row]:
-    """Files that are kept as they are against their bytes; images that were loaded against what users do with those."""
+    """Files of images compared with their bytes, and loaded images with `tobytes` and `frombytes`."""
     data = files()
     loaded = _opened(data)
     for image in loaded:
@@ -78,7 +78,7 @@ def kept(scratch: Path) -> list[Row]:
             puts, gets, both = [], [], []
             for run in range(RUNS + 2):
                 images = loaded if raw is loaded else _opened(data)
-                if run % 2:  # by turns who is first
+                if run % 2:  # alternates which is first
                     ours, theirs = _cycle(plane, images, _same, _same), _cycle(plane, raw, give, take)
                 else:
                     theirs, ours = _cycle(plane, raw, give, take), _cycle(plane, images, _same, _same)
@@ -94,7 +94,7 @@ def kept(scratch: Path) -> list[Row]:
 
 
 def repeated(scratch: Path) -> list[Row]:
-    """Responses with the images of their prompts, in messages of their own: what is stored over what is meant."""
+    """Responses that each have the image of their prompt in their messages: stored bytes over logical bytes."""
     images = _opened(files())
     messages = [
         [{"role": "user", "content": [{"type": "image", "image": image}]}, {"role": "assistant", "content": f"{i}"}]
@@ -114,7 +114,7 @@ MEASUREMENTS = [kept, repeated]
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.media", description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=[m.__name__ for m in MEASUREMENTS], help="measure only this")
     parser.add_argument("--json", type=Path, default=Path("bench/results/media.json"))

@@ -1,7 +1,7 @@
-"""What the one leader of a stream carries: its processor time a request and a row, and what all nodes spend.
+"""The load that the one leader of a stream can carry: processor time a row, of the leader and of all nodes.
 
-Real nodes on loopback with a real etcd; the stream has a follower. A process on each node appends blocks of rows, takes
-blocks of rows and acks them; nodes' processor time is read from the system. `python -m bench.partition`
+Nodes run on loopback with etcd, and the stream has a follower. A process on each node but the leader's appends,
+consumes and acks blocks of rows. The system reports the nodes' processor time. `python -m bench.partition`
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from bench.namespaces import together
 
 NODES, BLOCKS = 4, (1, 8, 64, 512)
 APPENDING_NODES, CLIENTS = 8, 16
-"""Nodes with so many clients each that append single rows, beside the leader's."""
+"""Nodes beside the leader's, and the clients on each of them that append single rows."""
 TRAVELS = 300
-"""Rows whose way over four nodes is timed, in each run."""
+"""Rows of a run that are timed from append to delivery."""
 ROWS = {1: 600, 8: 4_000, 64: 24_000, 512: 96_000}
-"""Rows of a run, by those of a block."""
+"""Rows of a run, by rows of a block."""
 
 _TASK = "actor"
 _RESULTS = Path(__file__).parent / "results" / "partition.json"
@@ -40,7 +40,7 @@ _RESULTS = Path(__file__).parent / "results" / "partition.json"
 
 @contextmanager
 def nodes(count: int) -> Iterator[list[dp.Plane]]:
-    """Planes of so many nodes on loopback, which know each other."""
+    """Planes of `count` nodes on loopback, once all nodes know each other."""
     with ExitStack() as undo:
         directory = Path(undo.enter_context(tempfile.TemporaryDirectory()))
         etcd, _ = undo.enter_context(server(directory))
@@ -67,11 +67,11 @@ def nodes(count: int) -> Iterator[list[dp.Plane]]:
 def flow(
     planes: Sequence[dp.Plane], block: int, rows: int, clients: int = 1, *, consumed: bool = True
 ) -> dict[str, float]:
-    """Append so many rows in blocks, from a process on each node but the leader's, and take and ack them if they are to
-    be `consumed`; what that cost. `clients`: planes of each process that append, each one block at a time."""
+    """Append rows in blocks from a process on each node but the leader's, and consume them there if `consumed`. Returns
+    costs and rates. clients: planes of each process that append, each one block at a time."""
     name = f"flow-{block}-{clients}-{time.monotonic_ns()}"
     stream = planes[0].stream(name, tasks=[_TASK])
-    stream.append({"x": np.zeros(1, np.float32)})  # which has a leader and a follower then
+    stream.append({"x": np.zeros(1, np.float32)})  # so that the stream has a leader and a follower
     with stream.consume(_TASK, rows=1, columns=["x"]) as delivery:
         assert len(delivery) == 1
     leader = next(at for at, plane in enumerate(planes) if any(name in key for key in plane.stats().leads))
@@ -106,19 +106,19 @@ def flow(
 
 
 def spent_s(pid: int) -> float:
-    """Processor time of a process."""
+    """Seconds of processor time of a process."""
     times = psutil.Process(pid).cpu_times()
     return float(times.user + times.system)
 
 
 def _asked(planes: Sequence[dp.Plane]) -> int:
-    """Requests between nodes."""
+    """The number of requests between nodes."""
     return sum(plane.stats().asked for plane in planes)
 
 
 class Worker:
-    """A process that runs `work` of a module with these arguments, told so over its standard input. `first`: what it
-    does before anything else."""
+    """A process that runs `work` of a module with these arguments. Lines are exchanged by standard input and output.
+    first: code that it runs before."""
 
     def __init__(self, module: str, *arguments: object, first: str = "") -> None:
         script = f"{first}; from {module} import work; work()".removeprefix("; ")
@@ -138,7 +138,7 @@ class Worker:
 
 
 def work() -> None:
-    """What a worker's process does."""
+    """The main function of a worker's process."""
     address, name, *counts = sys.argv[1:]
     asyncio.run(_work(address, name, *map(int, counts)))
 
@@ -173,11 +173,11 @@ async def _work(address: str, name: str, block: int, blocks: int, clients: int, 
 
 
 def travel(planes: Sequence[dp.Plane], rows: int) -> list[float]:
-    """Milliseconds that each of so many rows takes, one at a time, from its append on a node that neither leads nor
-    follows the stream until it is delivered on another such node."""
+    """Append `rows` rows, one at a time, on a node that neither leads nor follows the stream. Returns the milliseconds
+    from each append to the delivery on another such node."""
     name = f"travel-{time.monotonic_ns()}"
     stream = planes[0].stream(name, tasks=[_TASK])
-    stream.append({"x": np.zeros(1, np.float32)})  # which has a leader and a follower then
+    stream.append({"x": np.zeros(1, np.float32)})  # so that the stream has a leader and a follower
     with stream.consume(_TASK, rows=1, columns=["x"]):
         pass
     parts = [[*of.leads, *of.follows] for of in (plane.stats() for plane in planes)]
@@ -198,7 +198,7 @@ async def _travel(appending: str, consuming: str, name: str, rows: int) -> list[
         took = []
         for _ in range(rows):
             waiting = asyncio.create_task(delivered())
-            await asyncio.sleep(0.02)  # the request waits at the leader then, as a consumer's does in a job
+            await asyncio.sleep(0.02)  # so that the request waits at the leader, as in a job
             since = time.perf_counter()
             await source.append({"x": np.zeros(1, np.float32)})
             took.append((await waiting - since) * 1e3)
@@ -206,8 +206,8 @@ async def _travel(appending: str, consuming: str, name: str, rows: int) -> list[
 
 
 def measure(count: int, runs: int) -> dict[int, dict[str, list[float]]]:
-    """By rows of a block, what `flow` found in so many runs; by -1, of single rows that many clients append; by 0, what
-    `travel` found."""
+    """The results of `flow` in `runs` runs, by rows of a block. Key -1: of many clients that append single rows. Key 0:
+    percentiles of `travel`."""
     found: dict[int, dict[str, list[float]]] = {}
     with nodes(count) as planes:
         for _ in range(runs):
@@ -225,7 +225,7 @@ def measure(count: int, runs: int) -> dict[int, dict[str, list[float]]]:
 
 
 def main() -> int:
-    """Measure, print and write; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.partition", description=__doc__)
     parser.add_argument("--nodes", type=int, default=NODES)
     parser.add_argument("--runs", type=int, default=5)

@@ -1,10 +1,10 @@
-"""Replays RL steps as processes on the plane: how near its times are to the trace's, and what memory it takes.
+"""Replays RL steps as processes on the plane, and measures their memory and how near their times are to the trace's.
 
-Rollout workers make responses in the time that their tokens and tools take, a reward stage and a reference add columns,
-and the ranks of a trainer take a step's rows, all over one stream: first synchronously, then with rows that are a
-policy version old. Nothing is computed; the waiting is real, scaled by --speed, and so are the bytes: tokens and
-log-probabilities by their lengths, pixels by their patches, scaled by --payload-scale, and checked by checksum by
-whoever reads them. The times are held against those that the trace implies where moving data costs nothing.
+Rollout workers append responses after the time that their tokens and tools take. A reward stage and a reference model
+add columns, and the ranks of a trainer consume a step's rows. All use one stream: first synchronously, then with rows
+that are a policy version old. Nothing is computed. The waits are real, divided by --speed. The bytes are real, too:
+tokens and log-probabilities by their lengths, and pixels by their patches, scaled by --payload-scale. Readers verify
+checksums. The times are compared with those that the trace implies if moving data takes no time.
 
     python -m bench.replay                                                      under a minute on two cores
     python -m bench.replay search_7b --prompts 64 --samples 8 --speed 4
@@ -29,11 +29,12 @@ from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check, run
 from bench.workloads import TASKS, Trace, generate, read
 
-STARTING_S = 120.0  # beyond five times what is implied, before a run is given up
+STARTING_S = 120.0  # limit of a run, beyond five times the implied time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Replay, print, write JSON: 0; 1 where a promise is not kept or a run broke, 2 where it would not fit."""
+    """Replay, print, write JSON. Returns 1 if a promise is not kept or a run fails, 2 if arguments are invalid or the
+    rows would not fit, else 0."""
     chosen = _parser().parse_args(arguments)
     try:
         trace = _trace(chosen)
