@@ -1,4 +1,4 @@
-"""Streams: what bookkeeping, delivery and waiting cost, against the limits that the machine and a peer set.
+"""Streams: the cost of bookkeeping, delivery and waiting, compared with fixed limits, the machine and a peer.
 
 `python -m bench.stream [--only NAME] [--peer transferqueue]`.
 """
@@ -37,14 +37,14 @@ _BLOCKS = 60
 
 
 class _Books:
-    """A stream that is driven as a node drives it, without sockets: what the bookkeeping itself costs."""
+    """A stream's state, called as by a node but without sockets, to measure the bookkeeping alone."""
 
     def __init__(self) -> None:
         self._stream = UnreplicatedStream("s", StreamSettings(("reward", "actor")), "", self, lambda: 0.0)
         self.shards = 0
 
     def free(self, batches: Any) -> None:
-        """Nothing is stored."""
+        """Do nothing: no batch is stored."""
 
     read = unread = free
 
@@ -64,7 +64,7 @@ class _Books:
         return given
 
     def step(self) -> None:
-        """A block: appended, delivered to a first task, made ready by it for the second, delivered, acked by both."""
+        """Append a block, consume, extend and ack it as a first task, and consume and ack it as a second."""
         self.append()
         first = self.grant("reward", ("response",))
         reward, holds = BatchRef.decode(self._ref(("reward",)).encode()), np.full(BLOCK, first.holds)
@@ -75,7 +75,7 @@ class _Books:
 
 
 def bookkeeping(scratch: Path) -> list[Row]:
-    """Rows a second through the books of one home on one core, with few and with many rows in the stream."""
+    """Rows a second through one stream's state on one core, with few and with many rows in the stream."""
     streams = (_Books(), _Books())
     for books, blocks in zip(streams, (10, 1000), strict=True):
         for _ in range(blocks):
@@ -90,7 +90,7 @@ def bookkeeping(scratch: Path) -> list[Row]:
 
         return _BLOCKS * BLOCK / timed(work)
 
-    few, many = zip(*[(rate(streams[0]), rate(streams[1])) for _ in range(RUNS)], strict=True)  # by turns
+    few, many = zip(*[(rate(streams[0]), rate(streams[1])) for _ in range(RUNS)], strict=True)  # alternately
     ratios = [b / a for a, b in zip(few, many, strict=True)]
     return [
         row("rows/s of bookkeeping, 10 thousand rows in the stream", list(few), at_least=300_000, unit="rows/s"),
@@ -109,7 +109,7 @@ def _consume_in_child(address: str, pipe: Any) -> None:
 
 
 def latency(scratch: Path) -> list[Row]:
-    """From append returning to a waiting consumer in another process holding the row."""
+    """The time from the return of `append` until a waiting consumer in another process has the row."""
     p50, p99 = [], []
     with dp.connect(config=dp.NodeConfig(memory="256MiB", prewarm=0, spill_dir=scratch)) as plane:
         stream = plane.stream("latency", tasks=["t"])
@@ -136,7 +136,7 @@ def latency(scratch: Path) -> list[Row]:
 
 
 def single(scratch: Path) -> list[Row]:
-    """One row at a time, as agents append: 512 token ids as a list, 512 float32 and a float; and a reward for each."""
+    """Single rows, as of agents: appends of 512 token ids as a list, 512 float32 and a float; extends by a score."""
     columns = _ROW
     p50, rates, extends, spent = [], [], [], []
     with dp.connect(config=dp.NodeConfig(memory="256MiB", prewarm=0, spill_dir=scratch)) as plane:
@@ -171,7 +171,7 @@ def single(scratch: Path) -> list[Row]:
 
 
 def _gathered(stream: Any, columns: dict[str, Any], rows: int = 20_000) -> float:
-    """Rows a second that one process sends, each by itself, until all are in the stream."""
+    """Rows a second of one process that sends single rows by an appender, until all are in the stream."""
     began = time.perf_counter()
     with stream.appender(max_rows=256) as appender:
         sent = [appender.send(columns) for _ in range(rows)]
@@ -181,11 +181,11 @@ def _gathered(stream: Any, columns: dict[str, Any], rows: int = 20_000) -> float
 
 
 def consumed(scratch: Path) -> list[Row]:
-    """The same rows, appended by an appender, consumed 64 at a time: acked alone, and with their columns read."""
+    """Rows of `single`, consumed 64 at a time: only acked, and with their columns read."""
     acked, read = [], []
     with dp.connect(config=dp.NodeConfig(memory="512MiB", prewarm=0, spill_dir=scratch)) as plane:
         stream = plane.stream("consumed", tasks=["t"])
-        for reads in [False, True] * RUNS:  # by turns
+        for reads in [False, True] * RUNS:
             with stream.appender() as appender:
                 for _ in range(8192):
                     appender.send(_ROW)
@@ -211,7 +211,7 @@ def _append_in_child(address: str, pipe: Any, rows: int) -> None:
 
 
 def producers(scratch: Path) -> list[Row]:
-    """Rows a second that eight processes append to one node, each one at a time."""
+    """Rows a second that eight processes append to one node, each one row at a time."""
     rates, count, rows = [], 8, 250
     context = mp.get_context("spawn")
     with dp.connect(config=dp.NodeConfig(memory="512MiB", prewarm=0, spill_dir=scratch)) as plane:
@@ -236,7 +236,7 @@ def producers(scratch: Path) -> list[Row]:
 
 
 async def _in_flight(address: str, columns: dict[str, Any], rows: int = 1600, most: int = 32) -> float:
-    """Rows a second that one process appends, each by itself, so many at a time."""
+    """Rows a second that one process appends by single rows, with `most` appends in flight."""
     async with dp.aio.connect(address) as plane:
         stream = await plane.stream("single")
 
@@ -251,7 +251,7 @@ async def _in_flight(address: str, columns: dict[str, Any], rows: int = 1600, mo
 
 
 def idle(scratch: Path) -> list[Row]:
-    """What 64 consumers that wait on an empty stream cost the node."""
+    """The node's processor time while 64 consumers wait on an empty stream."""
 
     async def wait() -> list[float]:
         config = dp.NodeConfig(memory="64MiB", prewarm=0, spill_dir=scratch)
@@ -264,7 +264,7 @@ def idle(scratch: Path) -> list[Row]:
             shares = []
             for _ in range(RUNS):
                 before = sum(node.cpu_times()[:2])
-                await asyncio.sleep(1.0)  # what is measured
+                await asyncio.sleep(1.0)  # the measured time
                 shares.append((sum(node.cpu_times()[:2]) - before) * 100)
             for task in waiting:
                 task.cancel()
@@ -279,7 +279,7 @@ async def _waits(stream: Any) -> None:
 
 
 def balance(scratch: Path) -> list[Row]:
-    """512 rows from 64 groups of 8 over 64 ranks, by tokens."""
+    """The balance of 512 rows, of 64 groups of 8, over 64 ranks by tokens."""
     ratios = []
     for seed in range(RUNS):
         (step,) = generate("code_14b", prompts=64, samples=8, steps=1, seed=seed).steps
@@ -290,7 +290,7 @@ def balance(scratch: Path) -> list[Row]:
 
 
 def pipeline(scratch: Path) -> list[Row]:
-    """288 MiB through a stream: appended, consumed, every column as a tensor; then acked."""
+    """288 MiB through a stream: the time from append until each column is a tensor."""
     columns = workload.dense()
     seconds = []
     with dp.connect(config=dp.NodeConfig(memory="1GiB", spill_dir=scratch)) as plane:
@@ -313,7 +313,7 @@ def pipeline(scratch: Path) -> list[Row]:
 
 
 def checkpoint(scratch: Path) -> list[Row]:
-    """288 MiB in a stream to a file and back, beside a plain write of so many bytes to the same disk."""
+    """A checkpoint of 288 MiB and its restore, compared with a plain write of as many bytes to the same disk."""
     columns, file, plain = workload.dense(), scratch / "bench-checkpoint", scratch / "bench-plain"
     data = np.random.default_rng(0).bytes(workload.ROWS * 9 * 8192 * 4)
 
@@ -343,7 +343,7 @@ def checkpoint(scratch: Path) -> list[Row]:
 
 
 def against(names: list[str], found: dict[str, Any], ours: Row) -> list[Row]:
-    """How many times as long each peer takes from put to got, against append to tensors in a stream."""
+    """The time of a put and a get of each peer, over our time from append to tensors."""
     rows = []
     for name in names:
         times = [(put + get) * 1e3 / ours.value for put, get in found[name].get("runs_s", ())]
@@ -358,7 +358,7 @@ SECTIONS = {
 
 
 def main() -> int:
-    """Measure, print, and write JSON; 1 where a promise is not kept."""
+    """Measure, print, and write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
     parser.add_argument("--peer", action="append", choices=["transferqueue"], default=[], help="a peer beside it")

@@ -1,8 +1,8 @@
-"""Two nodes on this machine's loopback: what crosses by ucx and by nixl, beside a loop of the library alone.
+"""Transfers between two nodes on this machine's loopback by ucx and by nixl, compared with loops of these libraries.
 
-`python -m bench.transports`. Measures those that are installed, and says which are not. Both loops move as many bytes
-between two processes, by turns; the library's own has its memory mapped, registered and connected before it begins, as
-it would be in a loop that is written by hand.
+`python -m bench.transports`. Transports that are not installed are named and left out. A get of the plane and the
+library's loop move the same bytes between two processes, alternately. The loop maps and registers its memory and
+connects before it is timed, as a handwritten loop would.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _INSTALLED = {"ucx": ("ucxx",), "nixl": ("nixl_cu13", "nixl_cu12")}
 
 
 class Loop:
-    """The library alone: another process owns some bytes, and this one reads them, again and again."""
+    """A loop of the library alone: this process repeatedly reads `size` bytes of another one."""
 
     def __init__(self, owner: Callable[[Connection, int], None], size: int) -> None:
         self.pipe, theirs = get_context("spawn").Pipe()
@@ -44,7 +44,7 @@ class Loop:
         self.target = np.zeros(size, np.uint8)
 
     def read(self) -> None:
-        """All bytes, once."""
+        """Read all bytes once into `target`."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -72,11 +72,11 @@ class _Worker:
         self._poller.register(self._worker.epoll_file_descriptor, select.POLLIN)
 
     def send(self, what: Any) -> None:
-        """All of it, once it is received."""
+        """Send an array. Returns when it was received."""
         self._end(self._endpoint.tag_send(self._array(what), self._tag))
 
     def receive(self, into: Any) -> None:
-        """All of it."""
+        """Receive an array into this one."""
         self._end(self._endpoint.tag_recv(self._array(into), self._tag))
 
     def _end(self, request: Any) -> None:
@@ -94,7 +94,7 @@ def own_ucx(pipe: Connection, size: int) -> None:
 
 
 class UcxLoop(Loop):
-    """One tagged message."""
+    """Reads by one tagged message each."""
 
     def __init__(self, size: int) -> None:
         super().__init__(own_ucx, size)
@@ -122,7 +122,7 @@ def own_nixl(pipe: Connection, size: int) -> None:
 
 
 class NixlLoop(Loop):
-    """One one-sided read."""
+    """Reads by one one-sided READ each."""
 
     def __init__(self, size: int) -> None:
         super().__init__(own_nixl, size)
@@ -147,7 +147,7 @@ _LOOPS: dict[str, Callable[[int], Loop]] = {"ucx": UcxLoop, "nixl": NixlLoop}
 
 
 def measure(transport: str) -> Row:
-    """The row of one transport."""
+    """Measure gets over this transport, and the library's loop."""
     columns = workload.dense()
     size = workload.nbytes(columns)
     loop = _LOOPS[transport](size)
@@ -176,7 +176,7 @@ def measure(transport: str) -> Row:
 
 
 def main() -> int:
-    """Measure, print, and write JSON; 1 where a promise is not kept."""
+    """Measure, print, and write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "transports.json")
     arguments = parser.parse_args()

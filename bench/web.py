@@ -1,9 +1,9 @@
-"""What the page costs a browser: 64 hosts x 100 streams, every row unfolded, a tick each second.
+"""The cost of the page in a browser: 64 hosts x 100 streams, every row unfolded, a tick each second.
 
-Everything is real but the cluster: figures are made from a seed (`bench.cluster_figures`), pass through the feed and
-the server as a node's do, and are drawn by a headless Chromium, in software, on this machine. The time of its main
-thread is what the browser itself counts (`Performance.getMetrics`): ThreadTime, its processor time, and TaskDuration,
-which on a machine that others use counts their turns too. Tasks of more than 50 ms are what it reports as long.
+Only the cluster is generated: figures are made from a seed (`bench.cluster_figures`), pass through the feed and the
+server like a node's, and are drawn by a headless Chromium, in software, on this machine. The browser reports the times
+of its main thread (`Performance.getMetrics`): ThreadTime, the processor time, and TaskDuration, which on a shared
+machine includes the time of other processes. It reports tasks of more than 50 ms as long.
 
 Needs Playwright and Debian's `chromium`: `make test-web` installs the first, and says how to get the second.
 """
@@ -36,7 +36,7 @@ BUSY = 10.0
 
 
 def serve(pipe: Connection, hosts: int, streams: int) -> None:
-    """Serve the page of a generated cluster; its ticks are made before, so that making them takes nothing later."""
+    """Serve the page of a generated cluster. Its ticks are generated before, so that this takes no time later."""
     asyncio.run(_serve(pipe, hosts, streams))
 
 
@@ -65,8 +65,8 @@ async def _serve(pipe: Connection, hosts: int, streams: int) -> None:
 
 
 def busy(page: Any, session: Any, seconds: float) -> tuple[float, float]:
-    """The share of this time in which the page's main thread did something, in percent: its processor time, and what
-    passed in tasks meanwhile."""
+    """The load of the page's main thread during `seconds`, in percent: its processor time, and the duration of its
+    tasks."""
 
     def spent() -> dict[str, float]:
         return {each["name"]: each["value"] for each in session.send("Performance.getMetrics")["metrics"]}
@@ -80,7 +80,7 @@ def busy(page: Any, session: Any, seconds: float) -> tuple[float, float]:
 
 
 def measured(chromium: str, runs: int) -> list[Row]:
-    """The rows of the page's cost."""
+    """Measure the load of the main thread at each place of the page, `runs` times."""
     from playwright.sync_api import sync_playwright
 
     context = multiprocessing.get_context("spawn")

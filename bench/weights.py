@@ -1,8 +1,8 @@
 """Weights by version, measured: `python -m bench.weights [--size 2GiB] [--only publish get hosts delta reshard gloo]`.
 
-`publish` and `get` need nothing; `hosts`, `delta` and `gloo` make hosts of network namespaces (root, `ip`, `iperf3`).
-What is compared is taken by turns in one run. Sizes are of the weights in bfloat16, in tensors of 8 MiB. With `--rate`
-each host sends no more than that (`tc`): then links are what bounds, and not the processors, which all hosts share.
+`publish` and `get` run on this host. The others need hosts of network namespaces (root, `ip`, `iperf3`). The two sides
+of a ratio are measured alternately in one run. Weights are in bfloat16, in tensors of 8 MiB, and sizes are theirs. With
+`--rate`, `tc` limits the rate of each host. Then the links are the bound, and not the processors that all hosts share.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _READERS, _HOSTS = 8, 4
 
 
 def tensors_of(size: int, seed: int = 0) -> dict[str, Any]:
-    """So many bytes of bfloat16."""
+    """Random bfloat16 tensors of 8 MiB, of `size` bytes together."""
     import torch
 
     made = torch.Generator().manual_seed(seed)
@@ -57,7 +57,7 @@ def renewed(tensors: dict[str, Any]) -> None:
 
 
 def updated(tensors: dict[str, Any], share: float, seed: int) -> None:
-    """Change so many of the elements, everywhere, in place: what an optimizer leaves of bfloat16."""
+    """Change this share of the elements, at random places, in place, like an optimizer's step in bfloat16."""
     import torch
 
     made = torch.Generator().manual_seed(seed)
@@ -68,7 +68,7 @@ def updated(tensors: dict[str, Any], share: float, seed: int) -> None:
 
 
 def rewritten(tensors: dict[str, Any], share: float) -> None:
-    """Change so many of the bytes in one run: some tensors, all of them."""
+    """Change this share of the elements in place: the first tensors as a whole."""
     import torch
 
     left = int(share * sum(tensor.numel() for tensor in tensors.values()))
@@ -88,7 +88,7 @@ def _bits(tensor: Any) -> Any:
 
 
 def publishing(size: int, runs: int) -> list[Row]:
-    """A version whose every element is new, beside a copy into memory that is there."""
+    """Publishing a version in which all elements changed, compared with a copy into allocated memory."""
     import torch
 
     tensors = tensors_of(size)
@@ -117,7 +117,7 @@ def publishing(size: int, runs: int) -> list[Row]:
 
 
 def reading(size: int, runs: int) -> list[Row]:
-    """Eight processes of the publisher's host: each reads all of it; what memory that takes beside one copy."""
+    """Eight processes on the publisher's host that each read all weights: times, and memory over one copy."""
     with dp.connect(config=dp.NodeConfig(memory=int(1.4 * size) + (64 << 20), spill=0)) as plane, ExitStack() as undo:
         plane.weights("bench", keep=1).publish(1, tensors_of(size))
         readers = [undo.enter_context(Process(_read, plane.address)) for _ in range(_READERS)]
@@ -142,26 +142,26 @@ def reading(size: int, runs: int) -> list[Row]:
 
 
 class Process:
-    """`work(pipe, *arguments)` in a process of its own, asked one thing at a time."""
+    """A process that runs `work(pipe, *arguments)`, and answers one request at a time."""
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "dataplane.client.sync"])  # else each would import it
+        context.set_forkserver_preload(["torch", "dataplane.client.sync"])  # else each process would import them
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
         self._process.start()
         assert self._pipe.recv() == "ready"
 
     def say(self, what: Any) -> None:
-        """Ask, and go on."""
+        """Send a request, and return at once."""
         self._pipe.send(what)
 
     def hear(self) -> Any:
-        """The answer."""
+        """Wait for the answer to the last request."""
         return self._pipe.recv()
 
     def ask(self, what: Any) -> Any:
-        """Its answer."""
+        """Send a request, and wait for its answer."""
         self.say(what)
         return self.hear()
 
@@ -191,7 +191,7 @@ def _read(pipe: Any, address: str) -> None:
         base = _warmed(plane)
         for what in _asked(pipe):
             if what == "get":
-                found = every = None  # unmapping what was read before is no part of a get
+                found = every = None  # unmapping the last result is not part of a get
                 began, busy = time.perf_counter(), time.process_time()
                 found = weights.get()
                 every = [found[name] for name in found]
@@ -207,7 +207,7 @@ def _read(pipe: Any, address: str) -> None:
 
 
 def _warmed(plane: dp.Plane) -> int:
-    """What this process has alone once it has got a weight, with all that a get imports."""
+    """The private memory of this process after a first get, which imports modules."""
     import torch
 
     weights = plane.weights(f"warm-{os.getpid()}")
@@ -218,7 +218,7 @@ def _warmed(plane: dp.Plane) -> int:
 
 
 def _private() -> int:
-    """Bytes of memory that this process has alone."""
+    """Bytes of this process's private memory."""
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) << 10 for line in lines if line.startswith("Private_"))
 
@@ -228,7 +228,7 @@ def _private() -> int:
 
 @contextmanager
 def hosts(count: int, size: int, rate: str) -> Iterator[tuple[list[namespaces.End], list[namespaces.Host], list[Any]]]:
-    """So many hosts on a switch, and a plane on each."""
+    """`count` hosts on a switch, with their nodes, and a plane on each."""
     with (
         tempfile.TemporaryDirectory() as directory,
         namespaces.switch(count, rate) as ends,
@@ -257,7 +257,7 @@ def iperf3(ends: Sequence[namespaces.End], seconds: float = 2.0) -> float:
 
 
 def spreading(size: int, runs: int, rate: str) -> list[Row]:
-    """To four hosts: how long until the last has it, and what the publisher sends."""
+    """Reads by four hosts after a publication: the rate until the last has all, and the publisher's sent bytes."""
     tensors = tensors_of(size)
     each, together, sent = [], [], []
     with hosts(1 + _HOSTS, size, rate) as (ends, nodes, planes), ExitStack() as undo:
@@ -285,7 +285,7 @@ def spreading(size: int, runs: int, rate: str) -> list[Row]:
 
 
 def changing(size: int, runs: int, rate: str) -> list[Row]:
-    """Two percent of the bytes changed: bytes, and time from before the publication until a host has it."""
+    """A version with two percent of the elements changed: bytes sent, and time of publication and read by one host."""
     tensors = tensors_of(size)
     found: dict[str, tuple[list[float], list[float]]] = {"everywhere": ([], []), "in one run": ([], [])}
     with hosts(2, size, rate) as (_, nodes, planes), ExitStack() as undo:
@@ -321,7 +321,7 @@ def changing(size: int, runs: int, rate: str) -> list[Row]:
 
 
 def resharding(size: int) -> list[Row]:
-    """Rows of each tensor from 4 ranks; a half of the rows and a third of the columns to each of 6."""
+    """Four ranks publish a quarter of each tensor's rows; six read half of its rows and a third of its columns each."""
     tensors = tensors_of(size)
     ratios = []
     with hosts(2, size, "") as (_, _, planes):
@@ -362,7 +362,7 @@ def _broadcast(pipe: Any, end: str, address: str, rank: int, size: int) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = end
     tensors = list(tensors_of(size).values())
     for _ in _asked(pipe):
-        if not dist.is_initialized():  # once all ranks are there
+        if not dist.is_initialized():  # when all ranks have started
             where = f"tcp://{address}:{_PORT + 1}"
             dist.init_process_group("gloo", init_method=where, rank=rank, world_size=1 + _HOSTS)
         dist.barrier()
@@ -374,7 +374,7 @@ def _broadcast(pipe: Any, end: str, address: str, rank: int, size: int) -> None:
 
 
 def against_gloo(size: int, runs: int, rate: str) -> list[Row]:
-    """To four hosts, from before the publication until the last has it, beside `torch.distributed.broadcast`."""
+    """Publication and reads by four hosts, compared with `torch.distributed.broadcast` to them."""
     tensors = tensors_of(size)
     ratios = []
     with hosts(1 + _HOSTS, size, rate) as (ends, nodes, planes), ExitStack() as undo:
@@ -399,11 +399,11 @@ def against_gloo(size: int, runs: int, rate: str) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, and write JSON where that is asked for; 1 where a promise is not kept."""
+    """Measure, print, and write JSON to `--json`, if given. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="2GiB")
     parser.add_argument("--runs", type=int, default=RUNS)
-    parser.add_argument("--rate", default="", help="what each host sends at most, as tc has it: 2gbit")
+    parser.add_argument("--rate", default="", help="the most that a host sends, in the notation of tc: 2gbit")
     parser.add_argument("--only", nargs="*", default=["publish", "get", "hosts", "delta", "reshard", "gloo"])
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
