@@ -1,4 +1,4 @@
-"""`python -m bench.diagnosis`: planted faults, and whether the diagnosis names them; its overhead and its memory.
+"""`python -m bench.diagnosis`: plants faults in pipelines, and counts how many the diagnosis names.
 
 python -m bench.diagnosis matrix [--faults reward,lock] [--pipelines grpo] [--seeds 5] [--at-once 4]
 python -m bench.diagnosis scaling [--faults reward,lock] [--seeds 3]
@@ -18,7 +18,7 @@ from bench.diagnosing import cells, scaling
 
 
 def matrix(chosen: argparse.Namespace) -> int:
-    """Run the cells; a line each, and the shares of those that are right."""
+    """Run each pipeline with each fault and seed. Prints a line for each, and the shares that were named. Returns 0."""
     faults = [cells.FAULTS[name] for name in (chosen.faults or ",".join(cells.FAULTS)).split(",")]
     wanted = [
         (pipeline, fault, seed)
@@ -72,7 +72,7 @@ def matrix(chosen: argparse.Namespace) -> int:
 
 
 def scale(chosen: argparse.Namespace) -> int:
-    """Two workers and eight, with what does not scale; a line each."""
+    """Run two workers and eight with causes that do not scale. Prints a line for each. Returns 0."""
     right = lines = count = 0
     for seed in range(chosen.first, chosen.first + chosen.seeds):
         for name in (chosen.faults or ",".join(scaling.PLANTED)).split(","):
@@ -92,7 +92,7 @@ def scale(chosen: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run the command `matrix` or `scaling`. Returns its exit code."""
     cells.preload()
     parser = argparse.ArgumentParser("python -m bench.diagnosis", description=__doc__)
     commands = parser.add_subparsers(required=True)
@@ -103,7 +103,7 @@ def main() -> int:
     each.add_argument("--first", type=int, default=0)
     each.add_argument("--seconds", type=float, default=6.0)
     each.add_argument("--at-once", type=int, default=4)
-    each.add_argument("--tries", type=int, default=3, help="of a cell whose processors others take (default: 3)")
+    each.add_argument("--tries", type=int, default=3, help="of a run that lacked processor time (default: 3)")
     each.add_argument("--vary", action="store_true", help="draw other times and sizes of faults for each seed")
     each.add_argument("--keep", type=Path, help="keep the runs in this directory")
     each.add_argument("--json", type=Path)

@@ -1,14 +1,14 @@
-"""Measure the doors into other systems beside what those systems do themselves, in one run.
+"""Measure the integration with TransferQueue, compared with its own storage in the same run.
 
     python -m bench.doors [--rounds 7] [--json FILE]
 
-Run it in the environment of `make test-integrations` (`.venv-integrations`), which has these systems.
+Run it in the environment of `make test-integrations` (`.venv-integrations`), which has TransferQueue.
 
-backend: TransferQueue with its own SimpleStorage and with ours, by the simple and small case of its own throughput
-script: float32 randn(1024, 8192) in each of 9 fields, 288 MiB; a writer puts, a reader in another process gets, reads
-every value, and lets go, and the writer clears. A round does that with each backend, in turn, in two Ray jobs of their
-own. Times are those of `kv_batch_put` and `kv_batch_get`; reading the values is timed by itself and beside, since a
-store that hands out its memory has its readers' first touch come later.
+The backends are SimpleStorage and ours. The batch is the small simple case of TransferQueue's throughput script:
+float32 randn(1024, 8192) in each of 9 fields, 288 MiB. A writer puts it, a reader in another process gets it and reads
+every value, and the writer clears it. A round does this with each backend, in two Ray jobs. Times are those of
+`kv_batch_put` and `kv_batch_get`. Reading the values is timed separately, too: with memory that is shared, the first
+access of pages comes after the get.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PARTITION = "bench"
 
 
 class _End:
-    """The writer's or the reader's process: an actor."""
+    """The actor that writes or reads."""
 
     def __init__(self) -> None:
         import torch
@@ -49,7 +49,7 @@ class _End:
         return timed(lambda: tq.kv_batch_put(self._keys, PARTITION, self._batch))
 
     def get(self) -> tuple[float, float]:
-        """Seconds of the get, and of reading every value; which are those that were put."""
+        """Seconds of the get, and of reading every value. Checks their sum."""
         import time
 
         import transfer_queue as tq
@@ -72,7 +72,7 @@ class _End:
 
 
 def _serve(backend: str) -> None:
-    """A Ray job with this backend, whose rounds are answered with their times."""
+    """Answer the rounds of a Ray job with this backend with their times."""
     with transfer_queue(backend, "1GiB", 256 << 20):
         import ray
 
@@ -87,7 +87,7 @@ def _serve(backend: str) -> None:
 
 
 def backend(rounds: int) -> list[Row]:
-    """TransferQueue's put and get with our storage, against its own."""
+    """TransferQueue's put and get with our storage, compared with its own."""
     seen = by_turns("bench.doors", BACKENDS, rounds)
     pairs = list(zip(seen["SimpleStorage"], seen["Dataplane"], strict=True))
 
@@ -116,7 +116,7 @@ def backend(rounds: int) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="how often (default: %(default)s)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors.json"))

@@ -115,7 +115,7 @@ def rows_of(found: dict[str, list[dict[str, float]]]) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors_images", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="of each door (%(default)s)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors_images.json"))

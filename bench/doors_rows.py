@@ -133,7 +133,7 @@ def measure(rounds: int) -> tuple[list[Row], dict[str, Any]]:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors_rows", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="how often (default: %(default)s)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors_rows.json"))

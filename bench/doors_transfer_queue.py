@@ -198,7 +198,7 @@ def _row(what: str, bound: float, seconds: dict[str, dict[str, list[float]]]) ->
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors_transfer_queue", description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("bench/results/doors_transfer_queue.json"))
     chosen = parser.parse_args()

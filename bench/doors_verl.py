@@ -185,7 +185,7 @@ def _grown(result: dict[str, Any]) -> float:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.doors_verl", description=__doc__.splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0, help="of 64 prompts (%(default)s)")
     parser.add_argument("--runs", type=int, default=5, help="of each path (%(default)s)")

@@ -1,4 +1,4 @@
-"""What durability costs, against what the disk itself takes for the same bytes in the same run.
+"""The cost of durability, compared with the disk's own time for the same bytes in the same run.
 
 `python -m bench.durable [--only NAME] [--dir DIRECTORY]`.
 """
@@ -38,7 +38,7 @@ from dataplane.wire import row_messages as rm
 
 MIB, GIB = 1 << 20, 1 << 30
 RUNS = 7
-ROUNDS = 30  # of each kind in a run, by turns
+ROUNDS = 30  # of each kind in a run, alternately
 ROWS = 512
 _WAIT_S = 120.0
 
@@ -54,7 +54,7 @@ def opened(scratch: Path, memory: int = 256 * MIB) -> Store:
 
 
 async def put(store: Store, data: bytes, described: bytes) -> int:
-    """As a client's append: bytes are written into the arena once."""
+    """Put bytes like a client: they are written into the arena once. Returns the shard's number."""
     (reserved,) = await store.reservations.reserve("p", [len(data)], Deadline.after(_WAIT_S))
     with store.arena.view(reserved.extent) as view:
         view[:] = data
@@ -68,7 +68,7 @@ async def _no_wait() -> bool:
 
 
 class Appender:
-    """A node with a durable stream and what a client of it asks, in this process."""
+    """A node with a durable stream, and the requests of a client, in this process."""
 
     def __init__(self, scratch: Path) -> None:
         self.store = opened(scratch)
@@ -91,7 +91,7 @@ class Appender:
         return answer if answer is None or isinstance(answer, m.Message) else await answer()
 
     async def append(self, data: bytes, described: bytes) -> None:
-        """512 rows in groups of 8, as a client's append after its put."""
+        """Put and append 512 rows in groups of 8, like a client."""
         shard = await put(self.store, data, described)
         ref = ref_to(self._node, ROWS, [("x", Field("dense", "uint8", (len(data) // ROWS,)), len(data), shard, 0)])
         number = next(self._numbers)
@@ -102,13 +102,13 @@ class Appender:
         await self._ask(rm.AppendRows(number, self._token, *said, ticket=admitted.ticket, ref=ref.encode()))
 
     async def take(self, rows: int = ROWS) -> r.Delivered:
-        """Rows of the task."""
+        """Consume `rows` rows of the task."""
         asked = r.Consume(task="train", rows=rows, min_rows=rows, columns=("x",), lease_s=600.0)
         delivered: r.Delivered = (await self._ask(rm.AskStream(next(self._numbers), self._token, asked))).result
         return delivered
 
     async def ack(self, delivered: r.Delivered) -> None:
-        """They are done, and their columns freed."""
+        """Ack a delivery, which frees the columns of its rows."""
         await self._ask(rm.AskStream(next(self._numbers), self._token, r.Ack(grant=delivered.grant)))
 
     async def aclose(self) -> None:
@@ -117,7 +117,7 @@ class Appender:
 
 
 def append(scratch: Path) -> list[Row]:
-    """Columns into memory and to disk, then their command; beside a write and fdatasync of as many bytes."""
+    """Durable appends, compared with a write and fdatasync of as many bytes."""
     return asyncio.run(_append(scratch))
 
 
@@ -175,7 +175,8 @@ print(asyncio.run(first_row(Path(sys.argv[1]), began)))
 
 
 async def first_row(scratch: Path, began: float) -> str:
-    """Seconds until the first durable row is in memory, and until all is known."""
+    """JSON of the seconds since `began` until the first durable row is in memory, and until all rows are known, and of
+    the numbers of shards and rows."""
     node = Appender(scratch)
     mover = asyncio.create_task(node.store.residency.run())
     await node.start()
@@ -191,7 +192,7 @@ async def first_row(scratch: Path, began: float) -> str:
 
 
 def recovery(scratch: Path) -> list[Row]:
-    """A process that starts on 4 GiB of durable columns of 100,000 rows."""
+    """The start of a process with 100,000 durable rows, 4 GiB of columns."""
     asyncio.run(_fill(scratch, 100_000 // ROWS + 1, 4 * GIB))
     command = [sys.executable, "-c", _FIRST_ROW, str(scratch)]
     found = []
@@ -221,7 +222,7 @@ SECTIONS = {f.__name__: f for f in (append, recovery)}
 
 
 def main() -> int:
-    """Measure, print, and write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="a directory on the disk to measure")

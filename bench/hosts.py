@@ -1,8 +1,8 @@
-"""Hosts made of network namespaces: what crosses between the nodes of two, beside iperf3, and of seven, on slow links;
-and streams over several (`bench.host_streams`).
+"""Transfers between hosts of network namespaces: of two, compared with iperf3, and of seven on slow links; and streams
+over several hosts (`bench.host_streams`).
 
-`python -m bench.hosts [--only NAME]`. Needs to be root, and `ip` and `tc`; says so and ends where it may not or has
-not. Without `iperf3` the rate of a link is that of `bench.copier` alone.
+`python -m bench.hosts [--only NAME]`. Exits with a message if it is not root, or `ip` or `tc` is missing. Without
+`iperf3`, gets are compared with `bench.copier` only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RATE = "200mbit"
 
 
 def iperf(server: End, client: End) -> float:
-    """Bytes a second that iperf3 moves to the client with as many streams as we use."""
+    """Bytes a second that iperf3 sends to the client over `_STREAMS` connections."""
     listening = subprocess.Popen(
         [*inside(server[0]), "iperf3", "-s", "-1", "-B", server[1], "--forceflush"], stdout=subprocess.PIPE, text=True
     )
@@ -50,13 +50,13 @@ def iperf(server: End, client: End) -> float:
 
 
 def get(address: str, encoded: bytes) -> None:
-    """What one of several processes does."""
+    """Read a reference: the main function of a reader."""
     with dp.connect(address) as plane:
         plane.get(dp.BatchRef.decode(encoded))
 
 
 def two(scratch: Path) -> list[Row]:
-    """What one host reads of another."""
+    """Reads by one host from another."""
     columns = workload.dense()
     size = workload.nbytes(columns)
     with link() as ends, nodes(ends, scratch) as hosts, ExitStack() as undo:
@@ -105,7 +105,7 @@ def _scattered(hosts: list[Host], ours: dp.Plane, theirs: dp.Plane) -> list[floa
 
 
 def many(scratch: Path) -> list[Row]:
-    """Six hosts that want what one has, all at once, on links that are slower than this machine."""
+    """Six hosts that read one batch at the same time, over links that are slower than this machine."""
     sent, took = [], []
     with switch(7, _RATE) as ends, nodes(ends, scratch) as hosts, ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(host.address)) for host in hosts]
@@ -180,7 +180,7 @@ SECTIONS: dict[str, Callable[[Path], list[Row]]] = {"two": two, "many": many, **
 
 
 def main() -> int:
-    """Measure, print, and write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "hosts.json")

@@ -1,8 +1,8 @@
-"""Jobs that a benchmark asks for rounds: programs of this package in processes of their own, one for each system that
-is compared, so that all are measured in turn in one run.
+"""Jobs of a benchmark: processes that measure a round on request, one for each compared system, so that all systems
+are measured alternately in one run.
 
-A job reads a line for each round and answers with one, "@" and JSON; what others print beside is passed over. It ends
-with its input.
+A job reads a line for each round and answers with a line of "@" and JSON. Other lines are ignored. It ends with its
+input.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 BACKENDS = ("SimpleStorage", "Dataplane")
-"""TransferQueue's own storage, and ours."""
+"""TransferQueue's own storage backend, and ours."""
 _LAST_LINES = 20
-"""Of what a job that failed has printed as errors."""
+"""Lines of a failed job's standard error that an error has."""
 
 
 class Job:
-    """`python -m program --serve what`, which is ready once the `with` block begins."""
+    """The process `python -m program --serve what`. It is ready when the `with` block begins."""
 
     def __init__(self, program: str, what: str) -> None:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
@@ -36,7 +36,7 @@ class Job:
         self._process = subprocess.Popen(command, text=True, env=environment, **pipes)
 
     def round(self, how: str = "") -> Any:
-        """The figures of one. Raises RuntimeError where the job has ended, with what it said last."""
+        """Measure a round. Returns its figures. Raises RuntimeError with the job's last lines if it has ended."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, and there is no answer
             self._process.stdin.write(f"{how}\n")
@@ -75,7 +75,7 @@ class Job:
 
 
 def serve(measured: Callable[[str], Any]) -> None:
-    """Answer each line of the input with what `measured` gives of it."""
+    """Answer each line of standard input with the result of `measured` for it."""
     print("@{}", flush=True)
     for line in sys.stdin:
         print("@" + json.dumps(measured(line.strip())), flush=True)
@@ -83,12 +83,12 @@ def serve(measured: Callable[[str], Any]) -> None:
 
 @contextmanager
 def transfer_queue(backend: str, memory: str, objects: int) -> Iterator[Any]:
-    """TransferQueue with this backend in a Ray of its own; `objects` are the bytes of Ray's own store."""
+    """Run TransferQueue with this backend in a Ray of its own. objects: bytes of Ray's object store."""
     import ray
     import transfer_queue as tq
     from omegaconf import OmegaConf
 
-    import dataplane.integrations.verl.plugin  # noqa: F401  # so that the configuration may name ours
+    import dataplane.integrations.verl.plugin  # noqa: F401  # registers our backend
 
     ray.init("local", num_cpus=4, include_dashboard=False, object_store_memory=objects, log_to_driver=False)
     try:
@@ -101,7 +101,7 @@ def transfer_queue(backend: str, memory: str, objects: int) -> Iterator[Any]:
 
 
 def by_turns(program: str, doors: Sequence[str], rounds: int) -> dict[str, list[Any]]:
-    """The figures of so many rounds of a job for each door, by turns; the first round warms all up."""
+    """The figures of `rounds` rounds of a job for each door, alternately. One more round, the first, is not counted."""
     found: dict[str, list[Any]] = {name: [] for name in doors}
     with ExitStack() as stack:
         jobs = {name: stack.enter_context(Job(program, name)) for name in doors}
@@ -114,7 +114,7 @@ def by_turns(program: str, doors: Sequence[str], rounds: int) -> dict[str, list[
 
 
 def actors(kind: type, count: int = 2) -> list[Any]:
-    """Actors of this class, each a process of the job; all are there."""
+    """`count` Ray actors of this class, once all are ready."""
     import ray
 
     made = [ray.remote(num_cpus=0)(kind).remote() for _ in range(count)]

@@ -1,7 +1,7 @@
-"""What every benchmark needs: medians with their spread, the machine and the commit, a table and JSON.
+"""Results of benchmarks: medians with their spread, the machine and the commit, as a table and as JSON.
 
-A `Row` is one promise: what was measured, against which limit or bound, and whether it is kept. Rates and ratios
-are medians of at least five runs; the spread is the least and the most of them.
+A `Row` is one promise: the measured value, its bound, and whether it is kept. The value is the median of the runs, and
+the spread is the least and the most of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One promise. `value` is to be at most `bound` if `below`, else at least; `runs` are the single values."""
+    """One promise: `value`, the median of `runs`, is at most `bound` if `below`, else at least `bound`."""
 
     name: str
     value: float
@@ -45,7 +45,7 @@ def row(
     unit: str,
     detail: str = "",
 ) -> Row:
-    """The promise that the median of the runs is at most, or at least, so much."""
+    """The promise that the median of the runs is `at_most` or `at_least` a bound; with neither, at least 0."""
     values = [float(run) for run in runs]
     below = at_most is not None
     bound = (at_most if below else at_least) or 0.0
@@ -73,7 +73,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What ran it: processors, memory, kernel, Python, the versions that matter, the commit."""
+    """The machine and software: processors, memory, kernel, Python, versions of packages, the commit, and the time."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions = {}
@@ -100,7 +100,7 @@ def machine() -> dict[str, Any]:
 
 
 def write_json(path: Path, rows: Sequence[Row], extra: dict[str, Any]) -> None:
-    """Keep the rows, every run of them, with what ran them."""
+    """Write the rows with all runs, the machine, and `extra` to a file. Creates its directory."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"machine": machine(), "rows": [asdict(r) | {"met": r.met} for r in rows], **extra}
     path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,9 +1,8 @@
-"""What being a member costs a node, by how many members there are: measured with a real etcd that has them all, and
-added up over the time between two renewals.
+"""The cost of membership for a node, by the number of members, which are all registered in a real etcd.
 
-`python -m bench.membership` prints it and writes JSON. Costs are processor time of this process, and of etcd's, so that
-a busy machine changes them little. What it adds up for one node: a lease renewal, the question whether the watch is
-alive, a look at who is to be removed, and, `_CHANGES_S` apart, a member that comes or goes.
+`python -m bench.membership` prints the costs and writes JSON. They are processor time of this process and of etcd,
+which a busy machine changes little. A node's share of a core adds up its lease renewals, its checks of the watch, its
+searches for members to remove, and a change of a member every `_CHANGES_S` seconds.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _RESULTS = Path(__file__).parent / "results"
 
 
 async def _each_us(work: Callable[[], Awaitable[object]], count: int, etcd: psutil.Process) -> tuple[float, float]:
-    """Of this process and of etcd's, a time."""
+    """Microseconds of processor time a call, of this process and of etcd."""
     began, there = time.process_time(), sum(etcd.cpu_times()[:2])
     for _ in range(count):
         await work()
@@ -49,7 +48,7 @@ async def _each_us(work: Callable[[], Awaitable[object]], count: int, etcd: psut
 
 
 async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, float]:
-    """Microseconds of each of what a node does among so many."""
+    """Microseconds of processor time of each operation of a node among `hosts` nodes, and of etcd."""
     name = f"bench{hosts}"
     key = auth.Key(*auth.new().split(b"\n")[1:3])
     others, client = EtcdCoordinator([address], name), EtcdCoordinator([address], name)
@@ -57,7 +56,7 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
     seal = EntrySeal(key)
 
     def entry(number: int, life: int = 1) -> tuple[str, bytes]:
-        """A member's name, and what it registers."""
+        """A member's name and the entry that it registers."""
         name = number.to_bytes(8, "big").hex()
         where = f"tcp://10.1.{number >> 8}.{number & 255}:7000"
         return name, seal.sealed(name, msgspec.json.encode(Member(life, where, name, {"tcp": where})))
@@ -87,7 +86,7 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
         turn = 1
 
         async def change() -> None:
-            """A member is started again: an entry that is decoded, a member that is replaced."""
+            """Restart a member: its new entry is decoded and replaces the old one."""
             nonlocal turn
             turn += 1
             changed = asyncio.Event()
@@ -107,7 +106,7 @@ async def costs(address: str, etcd: psutil.Process, hosts: int) -> dict[str, flo
 
 
 def share(found: dict[str, float]) -> float:
-    """Of one core, that a node needs, in percent."""
+    """The share of a core that a node needs, in percent."""
     spent = (
         found["renewal"] / _RENEW_S + found["ping"] / _PING_S + found["look"] / _LOOK_S + found["change"] / _CHANGES_S
     )
@@ -115,12 +114,12 @@ def share(found: dict[str, float]) -> float:
 
 
 def etcd_share(found: dict[str, float], hosts: int) -> float:
-    """Of one core, that etcd's leader needs for so many nodes, in percent."""
+    """The share of a core that etcd's leader needs for `hosts` nodes, in percent."""
     return hosts * (found["etcd_renewal"] / _RENEW_S + found["etcd_ping"] / _PING_S) / 1e6 * 100
 
 
 def measure(address: str, etcd: psutil.Process) -> tuple[list[Row], dict[str, Any]]:
-    """The rows, and the costs that they are made of."""
+    """The rows, and the costs from which they are computed."""
     asyncio.run(ready(address))
     runs = {hosts: [asyncio.run(costs(address, etcd, hosts)) for _ in range(RUNS)] for hosts in HOSTS}
     rows = []
@@ -137,7 +136,7 @@ def measure(address: str, etcd: psutil.Process) -> tuple[list[Row], dict[str, An
 
 @contextmanager
 def server(directory: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """An etcd of its own: its HOST:PORT and process."""
+    """Run an etcd server. Yields its HOST:PORT and its process."""
     with socket.create_server(("127.0.0.1", 0)) as client, socket.create_server(("127.0.0.1", 0)) as peer:
         ports = [each.getsockname()[1] for each in (client, peer)]
     mine, peers = (f"http://127.0.0.1:{port}" for port in ports)
@@ -154,7 +153,7 @@ def server(directory: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 async def ready(address: str) -> None:
-    """Wait until it answers."""
+    """Wait until etcd answers."""
     client = EtcdCoordinator([address], "bench")
     while True:
         try:
@@ -165,7 +164,7 @@ async def ready(address: str) -> None:
 
 
 def main() -> int:
-    """Measure, print and write; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.membership", description=__doc__)
     parser.add_argument("--json", type=Path, default=_RESULTS / "membership.json")
     chosen = parser.parse_args()

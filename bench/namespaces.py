@@ -1,7 +1,7 @@
 """Hosts made of network namespaces on one machine: links and switches between them, and a node in each.
 
-Needs to be root, and `ip`; `why_not` says what is missing. What always holds: namespaces and nodes are gone when the
-context that made them is left; names carry this process's id, so that two runs do not meet.
+Needs root and `ip`; `why_not` says what is missing. Invariants: namespaces and nodes are gone when their context ends.
+Names contain this process's id, so two runs do not share any.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _STOP_S = 10.0
 _numbers = itertools.count(1)
 
 End = tuple[str, str]
-"""A host's namespace, which is also the name of its end of the link, and its address."""
+"""A host's namespace, whose name its network device has too, and its IP address."""
 
 
 def why_not(*tools: str) -> str:
-    """Why there can be no namespaces here, or not these tools; empty where there can."""
+    """The reason why namespaces or these tools cannot be used here; empty if they can."""
     missing = [tool for tool in ("ip", *tools) if shutil.which(tool) is None]
     if missing:
         return f"{' and '.join(missing)} must be installed (Debian: iproute2)"
@@ -46,17 +46,17 @@ def why_not(*tools: str) -> str:
 
 
 def ip(*arguments: str) -> bytes:
-    """Run `ip`."""
+    """Run `ip`. Returns its output. Raises CalledProcessError."""
     return subprocess.run(["ip", *arguments], check=True, capture_output=True).stdout
 
 
 def inside(name: str) -> list[str]:
-    """What comes before a command that is to run there."""
+    """The prefix of a command that runs in this namespace; an empty name is this namespace."""
     return ["ip", "netns", "exec", name] if name else []
 
 
 def enter(name: str) -> None:
-    """From now on this thread, and what it starts, is there. An empty name: where it is."""
+    """Move this thread, and the processes that it starts, to this namespace, if it has a name. Raises OSError."""
     if name:
         with open(f"/run/netns/{name}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
@@ -64,14 +64,14 @@ def enter(name: str) -> None:
 
 
 def crossed(name: str) -> dict[str, int]:
-    """Bytes that have come over the host's link (`rx`), and gone (`tx`)."""
+    """Bytes received (`rx`) and sent (`tx`) over the host's link."""
     [found] = json.loads(ip("-n", name, "-s", "-j", "link", "show", "dev", name))
     return {way: int(found["stats64"][way]["bytes"]) for way in ("rx", "tx")}
 
 
 @contextmanager
 def link() -> Iterator[list[End]]:
-    """Two namespaces, joined."""
+    """Two namespaces with a link between them."""
     ends = _ends(2)
     with ExitStack() as undo:
         for name, _ in ends:
@@ -85,7 +85,7 @@ def link() -> Iterator[list[End]]:
 
 @contextmanager
 def switch(count: int, rate: str = "") -> Iterator[list[End]]:
-    """So many namespaces on one switch, which send no more than `rate` each, as `tc` writes it, if given."""
+    """`count` namespaces on one switch. rate: the most that each may send, in the notation of `tc`, if given."""
     ends = _ends(count)
     bridge = f"{ends[0][0][:-1]}s"
     with ExitStack() as undo:
@@ -122,8 +122,8 @@ def _up(end: End) -> None:
 
 
 class Host:
-    """A node in a namespace, or on loopback where the end has no name. `address` is for clients, `listens` for the
-    other nodes. It does not hear Ctrl-C: who started it does, and stops it."""
+    """A node in a namespace, or on loopback if the end has no name. `address` is for clients, `listens` for other
+    nodes. It ignores Ctrl-C; its parent stops it."""
 
     def __init__(
         self,
@@ -135,8 +135,8 @@ class Host:
         command: str = "dataplane.cli",
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """`command`: the module that has the command `node`; `environment`: what it has more. Raises RuntimeError where
-        the node does not start: with what it said."""
+        """Start the node. command: the module with the command `node`. environment: additional variables. Raises
+        RuntimeError with the node's log if it does not start."""
         self.name, self.ip = end
         self.seeds = seeds
         started = [*inside(self.name), sys.executable, "-m", command, "node", "--memory", memory]
@@ -161,20 +161,20 @@ class Host:
             with dp.connect(self.address) as plane:
                 members = plane.members()["members"].values()
             [self.listens] = [str(member["address"]) for member in members if member["self"]]
-        except BaseException:  # nobody else knows of it yet
+        except BaseException:  # no caller can stop it yet
             self.stop()
             raise
 
     def received(self) -> int:
-        """Bytes that have come over the link."""
+        """Bytes received over the link."""
         return crossed(self.name)["rx"]
 
     def sent(self) -> int:
-        """Bytes that have gone over the link."""
+        """Bytes sent over the link."""
         return crossed(self.name)["tx"]
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
-        """End the node. Idempotent."""
+        """Send a signal to the node, and wait for its end; kill it after `_STOP_S` seconds. Idempotent."""
         if self.process.poll() is None:
             self.process.send_signal(how)
             try:
@@ -185,15 +185,15 @@ class Host:
 
 
 def seeds_at(ends: Sequence[End]) -> str:
-    """For `--seeds`, servers of etcd at these ends, on ports of their own."""
+    """The value of `--seeds` for an etcd server at each of these ends, with random ports."""
     ports: set[int] = set()
     while len(ports) < len(ends):
-        ports |= {random.randrange(10_000, 32_000, 2)}  # below those that the system gives to connections
+        ports |= {random.randrange(10_000, 32_000, 2)}  # below the ephemeral ports
     return ",".join(f"{address}:{port}" for (_, address), port in zip(ends, ports, strict=True))
 
 
 def keygen(directory: Path) -> Path:
-    """The key of a cluster, in a directory; made if need be."""
+    """The file of the cluster's key in this directory. It is created if it does not exist."""
     key = directory / "cluster.key"
     if not key.exists():
         subprocess.run([sys.executable, "-m", "dataplane.cli", "keygen", str(key)], check=True, capture_output=True)
@@ -202,7 +202,7 @@ def keygen(directory: Path) -> Path:
 
 @contextmanager
 def nodes(ends: Sequence[End], directory: Path, seeds: int = 1, **settings: Any) -> Iterator[list[Host]]:
-    """A node at each of these ends, of one cluster: the first `seeds` of them run its etcd. Settings are those of
+    """Nodes of one cluster at these ends; the first `seeds` of them run its etcd. settings: other arguments of
     `Host`."""
     key, at = keygen(directory), seeds_at(ends[:seeds])
     with ExitStack() as undo:
@@ -214,7 +214,7 @@ def nodes(ends: Sequence[End], directory: Path, seeds: int = 1, **settings: Any)
 
 
 def together(planes: Sequence[Any], wait_s: float = 20.0) -> None:
-    """Wait until all these planes' nodes know each other. Raises TimeoutError."""
+    """Wait until the nodes of all planes know each other. Raises TimeoutError after `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while min(len(plane.members().get("members", ())) for plane in planes) < len(planes):
         if time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""What observing costs: figures, rings and histograms that are always on, and a scrape of many streams.
+"""The cost of observation: statistics, rings and histograms that are always on, and a scrape of many streams.
 
-`overhead` compares two nodes in one run, one of which was started with `DATAPLANE_OBSERVE=0`: neither it nor its
-clients record events. A pair is a ratio of the least times of short blocks of calls, by turns, since a block of
-milliseconds that nothing else of the machine interrupts is to be had even on a busy one. `replay` and `demo` compare
-whole jobs, by turns. The promise is about the median of the pairs.
+`overhead` compares two nodes in one run. One of them is started with `DATAPLANE_OBSERVE=0`: it and its clients record
+no events. A pair is a ratio of the least times of short blocks of calls, which alternate. Even on a busy machine, some
+blocks of milliseconds are not interrupted. `replay` and `demo` compare whole jobs, alternately. The promise is about
+the median of the pairs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from dataplane.observe.ring import CODE, RingWriter
 OVERHEAD = 1.0173  # of ScalAna, arXiv 2009.01692, table 2: 1.73 % on average
 PAIRS = 9
 JOBS = 9  # pairs of whole jobs, at most
-JOBS_S = 420.0  # that they may take in all
-JOB_S = 200.0  # and one of them
+JOBS_S = 420.0  # limit of all pairs of a job
+JOB_S = 200.0  # limit of one run of a job
 BLOCKS = 20
 SCRAPES = 10
 
 
 @contextmanager
 def node(scratch: Path, *arguments: str, observe: bool = True) -> Iterator[str]:
-    """A node's process; its address."""
+    """Run a node in a process. Yields its address."""
     command = [sys.executable, "-m", "dataplane.cli", "node", "--memory", "256MiB", "--spill", "0", *arguments]
     environment = os.environ | {"DATAPLANE_OBSERVE": "1" if observe else "0", "XDG_RUNTIME_DIR": str(scratch)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment) as process:
@@ -53,7 +53,7 @@ def node(scratch: Path, *arguments: str, observe: bool = True) -> Iterator[str]:
 
 
 def overhead(scratch: Path) -> list[Row]:
-    """1 KiB puts, gets of them, and rows appended, consumed and acked, with all that is always on and without."""
+    """Puts and gets of 1 KiB, and rows appended, consumed and acked: the time with observation over that without."""
     values = np.zeros((1, 256), np.float32)
     with ExitStack() as stack:
         planes = {
@@ -96,7 +96,7 @@ def overhead(scratch: Path) -> list[Row]:
 
 
 def _least(work: Callable[[bool], object], on: bool, calls: int) -> float:
-    """Seconds of a call."""
+    """Mean seconds of a call, of so many."""
     began = time.perf_counter()
     for _ in range(calls):
         work(on)
@@ -104,7 +104,7 @@ def _least(work: Callable[[bool], object], on: bool, calls: int) -> float:
 
 
 def recording(scratch: Path) -> list[Row]:
-    """What recording one event takes, by what a call takes without it: the least of many of each, in one process."""
+    """One plus the time of recording an event over that of a call, each the least of many, in one process."""
     recorder, clock = RingWriter(), time.monotonic_ns
     values = np.zeros((1, 256), np.float32)
 
@@ -132,8 +132,8 @@ def recording(scratch: Path) -> list[Row]:
 
 
 def _jobs(name: str, command: Sequence[str], scratch: Path, most_s: float) -> list[Row]:
-    """Seconds that whole jobs take, and their processor time, those that do not keep their own promises too. Pairs are
-    made for `most_s` seconds, one at least. Raises TimeoutError where one takes longer than `JOB_S`."""
+    """The time and processor time of whole jobs, also of those that exit with 1. Pairs are made for `most_s` seconds,
+    and at least one. Raises TimeoutError if a job takes longer than `JOB_S`."""
 
     def run(on: bool) -> tuple[float, float]:
         environment = os.environ | {"DATAPLANE_OBSERVE": "1" if on else "0", "XDG_RUNTIME_DIR": str(scratch)}
@@ -176,19 +176,19 @@ def _jobs(name: str, command: Sequence[str], scratch: Path, most_s: float) -> li
 
 
 def replay(scratch: Path, most_s: float) -> list[Row]:
-    """A small replay, whole."""
+    """A small replay (`bench.replay`)."""
     sizes = ["--prompts", "8", "--samples", "4", "--steps", "2", "--mode", "sync", "--runs", "1", "--speed", "8"]
     return _jobs("a replay", ["-m", "bench.replay", *sizes, "--json", str(scratch / "replay.json")], scratch, most_s)
 
 
 def demo(scratch: Path, most_s: float) -> list[Row]:
-    """The demo, a few steps."""
+    """A few steps of the demo (`examples.multimodal_grpo`)."""
     command = ["-m", "examples.multimodal_grpo", "--steps", "4", "--seconds", "190", "--target", "0", "--no-plot"]
     return _jobs("the demo", command, scratch, most_s)
 
 
 def processor(scratch: Path) -> list[Row]:
-    """Processor time of what is always on in a client."""
+    """Processor time of a client's observation."""
     with node(scratch) as address:
         return [*always_on.calls(address), *always_on.background(address)]
 
@@ -219,7 +219,7 @@ def scrape(scratch: Path) -> list[Row]:
 
 
 def _processor_ms(pid: int) -> float:
-    """Milliseconds that a process has computed, with its threads that have ended, in steps of the kernel's clock."""
+    """Milliseconds of processor time of a process, ended threads included, in ticks of the kernel's clock."""
     told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return 1e3 * (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -229,14 +229,12 @@ WHOLE = [replay, demo]
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.observe", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--only", action="append", choices=[m.__name__ for m in [*MEASUREMENTS, *WHOLE]], help="measure only this"
     )
-    parser.add_argument(
-        "--seconds", type=float, default=JOBS_S, help="for so long, each of the whole jobs (%(default)s)"
-    )
+    parser.add_argument("--seconds", type=float, default=JOBS_S, help="limit of all pairs of a job (%(default)s)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/observe.json"))
     chosen = parser.parse_args()
     rows: list[Row] = []

@@ -1,9 +1,9 @@
-"""What recording costs a pipeline, and whether its replay is what was recorded: `python -m bench.recording`.
+"""The cost of recording a pipeline, and a check of its replay: `python -m bench.recording`.
 
-A pipeline of one process: rows come (token ids, log-probs, an image shared by the responses of a prompt), a trainer
-consumes a step of them and computes for a while. The same steps with and without a recorder, by turns. Said are the
-ratio of their times, the recorder's processor time over that of all else in the process, and the bytes of the files
-over those of the rows; then the recording is replayed, and every byte compared.
+The pipeline is one process. It appends rows (token ids, log-probs, and an image shared by the responses of a prompt),
+consumes a step of them as a trainer, and computes for a while. The same steps run with and without a recorder,
+alternately. Printed are the ratio of their times, the recorder's processor time over that of all else in the process,
+and the bytes of the files over those of the rows. Then the recording is replayed, and every byte is compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COLUMNS = ["response_ids", "log_probs", "pixel_values", "reward"]
 
 
 def steps(count: int, prompts: int, samples: int) -> list[dict[str, Any]]:
-    """The rows of each step."""
+    """Random rows for each step, as columns."""
     random = np.random.default_rng(0)
     made = []
     for _ in range(count):
@@ -44,14 +44,15 @@ def steps(count: int, prompts: int, samples: int) -> list[dict[str, Any]]:
 
 
 def compute(seconds: float) -> None:
-    """Work of about so much processor time."""
+    """Compute for about `seconds` of processor time."""
     matrix, end = np.ones((256, 256), np.float32), time.thread_time() + seconds
     while time.thread_time() < end:
         matrix @ matrix
 
 
 def run(plane: Any, rows: list[dict[str, Any]], samples: int, work_s: float, path: Path | None) -> tuple[float, float]:
-    """Seconds of the pipeline, and the recorder's processor time over that of all else in this process."""
+    """Seconds of the pipeline, and the recorder's processor time over that of all else in this process. path: the
+    recording's directory; None: no recorder."""
     stream = plane.stream("rollouts", ["train", *(["record"] if path else [])])
     recording = stream.record(path, COLUMNS) if path else None
     began, processor = time.perf_counter(), time.process_time()
@@ -96,7 +97,7 @@ def exact(plane: Any, path: Path, rows: list[dict[str, Any]]) -> bool:
 
 
 def main() -> None:
-    """Measure, print, and keep JSON."""
+    """Measure, print, and write JSON to `--json`, if given."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--prompts", type=int, default=8)

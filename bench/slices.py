@@ -1,10 +1,10 @@
-"""Routing indices sliced for ranks: bytes stored, and bytes sent to each of eight context-parallel ranks, over int64
-for all; and how long a rank waits for its share.
+"""Routing indices sliced for ranks: bytes stored, and bytes sent to each of eight context-parallel ranks, over the
+bytes of all as int64; and the time of a rank's get.
 
     python -m bench.slices [--tokens 200000] [--json PATH]
 
-Each rank is a node of its own on this machine's loopback, with a client that reads the rank's share; what crosses is
-what that node says that it has fetched.
+Each rank is a node on this machine's loopback, with a client that reads the rank's share. The bytes sent are those that
+the node reports as fetched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _END: End = ("", "127.0.0.1")
 
 
 def rows_of(tokens: int) -> list[np.ndarray[tuple[int, int, int], np.dtype[np.int64]]]:
-    """Rows of about log-normal lengths of so many tokens in all."""
+    """Random rows of at least `tokens` tokens in all, with clipped log-normal lengths."""
     source = np.random.default_rng(0)
     lengths = np.clip(source.lognormal(np.log(8192), 0.8, 1 + tokens // 4096), 64, 32_768).astype(int)
     lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), tokens)) + 1]
@@ -40,7 +40,7 @@ def rows_of(tokens: int) -> list[np.ndarray[tuple[int, int, int], np.dtype[np.in
 
 @contextmanager
 def node(key: Path, seeds: str, memory: int) -> Iterator[dp.Plane]:
-    """A plane of a node among others."""
+    """Run a node of the cluster on loopback. Yields a plane of it."""
     host = Host(_END, key, seeds, str(memory))
     try:
         with dp.connect(host.address) as plane:
@@ -80,7 +80,7 @@ def measure(tokens: int, scratch: Path) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.slices", description="Routing indices sliced for ranks.")
     parser.add_argument("--tokens", type=int, default=200_000, help="of all rows together (default: 200,000)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/slices.json"))

@@ -1,4 +1,4 @@
-"""The batches that are measured, and the limits they are measured against."""
+"""The measured batches, and limits of the machine to compare with."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dense(rows: int = ROWS) -> dict[str, Any]:
 
 
 def ragged(rows: int = ROWS) -> dict[str, Any]:
-    """Four columns of 1 to 8192 int64 a row, and one of text of as many words as there are in a short answer."""
+    """Four columns of 1 to 8192 int64 a row, and one of text, of the length of a short answer."""
     source = np.random.default_rng(0)
     columns: dict[str, Any] = {}
     for i in range(4):
@@ -55,7 +55,7 @@ class WarmCopy:
         self._bytes[:] = 1
 
     def seconds(self, columns: dict[str, Any]) -> float:
-        """Copy every array once."""
+        """Seconds of one copy of all arrays. Texts are left out."""
         arrays = [a for v in columns.values() for a in (v if isinstance(v, list) else [v]) if isinstance(a, np.ndarray)]
         whole = [np.concatenate([a.reshape(-1).view(np.uint8) for a in arrays])] if len(arrays) > FIELDS else arrays
 

@@ -38,7 +38,7 @@ def members() -> tuple[dict[float, float], dict[float, float]]:
 
 
 def main() -> int:
-    """Measure, print and write; 1 where a promise is not kept."""
+    """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--json", type=Path, default=_RESULTS / "scale.json")
