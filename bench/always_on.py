@@ -1,9 +1,9 @@
-"""What is always on, in processor time: of a call, by turns in one process, and of the threads in the background.
+"""The processor time of observation that is always on: in a call, and in the threads in the background.
 
-A client's half of a call is measured alone: the node's last real answer is given again at once, so that nobody is
-waited for, and what other processes do to this machine is not in the figure. Blocks of calls with events and places,
-with either, and as if neither had been written, follow each other in random order; the least of the blocks counts, as
-in `timeit`. The whole call that it is a part of is that of a real node.
+A client's part of a call is measured alone. Each request gets the node's last real answer at once, so the client never
+waits, and other processes do not change the figure. Blocks of calls with events and places, with one of them, and with
+neither follow each other in random order. The least of the blocks counts, as in `timeit`. Shares are of the time of a
+whole call of a real node.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _TURNS = 40
 _CALLS = 50
 
 KINDS = {"neither": (False, False), "events": (True, False), "places": (False, True), "both": (True, True)}
-"""By what is on: events, places."""
+"""Whether events and places are on, by name."""
 
 
 class _Echo:
-    """A channel that gives one answer at once."""
+    """A channel that answers every request at once with the same reply."""
 
     open = quiet = True
 
@@ -48,10 +48,10 @@ class _Echo:
         self._reply = reply
 
     def gather(self) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no message is pending."""
 
     def send(self, request: Any) -> None:
-        """Answer it, if it is answered at all."""
+        """Answer the request, if its type has an answer."""
         future = self._pending.pop(getattr(request, "id", 0), None)
         if future is not None:
             future.set_result(self._reply)
@@ -59,7 +59,7 @@ class _Echo:
 
 @contextmanager
 def _echoed(connection: Connection, call: Callable[[], object], kind: type[m.Reply]) -> Iterator[None]:
-    """While the block lasts, the connection gives the answer that this call gets from its node."""
+    """Let the connection answer each request in the block with the node's reply to this call."""
     channel, received, caught = connection._channel, connection._channel._received, []
     channel._received = lambda reply: (caught.append(reply), received(reply))
     try:
@@ -94,7 +94,7 @@ def _with(connection: Connection, writer: Any, events: bool, places: bool) -> It
 
 
 def _least(call: Callable[[], object], connection: Connection) -> dict[str, float]:
-    """Microseconds of this thread's processor time a call, by what is on: the least of `_TURNS` blocks each."""
+    """Microseconds of this thread's processor time a call, by `KINDS`: the least of `_TURNS` blocks each."""
     writer, found = connection.events or RingWriter().writer, dict.fromkeys(KINDS, float("inf"))
     for _ in range(_TURNS):
         for name in random.sample(list(KINDS), len(KINDS)):
@@ -107,7 +107,7 @@ def _least(call: Callable[[], object], connection: Connection) -> dict[str, floa
 
 
 def _elapsed(call: Callable[[], object], connection: Connection) -> float:
-    """Microseconds that a whole call takes with neither: the least of many, which nothing interrupted."""
+    """Microseconds of a whole call without events and places: the least of many."""
     with _with(connection, connection.events, False, False):
         took = []
         for _ in range(2000):
@@ -118,7 +118,7 @@ def _elapsed(call: Callable[[], object], connection: Connection) -> float:
 
 
 def calls(address: str) -> list[Row]:
-    """A put and a get of 1 KiB: what recording takes of them."""
+    """The processor time of recording, as a share of a put and of a get of 1 KiB."""
     values = np.zeros((1, 256), np.float32)
     rows = []
     with dp.connect(address) as plane:
@@ -145,7 +145,7 @@ def calls(address: str) -> list[Row]:
 
 
 def background(address: str) -> list[Row]:
-    """The thread that looks at stacks, and what it reports: of a second."""
+    """The processor time of the thread that samples stacks, and of its reports, in a second."""
     with dp.connect(address) as plane:
         plane.put({"x": [1]})
         mine, shares = recorder.recorder, []

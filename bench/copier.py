@@ -1,7 +1,7 @@
-"""A plain copier between two hosts: so many sockets, each a thread of its own, whose bytes never pass through Python.
+"""A plain copier between two hosts: several sockets with a thread each. The kernel copies the bytes.
 
-What a loop that is written by hand would reach: it sends the same memory, warm, and receives into the same, warm, again
-and again; nothing is asked for, found or told. One process at each end.
+It measures the rate of a handwritten loop. It repeatedly sends the same warm memory and receives into the same warm
+memory, without requests and look-ups. There is one process at each end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _each(sockets: list[socket.socket], work: Any) -> None:
 
 
 def _serve(end: End, pipe: Connection, size: int, streams: int) -> None:
-    """The end that sends, each time it is told to."""
+    """The sending end. It sends all bytes at each message of the pipe."""
     enter(end[0])
     fd, _ = _memory(size)
     share = size // streams
@@ -57,7 +57,7 @@ def _serve(end: End, pipe: Connection, size: int, streams: int) -> None:
 
 
 def _take(end: End, pipe: Connection, size: int, streams: int) -> None:
-    """The end that receives; it says how long that took."""
+    """The receiving end. It sends the seconds of each copy to the pipe."""
     enter(end[0])
     _, memory = _memory(size)
     share, view = size // streams, memoryview(memory)
@@ -78,7 +78,7 @@ def _take(end: End, pipe: Connection, size: int, streams: int) -> None:
 
 
 class Copier:
-    """A copier of `size` bytes from one end to the other. A context manager."""
+    """A copier of `size` bytes from one end to the other over `streams` sockets. A context manager."""
 
     def __init__(self, source: End, target: End, size: int, streams: int) -> None:
         self._size = size // streams * streams
@@ -97,7 +97,7 @@ class Copier:
         return self
 
     def rate(self) -> float:
-        """Bytes a second, of all bytes once."""
+        """Copy all bytes once. Returns the bytes a second."""
         self._to.send(True)
         self._to.recv()
         self._from.send(True)

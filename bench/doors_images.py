@@ -1,9 +1,9 @@
-"""What a prompt's responses share, put by each of them: bytes stored, and time. `python -m bench.doors_images`.
+"""Images that the responses of a prompt share, put with each response: bytes and time. `python -m bench.doors_images`.
 
-64 prompts of an image, half a mebibyte of pixels, 8 responses each, each put by itself with its own copy of the pixels,
-as verl's agent loop does, the 8 of a prompt at once: through TransferQueue's SimpleStorage, which has every value,
-through ours, and through ours with nothing shared. By turns, each in a process of its own, and a round reads one
-response of each prompt and clears all.
+64 prompts have an image of half a mebibyte of pixels and 8 responses each. As in verl's agent loop, each response is
+put by itself with its own copy of the pixels, the 8 of a prompt concurrently. They go through TransferQueue's
+SimpleStorage, which stores every copy, through our storage, and through ours without sharing. The three alternate, each
+in a process of its own. A round also reads one response of each prompt and clears all.
 
 Run it in the environment of `make test-integrations`.
 """
@@ -45,7 +45,7 @@ def _trajectory(prompt: int, response: int) -> tuple[Any, int]:
 
 
 async def _put(queue: Any) -> tuple[list[float], float, int]:
-    """Seconds of each put and of all of them, and the bytes of what was put."""
+    """Put all responses. Returns the seconds of each put and of all, and the bytes of all values."""
     times, whole_s, logical = [], 0.0, 0
 
     async def put(key: str, fields: Any) -> None:
@@ -90,7 +90,7 @@ def _round(queue: Any, *, ours: bool) -> dict[str, float]:
 
 
 def _serve(door: str) -> None:
-    """Rounds by this door, answered with their figures."""
+    """Answer rounds with this storage with their figures."""
     from dataplane.integrations.transfer_queue import sharing
 
     if door.endswith("apart"):

@@ -1,11 +1,11 @@
-"""Trajectories that are put one by one, through TransferQueue, with its own storage and with ours.
+"""Single puts of trajectories through TransferQueue, with its own storage and with ours.
 `python -m bench.doors_rows`.
 
-512 trajectories of seven small fields and a tag each, as verl's agent loops make them of text, are put singly; another
-process lists them and gets all fields; the writer clears them. `one by one`: `kv_put`, each after the one before;
-`at once`: `async_kv_put` of all, as an agent loop's worker has many under way. A round does both with each backend, in
-turn, in two Ray jobs of their own. The time is that of the puts, the list and the get; of the puts, the writer's
-processor time is compared too, which says more where others use the host.
+512 trajectories of seven small fields and a tag each, like those of verl's agent loops for text, are put singly.
+Another process lists them and gets all fields. Then the writer clears them. `one by one`: `kv_put` after `kv_put`. `at
+once`: `async_kv_put` of all concurrently, as in the worker of an agent loop. A round does both with each backend, in
+two Ray jobs. Compared are the seconds of puts, list and get, and the writer's processor time of the puts, which varies
+less on a shared host.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS = {
 
 
 class _End:
-    """The writer's or the reader's process: an actor."""
+    """The actor that writes or reads."""
 
     def __init__(self) -> None:
         import transfer_queue as tq
@@ -43,7 +43,7 @@ class _End:
         self._rows = [_trajectory(number) for number in range(TRAJECTORIES)]
 
     def put(self, way: str) -> tuple[float, float]:
-        """Seconds of the puts, and of this process's processor time."""
+        """Seconds of the puts, and seconds of this process's processor time."""
         import transfer_queue as tq
 
         async def at_once() -> None:
@@ -59,7 +59,7 @@ class _End:
         return time.perf_counter() - began, time.process_time() - before
 
     def get(self) -> float:
-        """Seconds of the list and the get; what is got is what was put."""
+        """Seconds of the list and the get. Checks one field of all rows."""
         import torch
         import transfer_queue as tq
 
@@ -94,7 +94,7 @@ def _trajectory(number: int) -> dict[str, Any]:
 
 
 def _serve(backend: str) -> None:
-    """A Ray job with this backend: a round of the way that each line names, answered with its times."""
+    """Answer the rounds of a Ray job with this backend with their times. A request names the way of the puts."""
     with transfer_queue(backend, "512MiB", 128 << 20):
         import ray
 
@@ -110,7 +110,7 @@ def _serve(backend: str) -> None:
 
 
 def measure(rounds: int) -> tuple[list[Row], dict[str, Any]]:
-    """What TransferQueue takes with its own storage, in times of what it takes with ours."""
+    """The ratios of TransferQueue's times with its own storage to those with ours, and all times."""
     seen: dict[str, dict[str, list[dict[str, float]]]] = {way: {name: [] for name in BACKENDS} for way in WAYS}
     with ExitStack() as stack:
         jobs = {name: stack.enter_context(Job("bench.doors_rows", name)) for name in BACKENDS}

@@ -1,10 +1,10 @@
-"""TransferQueue's calls, on `dataplane` and on TransferQueue itself with its simple storage, in one run.
+"""The calls of TransferQueue, by `dataplane` and by TransferQueue itself with its simple storage, in one run.
 
     python -m bench.doors_transfer_queue
 
-Needs Ray and TransferQueue. Both systems have the same processes: a writer and a reader, each a Ray actor, as in
-TransferQueue's own throughput script, of which this is the small simple case: 1,024 rows of nine fields of 8,192
-float32, 288 MiB. Runs alternate between the two, and each gives one ratio: their seconds over ours.
+Needs Ray and TransferQueue. Both systems have the same processes, as in TransferQueue's throughput script: a writer and
+a reader, each a Ray actor. The batch is the script's small simple case: 1,024 rows of nine fields of 8,192 float32, 288
+MiB. Runs alternate between the systems, and each pair gives a ratio: their seconds over ours.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MODULES = {"ours": "dataplane.integrations.transfer_queue", "theirs": "transfer_
 
 
 class Stage:
-    """A writer or a reader: one process, which measures its own calls."""
+    """A writer or a reader: a process that measures its own calls."""
 
     def __init__(self, module: str) -> None:
         import torch
@@ -42,7 +42,7 @@ class Stage:
         self._batch: Any = None
 
     def make(self) -> None:
-        """The batch, before anything is measured."""
+        """Make the batch."""
         torch = self._torch
         fields = {f"field_{i}": torch.randn(ROWS, WIDTH) for i in range(FIELDS)}
         self._batch = self._of(fields, batch_size=[ROWS])
@@ -54,7 +54,7 @@ class Stage:
         return time.perf_counter() - began
 
     def get(self) -> tuple[float, float, float]:
-        """Seconds to get it, and to get it and read every value; a value of it."""
+        """Seconds to get the batch, and to get it and read every value; and one of its values."""
         began = time.perf_counter()
         data = self._tq.kv_batch_get(self._keys, "bench")
         middle = time.perf_counter()
@@ -65,7 +65,7 @@ class Stage:
         return middle - began, ended - began, float(data["field_0"][7][11])
 
     def value(self) -> float:
-        """What `get` is to give."""
+        """The value that `get` must return."""
         return float(self._batch["field_0"][7][11])
 
     def clear(self) -> None:
@@ -85,7 +85,7 @@ class Stage:
         return time.perf_counter() - began
 
     def trajectories(self) -> tuple[float, float]:
-        """Seconds for 256 trajectories of 12 fields, put one by one as verl's rollout workers do, and got at once."""
+        """Seconds to put 256 trajectories of 12 fields one by one, as in verl's rollout workers, and to get all."""
         tq, torch, keys = self._tq, self._torch, [f"t{i}" for i in range(256)]
         names = [f"field_{i}" for i in range(12)]
         rows = [
@@ -101,8 +101,8 @@ class Stage:
         return middle - began, ended - middle
 
     def rollouts(self, awaited: bool) -> float:
-        """Seconds for 512 trajectories of text, of six small fields and a tag, put singly, listed and read: one after
-        another, or awaited together as verl's agent loops do."""
+        """Seconds to put 512 trajectories of text singly, of six small fields and a tag, list and read them. awaited:
+        puts are awaited together, as in verl's agent loops, not one after another."""
         tq, torch, keys = self._tq, self._torch, [f"r{i}" for i in range(512)]
         rows = [
             {
@@ -149,7 +149,7 @@ class Stage:
 
 
 def measure(get: Callable[[Any], Any], writers: dict[str, Any], readers: dict[str, Any]) -> list[Row]:
-    """The rows; `get` waits for what an actor gives."""
+    """Measure all calls. get: a function that waits for an actor's result."""
     seconds: dict[str, dict[str, list[float]]] = {name: {} for name in MODULES}
     for writer in writers.values():
         get(writer.make.remote())
@@ -170,7 +170,7 @@ def measure(get: Callable[[Any], Any], writers: dict[str, Any], readers: dict[st
     return [_row(what, bound, seconds) for what, bound in WHAT.items()]
 
 
-#: What is measured, and how many times as fast it is to be.
+#: The measurements, and the least ratio of their times to ours.
 WHAT = {
     "put of 288 MiB": 5.0,
     "get of it": 20.0,

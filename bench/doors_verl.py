@@ -1,14 +1,13 @@
 """verl: a step of a multimodal batch, its DataProtos by value and by reference. `python -m bench.doors_verl`.
 
-64 prompts of one image of 448 x 448, 8 responses each, every response with its own copy of the pixels, as verl's agent
-loop makes them: 2.5 GB of rows. Four rollout workers make them; four data-parallel by two tensor-parallel ranks read
-them in three phases. All paths go through
-the same worker groups of verl, by turns, with its dispatch and collect functions. `--scale 0.125` is an eighth of the
-prompts; the full size needs 32 GiB for the path by value.
+64 prompts have one image of 448 x 448 and 8 responses each. As in verl's agent loop, every response has its own copy of
+the pixels: 2.5 GB of rows. Four rollout workers make them. Four data-parallel by two tensor-parallel ranks read them in
+three phases. All paths alternate, with the same worker groups of verl and its dispatch and collect functions. `--scale
+0.125` is an eighth of the prompts; the full size needs 32 GiB for the path by value.
 
-The time that a call moves data is what it takes beyond what its slowest worker computed: joining and adding up pixels
-that it has. `--peer transferqueue` takes the same through TransferQueue's SimpleStorage, as verl's newer trainer does;
-with `--not-by-value` the full size fits into 24 GiB.
+The moving time of a call is its time without the computing of its slowest worker, which concatenates and sums pixels.
+`--peer transferqueue` sends the same through TransferQueue's SimpleStorage, as verl's newer trainer does. With
+`--not-by-value` the full size fits into 24 GiB.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ MIB = 1 << 20
 
 
 class Step:
-    """The worker groups, and a step of them by each path. Ray is initialised; the plane is up."""
+    """The worker groups, which run a step by each path. Ray must be initialised, and the plane started."""
 
     def __init__(self, prompts: int, *, queue: bool) -> None:
         from verl.single_controller.ray import RayClassWithInitArgs, RayResourcePool, RayWorkerGroup
@@ -62,7 +61,7 @@ class Step:
         self._consumers = group(DATA * TENSOR, Consumer, tensor=TENSOR)
 
     def run(self, path: str) -> dict[str, Any]:
-        """What it took, by "plain", "plane" or "queue"."""
+        """Run a step by the path "plain", "plane" or "queue". Returns its times in seconds and its memory in bytes."""
         plane = process.plane()
         for group in (self._rollout, self._consumers):
             group.forget_peak()
@@ -99,7 +98,7 @@ class Step:
         return DataProto.from_dict({"dummy_tensor": torch.zeros(self._prompts, 1)}, {"image": images})
 
     def _check(self, values: torch.Tensor) -> None:
-        """Each prompt's rows have its pixels, and no other's."""
+        """Check that the rows of a prompt have the same pixels, and other prompts have others."""
         by_prompt = values.view(self._prompts, RESPONSES)
         assert bool((by_prompt == by_prompt[:, :1]).all())
         assert len(by_prompt[:, 0].unique()) == self._prompts
@@ -115,13 +114,13 @@ def _call(method: Any, batch: Any, calls: list[dict[str, float]]) -> Any:
 
 
 def measure(prompts: int, runs: int, *, plain: bool, queue: bool) -> dict[str, list[dict[str, Any]]]:
-    """Each path by turns; by value last, for it leaves the driver large."""
+    """Run the paths alternately. The path by value is last, since the driver stays large after it."""
     logical = prompts * RESPONSES * PATCHES * WIDTH * 4
     workers = ROLLOUT_WORKERS + DATA * TENSOR
-    room = max(3 * logical, 128 * MIB)  # what is by value lies in Ray's object store
+    room = max(3 * logical, 128 * MIB)  # data by value are in Ray's object store
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ.pop("DATAPLANE_ADDRESS", None)
-    # verl's own actor asks for a processor; so do TransferQueue's
+    # verl's own actor and TransferQueue's need processors, too
     ray.init("local", num_cpus=workers + (8 if queue else 1), include_dashboard=False, object_store_memory=room)
     try:
         nodes.up(dp.NodeConfig(memory=BUDGET))
@@ -144,8 +143,8 @@ def measure(prompts: int, runs: int, *, plain: bool, queue: bool) -> dict[str, l
 
 
 def rows_of(results: dict[str, list[dict[str, Any]]], logical: int) -> list[Row]:
-    """The promises, what others take in times of ours. The driver's peak is of the first turns: what is by value leaves
-    it large."""
+    """The promises: ratios of other paths to ours. The driver's peak is of the first run of each path, since the driver
+    stays large after a path by value."""
     plane = results["plane"]
     stored = [each["stored"] / logical * RESPONSES for each in plane]
     rows = [row("stored / logical x 8", stored, at_most=1.05, unit="x", detail=f"{plane[0]['stored'] / MIB:.0f} MiB")]

@@ -1,4 +1,4 @@
-"""The workers of `bench.doors_verl`: verl's, without a model. They touch every byte that a model would."""
+"""The workers of `bench.doors_verl`: verl's workers without a model. They read every byte that a model would read."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MESH = make_nd_compute_dataproto_dispatch_fn(mesh_name="actor")
 class Measured(Worker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def start(self, queue: bool) -> None:
-        """Be there, connected to what carries the data."""
+        """Connect to the plane, and to TransferQueue if `queue`."""
         plane()
         if queue:
             tq.init()
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def forget_peak(self) -> None:
-        """Count its peak from now on."""
+        """Reset the peak of this process's memory."""
         forget_peak()
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL)
@@ -45,7 +45,7 @@ class Measured(Worker):
 class Rollout(Measured):
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate(self, prompts: DataProto) -> DataProto:
-        """A response a row, with its own pixels, equal to those of the prompt's other rows: verl's agent loop runs the
+        """Generate a response for each row, with its own copy of the prompt's pixels: verl's agent loop runs the
         processor for each response."""
         began = time.perf_counter()
         made = self._make(prompts)
@@ -54,7 +54,7 @@ class Rollout(Measured):
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO)
     def generate_into_queue(self, prompts: DataProto) -> DataProto:
-        """The same into TransferQueue, a key a row, as verl's newer trainer does; the keys."""
+        """The same, put into TransferQueue with a key a row, as in verl's newer trainer. Returns the keys."""
         began = time.perf_counter()
         fields = self._make(prompts).to_tensordict()
         computed = time.perf_counter() - began
@@ -82,7 +82,7 @@ class Rollout(Measured):
 
 
 class Consumer(Measured):
-    """Of a mesh in which each data-parallel rank is `tensor` tensor-parallel ranks wide."""
+    """A rank of a mesh. Each data-parallel rank has `tensor` tensor-parallel ranks."""
 
     def __init__(self, tensor: int) -> None:
         super().__init__()
@@ -91,12 +91,12 @@ class Consumer(Measured):
 
     @register(dispatch_mode=MESH, lazy=["multi_modal_inputs"])
     def phase(self, data: DataProto) -> DataProto:
-        """What computing log-probs or an update does with its data: all pixels, one micro-batch after another."""
+        """Read all pixels, one micro-batch after another, like a computation of log-probs or an update."""
         return self._touch(data.non_tensor_batch["multi_modal_inputs"], data.batch["input_ids"])
 
     @register(dispatch_mode=MESH)
     def phase_from_queue(self, data: DataProto) -> DataProto:
-        """The same from TransferQueue: every rank fetches its rows, as verl's bridge does."""
+        """The same from TransferQueue. Every rank gets its rows, as in verl's bridge."""
         fields = tq.kv_batch_get(data.non_tensor_batch["keys"].tolist(), PARTITION)
         return self._touch(fields["multi_modal_inputs"], fields["input_ids"])
 

@@ -1,5 +1,5 @@
-"""Streams over hosts of network namespaces: what bookkeeping costs on four hosts beside one, and how soon everybody
-knows more when one is killed.
+"""Streams over hosts of network namespaces: the cost of bookkeeping on four hosts compared with one, and the time until
+all clients have an answer when a host is killed.
 
 Run by `python -m bench.hosts`.
 """
@@ -29,16 +29,15 @@ RUNS = 5
 GROUP, BLOCK, BLOCKS = 8, 512, 60
 _TASK = "actor"
 _WORKERS = 4
-_WATCHED_S = 8.0  # that clients go on after a host was killed
+_WATCHED_S = 8.0  # time that clients continue after a host was killed
 _SMALL = ("--spill", "0", "--prewarm", "0")
 
 BREAKDOWN: dict[str, Any] = {}
-"""What explains the rows, for the JSON."""
+"""Details of the rows, for the JSON."""
 
 
 def bookkeeping(scratch: Path) -> list[Row]:
-    """Rows a second that four processes append in groups, consume in groups and ack: each on a host of its own, and all
-    four on one."""
+    """Rows a second that four processes append, consume in groups and ack: on four hosts, over the same on one."""
     ratios, four_costs, one_costs = [], [], []
     for _ in range(RUNS):
         with switch(4) as ends, nodes(ends, scratch, memory="256MiB", options=_SMALL) as hosts:
@@ -60,8 +59,8 @@ def bookkeeping(scratch: Path) -> list[Row]:
 
 
 def flow(addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, first: str = "") -> dict[str, Any]:
-    """The figures of one run: so many producers and consumers, of so many blocks each, over these nodes. `first`: what
-    their processes do before anything else."""
+    """Run `workers` processes that each append `blocks` blocks and consume, over these nodes. Returns rates and costs.
+    first: code that the processes run before."""
     with ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(address)) for address in addresses]
         if len(planes) > 1:
@@ -103,12 +102,12 @@ def flow(addresses: list[str], workers: int = _WORKERS, blocks: int = BLOCKS, fi
 
 
 def _counted(planes: list[dp.Plane]) -> list[int]:
-    """Requests that each node has sent and answered."""
+    """The number of requests that each node has sent and answered."""
     return [stats.asked + stats.answered for stats in (plane.stats() for plane in planes)]
 
 
 def work() -> None:
-    """What a worker's process does."""
+    """The main function of a worker's process."""
     asyncio.run(_work(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))
 
 
@@ -156,8 +155,8 @@ async def _work(address: str, number: int, blocks: int) -> None:
 
 
 def killed(scratch: Path) -> list[Row]:
-    """A host is killed while clients on two others get, append, consume and ack: how long until the last of them has
-    what it asked for, or a typed error."""
+    """A host is killed while clients on two others get, append, consume and ack: the time until the last call has a
+    result or an error of the plane."""
     worst: list[float] = []
     calls: dict[str, list[float]] = {}
     for _ in range(RUNS):
@@ -173,7 +172,7 @@ def killed(scratch: Path) -> list[Row]:
 
 
 def _kill(hosts: list[Host]) -> dict[str, float]:
-    """The longest that a call of each kind took since the host was killed, or since it began, if later."""
+    """The longest seconds of a call by kind, from the kill of the host, or from the call's start if that is later."""
     with ExitStack() as undo:
         planes = [undo.enter_context(dp.connect(host.address)) for host in hosts]
         together(planes)
@@ -182,13 +181,13 @@ def _kill(hosts: list[Host]) -> dict[str, float]:
         clients = [_Calls(plane, stream, refs) for plane, stream in zip(planes[:2], streams[:2], strict=True)]
         for client in clients:
             client.start()
-        time.sleep(1.0)  # all are at it
+        time.sleep(1.0)  # all clients make calls
         hosts[2].stop(signal.SIGKILL)
         at = time.monotonic()
-        time.sleep(_WATCHED_S)  # what is measured
+        time.sleep(_WATCHED_S)  # the measured time
         for client in clients:
             client.stop()
-        streams[0].close()  # who waits for rows is told so
+        streams[0].close()  # ends the waits for rows
         for client in clients:
             client.join()
     found: dict[str, float] = {}
@@ -200,8 +199,8 @@ def _kill(hosts: list[Host]) -> dict[str, float]:
 
 
 class _Calls:
-    """A client on one host, which does one thing after another in a thread each. Whatever is no typed error is raised
-    by `join`."""
+    """A client on one host, with a thread for each kind of call. `join` raises an error that a client need not
+    expect."""
 
     def __init__(self, plane: dp.Plane, stream: dp.Stream, refs: list[dp.BatchRef]) -> None:
         self.calls: list[tuple[str, float, float]] = []

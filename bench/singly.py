@@ -1,11 +1,10 @@
-"""An agent's row by itself, ours beside TransferQueue and Ray: `python -m bench.singly`, where both are installed.
+"""Single rows, ours compared with TransferQueue and Ray: `python -m bench.singly`, if both are installed.
 
-The row is 512 token ids in a list, 512 float32 and a float. Put one after another, 32 under way at a time, by eight
-processes, and read 64 at a time by one that gives them back: ours by a stream, TransferQueue by its keys. Against
-`ray.put` and `ray.get`: put by one actor, and got, each by itself, by another.
+A row is 512 token ids in a list, 512 float32 and a float. With TransferQueue, rows are put one after another, with 32
+puts in flight, and by eight processes. Then one process reads 64 at a time and acks or clears them. We use a stream,
+TransferQueue its keys. With Ray, one actor puts rows by `ray.put`, and another gets each by `ray.get`.
 
-Each end is an actor of Ray's, ours too, so that all are processes of one kind. Each system is a job of its own, with
-the other jobs idle; rounds are by turns.
+All processes are Ray actors, ours too. Each system is a job of its own. Rounds alternate, and other jobs are idle.
 """
 
 from __future__ import annotations
@@ -44,15 +43,15 @@ class Ours:
         self._stream = self._plane.stream(_NAME, tasks=["t"])
 
     def one_by_one(self, rows: int) -> float:
-        """Seconds of so many appends."""
+        """Seconds of `rows` appends, one after another."""
         return timed(lambda: [self._stream.append(ROW) for _ in range(rows)])
 
     def in_flight(self, rows: int) -> float:
-        """The same, `IN_FLIGHT` under way at a time."""
+        """Seconds of `rows` appends, `IN_FLIGHT` at a time."""
         return asyncio.run(_in_flight(self._address, rows))
 
     def consume(self, rows: int) -> float:
-        """Seconds of reading so many, `TOGETHER` at a time, and of giving them back."""
+        """Seconds to read and ack `rows` rows, `TOGETHER` at a time."""
 
         def work() -> None:
             for _ in range(rows // TOGETHER):
@@ -63,13 +62,13 @@ class Ours:
         return timed(work)
 
     def put(self, rows: int) -> tuple[float, list[Any]]:
-        """Seconds of so many puts, and what they gave."""
+        """Seconds of `rows` puts, and their references."""
         began = time.perf_counter()
         refs = [self._plane.put(ROW) for _ in range(rows)]
         return time.perf_counter() - began, refs
 
     def get(self, refs: list[Any]) -> float:
-        """Seconds of as many gets."""
+        """Seconds of a get of each reference."""
 
         def work() -> None:
             for ref in refs:
@@ -79,13 +78,13 @@ class Ours:
         return timed(work)
 
     def free(self, refs: list[Any]) -> None:
-        """What was put is needed no more."""
+        """Free the rows."""
         for ref in refs:
             self._plane.free(ref)
 
 
 async def _in_flight(address: str, rows: int) -> float:
-    """See `Ours.in_flight`; no method of it, since Ray runs an actor that has asynchronous ones in a loop."""
+    """Seconds of appends in flight. Not a method: Ray runs actors with asynchronous methods in an event loop."""
     import dataplane as dp
 
     async with dp.aio.connect(address) as plane:
@@ -123,12 +122,12 @@ class Queue:
         return made
 
     def one_by_one(self, rows: int) -> float:
-        """As `Ours.one_by_one`."""
+        """Seconds of `rows` puts, one after another."""
         made = self._rows(rows)
         return timed(lambda: [self._queue.kv_put(*each) for each in made])
 
     def in_flight(self, rows: int) -> float:
-        """As `Ours.in_flight`."""
+        """Seconds of `rows` puts, `IN_FLIGHT` at a time."""
         left = iter(self._rows(rows))
 
         async def some() -> None:
@@ -141,7 +140,7 @@ class Queue:
         return timed(lambda: asyncio.run(all_of_them()))
 
     def consume(self, rows: int) -> float:
-        """As `Ours.consume`; the keys are known."""
+        """Seconds to read and clear `rows` rows, `TOGETHER` at a time. The list of keys is not timed."""
         keys = list(self._queue.kv_list(_NAME)[_NAME])[:rows]
 
         def work() -> None:
@@ -158,7 +157,7 @@ class Objects:
     """A process that uses Ray's objects."""
 
     def put(self, rows: int) -> tuple[float, list[Any]]:
-        """As `Ours.put`."""
+        """Seconds of `rows` puts, and their references."""
         import ray
 
         began = time.perf_counter()
@@ -166,7 +165,7 @@ class Objects:
         return time.perf_counter() - began, refs
 
     def get(self, refs: list[Any]) -> float:
-        """As `Ours.get`."""
+        """Seconds of a get of each reference."""
         import ray
 
         def work() -> None:
@@ -176,11 +175,11 @@ class Objects:
         return timed(work)
 
     def free(self, refs: list[Any]) -> None:
-        """As `Ours.free`: they go with what refers to them."""
+        """Do nothing: Ray frees objects without references."""
 
 
 def _flows(ends: Sequence[Any]) -> dict[str, float]:
-    """Microseconds a row of what goes through a stream or a queue. Each row is put and given back."""
+    """Microseconds a row through a stream or a queue, by measurement. All rows are read in the end."""
     import ray
 
     first = ends[0]
@@ -195,7 +194,7 @@ def _flows(ends: Sequence[Any]) -> dict[str, float]:
 
 
 def _passes(ends: Sequence[Any]) -> dict[str, float]:
-    """Microseconds a row of what one process puts and another gets."""
+    """Microseconds of a row that one process puts and another gets."""
     import ray
 
     put, refs = ray.get(ends[0].put.remote(ROWS))
@@ -205,7 +204,7 @@ def _passes(ends: Sequence[Any]) -> dict[str, float]:
 
 
 def _serve(system: str) -> None:
-    """A job that measures this system."""
+    """Answer the rounds of a job with this system."""
     if system == QUEUE:
         with transfer_queue("SimpleStorage", "512MiB", 128 << 20):
             ends = actors(Queue, PROCESSES)
@@ -230,7 +229,7 @@ def _serve(system: str) -> None:
 
 
 def compared(found: dict[str, list[dict[str, float]]]) -> list[Row]:
-    """How many times as long the others take for what ours does too."""
+    """The ratios of the others' times to ours."""
     rows = []
     for name in (QUEUE, OBJECTS):
         for what in found[name][0] if found[name] else ():
@@ -243,7 +242,7 @@ def compared(found: dict[str, list[dict[str, float]]]) -> list[Row]:
 
 
 def main() -> int:
-    """Measure, print, write JSON; 1 where another is faster."""
+    """Measure, print, write JSON. Returns 1 if another system is faster, else 0."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(prog="python -m bench.singly", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=7, help="how often (default: %(default)s)")
