@@ -1,9 +1,8 @@
-"""Workloads: what the steps of real RLVR jobs are made of, in numbers, to be replayed.
+"""Workloads: the lengths, sizes and times of the steps of real RLVR jobs, to be replayed.
 
-Two ways lead to the same frozen values, a `Trace` of `Step`s of arrays: `generate` makes one from the tables of
-seven measured tasks (`TASKS`), and `read` takes one from a trace file in either format of PolyTrace. `write` saves one
-so that it can be read again. Nothing here knows of planes, stores or processes: it is numbers, and imports NumPy alone.
-`distance` says how near what is made is to the tables.
+A workload is a `Trace`: frozen `Step`s of arrays. `generate` makes a trace from the tables of seven measured tasks
+(`TASKS`). `read` reads one from a trace file in either format of PolyTrace, and `write` saves one in such a file.
+`distance` compares generated traces with the tables. This package uses no planes, stores or processes.
 """
 
 from bench.workloads.generator import generate

@@ -1,7 +1,7 @@
-"""`python -m bench.workloads TASK` shows what the steps of an RLVR task, or of a trace, are made of.
+"""`python -m bench.workloads TASK` prints the distributions of an RLVR task or of a trace file.
 
-Without a task it prints how far the generator is from the tables, the worst of a few seeds, at several sizes. The bound
-is 0.03 from 512 prompts on. Below, a sample of n values cannot be nearer than 1/2n to anything smooth.
+Without a task it prints the distances of generated traces from the tables, the largest of a few seeds, at several
+sizes. The bound is 0.03 from 512 prompts on. The distance of n values from a smooth distribution is at least 1/2n.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SIZES = (16, 128, 512, 2560)
 SEEDS = range(5)
 BOUND, BOUND_FROM = 0.03, 512
 
-#: Sums of what other tables are of. It is drawn near its table, but what it is a sum of comes first.
+#: Columns that are sums of others. They are drawn near their tables, but the other columns have priority.
 SUMS = {"total_tokens"}
 
 
 def worst(name: str, prompts: int) -> dict[str, float]:
-    """By what a table is of, the largest distance over the seeds."""
+    """The largest distance over the seeds, by the name of a table."""
     found: dict[str, float] = {}
     for seed in SEEDS:
         trace = generate(name, prompts=prompts // 16, steps=16, seed=seed)
@@ -34,7 +34,7 @@ def worst(name: str, prompts: int) -> dict[str, float]:
 
 
 def distances() -> int:
-    """Print the distances; 1 where one is beyond the bound."""
+    """Print the distances. Returns 1 if one is beyond the bound, else 0."""
     failed = False
     print(f"{'two-sample KS distance, prompts:':<56}" + "".join(f"{n:>8,}" for n in SIZES))
     for name in TASKS:
@@ -53,7 +53,7 @@ def distances() -> int:
 
 
 def shown(chosen: argparse.Namespace) -> int:
-    """Print what a task or a trace file is made of. Raises ValueError for a wrong command line, DataplaneError."""
+    """Print the distributions of a task or a trace file. Raises ValueError (a wrong command line), DataplaneError."""
     sizes = {name: getattr(chosen, name) for name in ("prompts", "samples", "steps", "seed", "scale")}
     given = {name: value for name, value in sizes.items() if value is not None}
     if chosen.task in TASKS:
@@ -75,16 +75,16 @@ def shown(chosen: argparse.Namespace) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what `arguments` (else the command line) ask for; the exit code."""
+    """Run the command of `arguments`, by default of the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.workloads", description=__doc__)
     parser.add_argument("task", metavar="TASK", nargs="?", help="one of the seven tasks, or a trace file")
     parser.add_argument("--prompts", type=int, metavar="N", help="prompts a step (default: the task's)")
     parser.add_argument("--samples", type=int, metavar="N", help="responses a prompt (default: the task's)")
     parser.add_argument("--steps", type=int, metavar="N", help="training steps (default: 4)")
-    parser.add_argument("--seed", type=int, metavar="N", help="the same gives the same (default: 0)")
-    parser.add_argument("--scale", type=float, metavar="X", help="so many times the prompts (default: 1)")
-    parser.add_argument("--cycle", action="store_true", help="of a file: reuse inputs where there are more outputs")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the trace, to be read again")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of the generator (default: 0)")
+    parser.add_argument("--scale", type=float, metavar="X", help="factor of the prompts (default: 1)")
+    parser.add_argument("--cycle", action="store_true", help="of a file: reuse inputs if there are more outputs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the trace to a file")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distributions, to a .png, .pdf or .svg")
     chosen = parser.parse_args(arguments)
     if chosen.task is None:

@@ -1,7 +1,7 @@
-"""How far a made workload is from the tables: two-sample Kolmogorov-Smirnov distances, and how alike groups are.
+"""Distances of a generated workload from the tables: two-sample Kolmogorov-Smirnov, and the similarity in groups.
 
-The other sample is drawn here from the same tables with none of the generator's code: by NumPy's linear interpolation
-between percentiles, as they were taken; by NumPy's own normals for the published mixture; and log-normals for moments.
+The other sample is drawn here from the same tables, without code of the generator: by NumPy's linear interpolation
+between percentiles, by NumPy's normals for the published mixture, and by log-normals for moments.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bench.workloads.trace import Step, Trace
 Floats = npt.NDArray[np.float64]
 
 REFERENCE = 50_001
-"""Values of the other sample: of quantiles evenly spaced, of mixtures as many draws."""
+"""Values of the other sample: evenly spaced quantiles, or draws of a mixture."""
 
 
 def distance(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
@@ -30,13 +30,13 @@ def distance(one: npt.ArrayLike, other: npt.ArrayLike) -> float:
 
 
 def expected(name: str, column: str) -> Floats:
-    """A sample of a table of quantiles."""
+    """Evenly spaced quantiles of a table."""
     values = task(name).figures["quantiles"][column]
     return np.interp(np.linspace(0, 100, REFERENCE), percentiles(), values)
 
 
 def figures(trace: Trace) -> Iterator[tuple[str, Floats, Floats]]:
-    """Of a generated trace: what a table or a model is of, what was made, and the other sample."""
+    """For each table or model of a generated trace: its name, the generated values, and the other sample."""
     match trace.name:
         case "math_235b":
             yield from _mixture(trace)
@@ -114,14 +114,14 @@ def _calls(trace: Trace) -> Iterator[tuple[str, Floats, Floats]]:
 
 
 def ranks(values: Floats) -> Floats:
-    """From 1, ties sharing the mean of theirs."""
+    """The ranks of the values, from 1. Equal values have the mean of their ranks."""
     _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts - 1) / 2)[which]
 
 
 def spearman(one: Floats, other: Floats) -> float:
-    """The rank correlation."""
+    """Spearman's rank correlation."""
     return float(np.corrcoef(ranks(one), ranks(other))[0, 1])
 
 

@@ -1,4 +1,4 @@
-"""A step that is put together response by response, as a reader meets them."""
+"""A step that is built response by response, in the order of a file."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from bench.workloads.trace import ARRAYS, Step
 
 
 class StepDraft:
-    """Responses are added in the order of their prompts; `step` makes the arrays."""
+    """A builder of a step. Responses are added in the order of their prompts."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self._columns: dict[str, list[Any]] = {name: [] for name in ARRAYS}
 
     def prompt(self, tokens: int, vision_tokens: int = 0, images: int = 0, patches: int = 0) -> None:
-        """The responses that follow are to this one."""
+        """Add a prompt. The next responses are responses to it."""
         values = (tokens, vision_tokens, images, patches)
         for name, value in zip(("input_tokens", "vision_tokens", "images", "patches"), values, strict=True):
             self._columns[name].append(value)
@@ -31,7 +31,7 @@ class StepDraft:
         engine_seconds: Sequence[float] = (),
         tool_seconds: Sequence[float] = (),
     ) -> None:
-        """One of the last prompt, by its turns. Seconds that are not given are 0."""
+        """Add a response to the last prompt, with a value for each turn. Seconds are 0 by default."""
         into, none = self._columns, [0.0] * len(outputs)
         into["group"].append(len(into["input_tokens"]) - 1)
         into["turns"].append(len(outputs))
@@ -42,6 +42,6 @@ class StepDraft:
         into["tool_seconds"] += tool_seconds or none
 
     def step(self) -> Step:
-        """What was added."""
+        """The step of all prompts and responses. Raises SchemaMismatch."""
         arrays: dict[str, Any] = {name: np.array(self._columns[name], kind) for name, (_, kind) in ARRAYS.items()}
         return Step(self.number, **arrays)

@@ -1,8 +1,8 @@
-"""Workloads made from the tables: the seven tasks, at any size.
+"""Workloads generated from the tables of the seven tasks, at any size.
 
-What always holds: the same task, sizes and seed give the same trace, in any process; the distributions of a whole
-trace are those of its task's tables, to within one part in the number of its values (`quantiles`); each response of a
-group has its prompt's input and pixels.
+Invariants: the same task, sizes and seed give the same trace in any process. The distributions of a whole trace of n
+values differ from the task's tables by at most 1/n (`quantiles`). All responses of a group have the prompt's input and
+pixels.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from bench.workloads.tables import Task, task
 from bench.workloads.trace import ARRAYS, Ints, Step, Trace
 from dataplane.errors import LimitExceeded
 
-#: Responses of a trace, which is made at once: some 120 bytes for each turn.
+#: The limit of a trace, which is made in memory: about 120 bytes for each turn.
 MOST_RESPONSES = 1 << 24
 
-_REWARDED = 64  # samples that `reward_seconds_per_64_samples` is of
+_REWARDED = 64  # samples of a value of `reward_seconds_per_64_samples`
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -37,10 +37,10 @@ def generate(
     seed: int = 0,
     scale: float = 1.0,
 ) -> Trace:
-    """A trace of a task: `steps` of `prompts` each, times `scale`, with `samples` responses to each prompt.
+    """Generate a trace of a task: `steps` steps of `scale * prompts` prompts, with `samples` responses to each.
 
-    What is not given is the task's own. Raises ValueError for an unknown task or sizes that are none, `LimitExceeded`
-    for a trace that is too large to make at once."""
+    prompts, samples: None for the task's own. Raises ValueError for an unknown task or invalid sizes, `LimitExceeded`
+    for more than `MOST_RESPONSES` responses."""
     of = task(name)
     prompts = _positive("prompts", of.prompts_per_step if prompts is None else prompts)
     samples = _positive("samples", of.group_size if samples is None else samples)
@@ -71,7 +71,7 @@ def _positive(what: str, value: int) -> int:
 
 
 def _text(of: Task, prompts: int, samples: int, source: np.random.Generator) -> Arrays:
-    """One turn, of tokens by tables."""
+    """Text tasks: responses of one turn, with tokens by tables."""
     siblings, follows = of.figures["sibling_spearman"], of.figures["input_output_spearman"]
     inputs, outputs = groups.shares(prompts, samples, siblings, follows, source)
     prompt = tokens(of.quantiles["input_tokens"].at(inputs))
@@ -85,10 +85,10 @@ def _video(of: Task, prompts: int, samples: int, source: np.random.Generator) ->
 
 
 def _image(of: Task, prompts: int, samples: int, source: np.random.Generator) -> Arrays:
-    """Text, images of one size a prompt, an answer. Who has no image has no tokens of one, and some text."""
+    """Prompts of text and images of one size, with one answer. A prompt without images has some text."""
     of_images, of_text = (scattered(prompts, source) for _ in range(2))
     images = tokens(of.quantiles["images_per_prompt"].at(of_images))
-    of_images[images > 0] = source.permutation(of_images[images > 0])  # how large they are goes not by how many
+    of_images[images > 0] = source.permutation(of_images[images > 0])  # so that sizes do not depend on numbers
     per_image = np.where(images > 0, tokens(of.quantiles["image_tokens_per_image"].at(of_images), 1), 0)
     text = tokens(of.quantiles["text_tokens"].at(of_text))
     _swap(text, np.flatnonzero((images == 0) & (text == 0)), np.flatnonzero((images > 0) & (text > 0)), source)
@@ -97,7 +97,7 @@ def _image(of: Task, prompts: int, samples: int, source: np.random.Generator) ->
 
 
 def _swap(values: Ints, empty: Ints, others: Ints, source: np.random.Generator) -> None:
-    """Exchange the values at `empty` for as many of those at `others`."""
+    """Exchange the values at `empty` with as many random ones at `others`."""
     n = min(len(empty), len(others))
     taken = source.permutation(others)[:n]
     values[empty[:n]], values[taken] = values[taken], values[empty[:n]]
@@ -147,7 +147,7 @@ def _pixels(vision_tokens: Ints, images: Ints) -> Arrays:
 
 
 def _rewards(of: Task, responses: int, steps: int, source: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Rewards are computed for 64 responses of a step at a time; each has the time of all 64."""
+    """The seconds of rewards, which are computed for 64 responses of a step at a time. Each has the time of all 64."""
     if "reward_seconds_per_64_samples" not in of.quantiles:
         return np.zeros(responses * steps)
     batches = -(-responses // _REWARDED)
@@ -157,7 +157,7 @@ def _rewards(of: Task, responses: int, steps: int, source: np.random.Generator) 
 
 
 def _steps(made: Arrays, prompts: int, samples: int, steps: int) -> tuple[Step, ...]:
-    """The whole, cut into steps. What was not made is zero."""
+    """Cut the arrays into steps. Missing arrays are zero."""
     responses = prompts * samples
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(made["turns"])])[::responses]
     made["group"] = np.tile(np.repeat(np.arange(prompts), samples), steps)

@@ -1,7 +1,7 @@
-"""JSON that says where it is wrong: values are read by the standard library's parser, and lines found afterwards.
+"""JSON with the lines of errors: the standard library parses values, and lines are found only for an error.
 
-A reader raises `Malformed` with the keys and indices that lead to the value that does not fit; `line_of` finds the
-line that it begins on, by walking there through the text again. So what is right costs nothing extra.
+A reader raises `Malformed` with the path of the wrong value, its keys and indices. `line_of` finds the line on which
+the value begins, by a second pass over the text. So a correct file takes no extra time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Path = tuple[str | int, ...]
 
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
-_PIECE = re.compile(r"([-+.eE\d]*|t|tr|tru|f|fa|fal|fals|n|nu|nul)\s*")  # nothing, or what a word or number begins with
-_DEEP = 64  # of what is nested deeper than the parser goes, the line is the one where it gets so deep
+_PIECE = re.compile(r"([-+.eE\d]*|t|tr|tru|f|fa|fal|fals|n|nu|nul)\s*")  # empty, or the beginning of a word or number
+_DEEP = 64  # too deeply nested text is reported at the line with this depth
 _MOST = 1 << 48  # tokens: sums of them stay exact
 
 
 class Malformed(Exception):
-    """The value at `path` is not what belongs there."""
+    """The value at `path` is wrong. `line`: 0 if it is not known yet."""
 
     def __init__(self, path: Path, message: str, *, line: int = 0, expected: str = "", found: str = "") -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def parse(text: str) -> Any:
-    """The value that the text is. Raises `Malformed`, with the line, where it is none, or only part of one."""
+    """Parse a JSON text. Raises `Malformed` with the line if it is invalid or incomplete."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
@@ -72,7 +72,7 @@ def _deep_line(text: str) -> int:
 
 
 def line_of(text: str, path: Path) -> int:
-    """The line on which the value at `path` begins, or the last value on the way there that exists."""
+    """The line on which the value at `path` begins, or the last existing value on this path."""
     at = _skip(text, 0)
     for key in path:
         found = _child(text, at, key)
@@ -108,13 +108,13 @@ def _skip(text: str, at: int) -> int:
 
 
 def shown(value: Any) -> str:
-    """A value as it is shown in an error."""
+    """A value as JSON of at most 40 characters, for errors."""
     text = json.dumps(value)
     return text if len(text) <= 40 else text[:37] + "..."
 
 
 def whole(value: Any, path: Path, least: int = 0) -> int:
-    """The value, which has to be an integer."""
+    """The value, if it is an integer from `least` on. Raises `Malformed`."""
     if type(value) is not int or not least <= value <= _MOST:
         expected = f"an integer from {least}" if least else "an integer that is not negative"
         raise _unfit(path, expected, value)
@@ -122,28 +122,28 @@ def whole(value: Any, path: Path, least: int = 0) -> int:
 
 
 def seconds(value: Any, path: Path) -> float:
-    """The value, which has to be seconds."""
+    """The value, if it is a number that is not negative. Raises `Malformed`."""
     if type(value) not in (int, float) or not 0 <= value < math.inf:
         raise _unfit(path, "seconds, a number that is not negative", value)
     return float(value)
 
 
 def member(record: dict[str, Any], key: str, path: Path) -> Any:
-    """What the record has under the key."""
+    """The record's value of the key. Raises `Malformed` if it is missing."""
     if key not in record:
         raise Malformed(path, f"{shown(key)} is missing", expected=key, found=", ".join(record))
     return record[key]
 
 
 def record(value: Any, path: Path) -> dict[str, Any]:
-    """The value, which has to be an object."""
+    """The value, if it is an object. Raises `Malformed`."""
     if not isinstance(value, dict):
         raise _unfit(path, "an object", value)
     return value
 
 
 def items(value: Any, path: Path, of: int | None = None) -> list[Any]:
-    """The value, which has to be a list, of so many if that is said."""
+    """The value, if it is a list, and of the length `of` if given. Raises `Malformed`."""
     if not isinstance(value, list):
         raise _unfit(path, "a list", value)
     if of is not None and len(value) != of:
@@ -152,17 +152,17 @@ def items(value: Any, path: Path, of: int | None = None) -> list[Any]:
 
 
 def all_whole(value: Any, path: Path, of: int | None = None) -> list[int]:
-    """The value, which has to be a list of integers."""
+    """The value, if it is a list of integers, and of the length `of` if given. Raises `Malformed`."""
     return [whole(item, (*path, i)) for i, item in enumerate(items(value, path, of))]
 
 
 def all_seconds(value: Any, path: Path, of: int) -> list[float]:
-    """The value, which has to be a list of seconds."""
+    """The value, if it is a list of `of` seconds. Raises `Malformed`."""
     return [seconds(item, (*path, i)) for i, item in enumerate(items(value, path, of))]
 
 
 def shown_path(path: Iterable[str | int]) -> str:
-    """The way to a value: `["0"]["input"][3]`."""
+    """The text of a path: `["0"]["input"][3]`."""
     return "".join(f"[{shown(key)}]" for key in path) or "the whole"
 
 

@@ -1,9 +1,9 @@
-"""Tasks of which parameters were published, and not samples: a mixture for one, moments for the other.
+"""The two tasks with published parameters and no samples: a mixture for one, moments for the other.
 
-Responses share their prompt, but the parameters are of pairs of prompt and response. So a prompt's length is drawn
-from the mixture, and each of its responses from what the mixture says of responses to prompts of that length: which
-component it is of, by Bayes' rule, and then its place in that one. Every response and its prompt are together as the
-mixture has them, and siblings are alike by as much as their prompt's length tells, which is little.
+The parameters describe pairs of prompt and response, but responses share their prompt. So a prompt's length is drawn
+from the mixture. Each of its responses is drawn from the conditional distribution for this length: first its component,
+by Bayes' rule, then its value in that component. So each pair has the distribution of the mixture. Siblings are similar
+only through their prompt's length, which is little.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ class Normals:
     deviations: Floats
 
     def draw(self, n: int, source: np.random.Generator) -> Floats:
-        """So many, spread over all components and each."""
+        """`n` values, spread evenly over the components and over each component."""
         bounds = np.cumsum(self.weights) / self.weights.sum()
         which = np.searchsorted(bounds, scattered(n, source), side="right").clip(max=len(bounds) - 1)
         scores = self.means[which] + self.deviations[which] * source.standard_normal(n)
         return Quantiles.normals(self.weights, self.means, self.deviations).at(spread(scores, source))
 
     def component(self, of: Floats, source: np.random.Generator) -> Ints:
-        """For each value, of which component it may be."""
+        """A component for each value, drawn by its probability given the value."""
         scaled = (of[:, None] - self.means) / self.deviations
         logs = np.log(self.weights / self.deviations) - 0.5 * scaled**2
         likely = np.exp(logs - logs.max(axis=1, keepdims=True))
@@ -66,7 +66,7 @@ _STANDARD = Quantiles.normals([1.0], [0.0], [1.0])
 
 
 def log_moments(mean: Floats, deviation: Floats) -> tuple[Floats, Floats]:
-    """Mean and deviation of the logarithm of what is log-normal with such a mean and deviation."""
+    """Mean and deviation of the logarithm of a log-normal variable with this mean and deviation."""
     variance = np.log1p((deviation / mean) ** 2)
     return np.log(mean) - variance / 2, np.sqrt(variance)
 
@@ -76,8 +76,8 @@ def calls(
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Prompts' tokens [prompts], turns of each response, and each turn's tokens in and out.
 
-    Of each number of calls the means and deviations of every turn's tokens were published; lengths are positive and
-    skewed, so they are taken to be log-normal."""
+    Published are the means and deviations of every turn's tokens, for each number of calls. Lengths are positive and
+    skewed, so they are assumed to be log-normal."""
     counts, moments = figures["calls"], figures["tokens_per_call"]
     numbers = np.array([int(n) for n in counts])
     first = np.array([moments[n]["input"][0] for n in counts])

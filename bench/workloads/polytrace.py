@@ -1,6 +1,6 @@
-"""Traces in files, in either format of PolyTrace (arXiv 2509.25279): `stepfiles` and `steplogs` say which those are.
+"""Trace files in either format of PolyTrace (arXiv 2509.25279), which `stepfiles` and `steplogs` describe.
 
-A file that is cut short or malformed is refused whole: `SchemaMismatch`, whose message begins with file and line.
+An incomplete or malformed file is refused as a whole: `SchemaMismatch`, with a message that begins with file and line.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LOGS = ("packed_lengths_step_*.jsonl", "multiturn_workload_step_*.jsonl")
 
 
 def read(path: str | Path, *, group_size: int | None = None, unpaired: Unpaired = "refuse") -> Trace:
-    """The trace in a file of either format, or in a directory of step logs.
+    """Read the trace in a file of either format, or in a directory of step logs.
 
-    `group_size`: so many responses in a row share a prompt, in a file of lengths that does not say so. `unpaired`:
-    what becomes of steps there with more or fewer inputs than outputs: they are refused, or the inputs used in turn.
-    Raises `SchemaMismatch` for what is no such file, OSError for one that cannot be read."""
+    group_size: the number of adjacent responses that share a prompt, for a file of lengths without groups. unpaired:
+    "refuse" steps in which inputs and outputs do not match, or "cycle" through the inputs. Raises `SchemaMismatch` for
+    an invalid file, OSError for one that cannot be read, ValueError for invalid arguments."""
     path = Path(path)
     if group_size is not None and group_size < 1:
         raise ValueError(f"group_size is at least 1, not {group_size}")
@@ -47,7 +47,7 @@ def read(path: str | Path, *, group_size: int | None = None, unpaired: Unpaired 
 
 
 def write(trace: Trace, path: str | Path) -> None:
-    """Save a trace as a file of lengths; `read` of it gives the same steps."""
+    """Save a trace as a file of lengths. `read` returns the same steps. Raises OSError."""
     with open(path, "w", encoding="utf-8") as file:
         file.writelines(stepfiles.lines(trace))
 
@@ -62,7 +62,7 @@ def _text(path: Path) -> str:
 
 
 def _is_log(text: str) -> bool:
-    """Whether the first key is that of a line, and not the number of a step."""
+    """Whether the text is a step log: its first key is not the number of a step."""
     first = re.match(r'\s*\{\s*"([^"\\]*)"', text)
     return first is not None and not first[1].isdigit()
 

@@ -1,13 +1,13 @@
-"""Distributions as what is known of them: quantiles. Values are drawn by the inverse of the distribution function.
+"""Distributions by their known quantiles. Values are drawn by the inverse of the distribution function.
 
-Between two known quantiles a value is interpolated: linearly, as NumPy's percentiles are; by a power law beyond the
-99th percentile, where tails are heavy (of video answers the last hundredth spans 310 to 16,000 tokens), and there
-geometrically to the largest; and not at all across a gap, two clusters between which nothing lies: where between its
-percentiles the jump is, is not known, so it is put in the middle, which is off by half of them at most.
+Values between two known quantiles are interpolated linearly, as by NumPy's percentiles. Beyond the 99th percentile
+tails are heavy (the longest hundredth of video answers spans 310 to 16,000 tokens): there a power law is used, and a
+geometric interpolation up to the largest value. A gap between two clusters has no values. The share at which it lies is
+not known, so the middle between its percentiles is used, which is wrong by half of their distance at most.
 
-Draws are spread, not independent: `spread` turns any scores into evenly spaced shares of the same order. So a trace of
-any size has the table's distribution to within one part in its size, while how values go together is up to the scores,
-and steps, which are parts of a trace, differ as much as random parts do.
+Draws are spread evenly, not independent: `spread` maps scores to evenly spaced shares of the same order. So the
+distribution of a trace of n values differs from the table's by at most 1/n. The scores determine the correlations of
+values. Steps are parts of a trace, and differ like random parts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GRID = 4097
 
 
 class Quantiles:
-    """An inverse distribution function by its knots."""
+    """An inverse distribution function, linear between knots."""
 
     def __init__(self, shares: npt.ArrayLike, values: npt.ArrayLike) -> None:
         self._shares = np.asarray(shares, np.float64)
@@ -37,7 +37,7 @@ class Quantiles:
     def of(
         cls, percentiles: Sequence[float], values: Sequence[float], gaps: Sequence[Sequence[float]] = ()
     ) -> Quantiles:
-        """From a table. `gaps` are pairs of neighbouring values between which nothing lies."""
+        """From a table. gaps: pairs of adjacent values without values between them."""
         shares = np.array(percentiles) / 100
         at: list[float] = [shares[0]]
         of: list[float] = [values[0]]
@@ -63,12 +63,12 @@ class Quantiles:
         return cls(shares, grid)
 
     def at(self, shares: Floats) -> Floats:
-        """The values below which such shares of all lie."""
+        """The values at these shares."""
         return np.interp(shares, self._shares, self._values)
 
 
 def _pareto(low: float, high: float) -> Floats:
-    """The shares at which a value has grown by equal factors between two of a power law's."""
+    """The shares of a power law at which the value has grown by equal factors, between two shares."""
     shares: Floats = 1 - (1 - low) * ((1 - high) / (1 - low)) ** _TAIL_KNOTS
     return shares
 
@@ -79,7 +79,7 @@ def _normal_shares(values: Floats, normal: NormalDist) -> Floats:
 
 
 def spread(scores: Floats, source: np.random.Generator) -> Floats:
-    """Shares in (0, 1), as many as scores and in their order, one in each of as many equal parts of that range."""
+    """Random shares in (0, 1) in the order of the n scores, one in each of n equal parts of the range."""
     n = len(scores)
     shares = np.empty(n)
     shares[np.argsort(scores, kind="stable")] = (np.arange(n) + source.random(n)) / max(n, 1)
@@ -87,7 +87,7 @@ def spread(scores: Floats, source: np.random.Generator) -> Floats:
 
 
 def scattered(n: int, source: np.random.Generator) -> Floats:
-    """As many shares, spread as evenly, in no order."""
+    """`n` evenly spread shares in random order."""
     return (source.permutation(n) + source.random(n)) / max(n, 1)
 
 

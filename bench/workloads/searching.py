@@ -1,12 +1,11 @@
-"""Trajectories that search: turns of the model, and a tool's answer between each two.
+"""Search trajectories: turns of the model, with a tool's answer between adjacent turns.
 
-How many turns there are, and how long each is, is one draw: of each number of turns there is a table of each turn's
-tokens, and how the turns of one trajectory correlate. The first turn of two is short and the last one long, the middle
-ones of five are longer still, so the turns of all trajectories from one table would not sum up to the trajectories'.
+The lengths of turns depend on their number. For each number of turns there are tables of each turn's tokens, and the
+correlations of the turns of a trajectory. Of two turns the first is short and the last long, and the middle ones of
+five are longer still. So turns drawn from one table for all trajectories would not have the trajectories' sums.
 
-The tool's tokens are drawn from a table of their own. Then its answers are dealt again, once, so that the totals come
-near theirs: a trajectory whose total is too small for its rank gets longer ones. That changes which trajectory has an
-answer, and not which there are.
+The tokens of answers are drawn from a table of their own. Then answers are redistributed once, to bring the totals near
+their table: a trajectory with a total too small for its rank gets longer answers. The set of answers stays the same.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def trajectories(
     turns = np.searchsorted(bounds, scattered(responses, source), side="right").clip(max=len(bounds) - 1)
     turns = np.array([int(n) for n in counts])[turns]
     first = np.cumsum(turns) - turns
-    called = np.delete(np.arange(turns.sum()), first)  # the turns that a tool's answer came before
+    called = np.delete(np.arange(turns.sum()), first)  # the turns after a tool's answer
     own = np.repeat(np.arange(responses), turns)
 
     prompt = tokens(task.quantiles["prompt_tokens"].at(scattered(prompts, source)), 1)
@@ -69,6 +68,6 @@ def _completions(model: Mapping[str, Any], responses: int, source: np.random.Gen
 
 
 def _missing(task: Task, total: Floats, turns: Ints, source: np.random.Generator) -> Floats:
-    """By how much each total is less than the one that the table has at its rank."""
+    """The table's total at the rank of each total, less this total."""
     total = total + task.figures["template_tokens_per_tool_call"] * (turns - 1)
     return task.quantiles["total_tokens"].at(spread(total, source)) - total

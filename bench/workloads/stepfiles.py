@@ -1,11 +1,10 @@
 """PolyTrace's files of lengths: an object with a step under each number (its README).
 
-A step of single turns is `{"input": [...], "output": [...]}`, an entry a response. Twice or more as many outputs as
-inputs are the responses of each prompt in order. A step of several turns is a list of sessions of the same form, with
-an entry a turn.
+A step of single turns is `{"input": [...], "output": [...]}`, with an entry for each response. If outputs are a
+multiple of inputs, the responses of each prompt follow each other. A step of several turns is a list of sessions of the
+same form, with an entry for each turn.
 
-`write` adds what the format has no place for under names of its own, those of `Step`'s arrays and `group`, where it is
-not zero; other readers pass over them.
+`write` adds other arrays of `Step` under their names if they are not zero, and `group`. Other readers ignore them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _OF_PROMPTS = ("vision_tokens", "images", "patches")
 
 
 def steps(data: Any, group_size: int | None, unpaired: Unpaired) -> list[Step]:
-    """The steps of a parsed file, in the order of their numbers."""
+    """The steps of a parsed file, in the order of their numbers. Raises `Malformed`."""
     found: dict[int, Step] = {}
     for key, value in record(data, ()).items():
         if not (key.isascii() and key.isdigit() and len(key) < 19) or int(key) in found:
@@ -78,7 +77,7 @@ def _single(draft: StepDraft, row: dict[str, Any], path: Path, group_size: int |
 
 
 def _groups(row: dict[str, Any], path: Path, inputs: list[int], group_size: int | None) -> list[int]:
-    """Of each response its prompt: by the file, else so many in a row, else each its own."""
+    """The prompt of each response: that of the file, else by `group_size`, else one for each."""
     n = len(inputs)
     if "group" in row:
         group = all_whole(row["group"], (*path, "group"), n)
@@ -127,7 +126,7 @@ def _sessions(draft: StepDraft, rows: list[Any], path: Path, group_size: int | N
 
 
 def lines(trace: Trace) -> Iterator[str]:
-    """The file's text: a step a line, or a session a line, so that an error's line says where it is."""
+    """The file's text, with a line for each step, or for each session, so that errors have useful lines."""
     yield "{\n"
     for i, step in enumerate(trace.steps):
         end = ",\n" if i + 1 < len(trace.steps) else "\n"

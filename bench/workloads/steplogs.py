@@ -1,8 +1,8 @@
-"""PolyTrace's step logs: a line for each prompt of each rank, and those of its search task, one for each trajectory.
+"""PolyTrace's step logs: a line for each prompt of each rank, or, for its search task, for each trajectory.
 
 A prompt's line has `step, rank, dp_rank, tp_rank, local_index, input, output, n_sampling`: the tokens of a prompt, and
-those of its `n_sampling` responses. Ranks of one tensor-parallel group log the same: a line that repeats what another
-`tp_rank` logged is passed over. So are lines with `"validate": true`, which are of no training step.
+those of its `n_sampling` responses. Ranks of one tensor-parallel group log the same lines: a repeated line of another
+`tp_rank` is ignored. Lines with `"validate": true` are ignored, too: they belong to no training step.
 
 A trajectory's line has `step, prompt_len, turns, tool_calls, prompt_group_id`, with the tokens and seconds of each
 turn and of each call.
@@ -30,7 +30,7 @@ _PLACE = ("step", "rank", "dp_rank", "tp_rank", "local_index", "n_sampling")
 
 
 class Log:
-    """Steps by their lines, of one file or of several."""
+    """The steps of the lines of one or several files."""
 
     def __init__(self) -> None:
         self._logged: dict[int, dict[tuple[Any, ...], int]] = {}
@@ -38,7 +38,7 @@ class Log:
         self._searches: dict[int, dict[int, list[Any]]] = {}
 
     def add(self, text: Iterable[str]) -> None:
-        """Take a file's lines. Raises `Malformed`, with the line."""
+        """Add the lines of a file. Raises `Malformed` with the line's number."""
         for number, line in enumerate(text, 1):
             if line.strip():
                 try:
@@ -95,7 +95,7 @@ class Log:
         of_step.append((inputs, outputs, 0.0, engine, tool))
 
     def steps(self) -> list[Step]:
-        """Those that were logged, in the order of their numbers."""
+        """The logged steps, in the order of their numbers."""
         for number, of_groups in self._searches.items():
             draft = self._drafts.setdefault(number, StepDraft(number))
             for group in sorted(of_groups):

@@ -1,4 +1,4 @@
-"""A trace as text for people, and as a picture: what `dataplane bench workload` shows."""
+"""A trace as text and as a plot: the output of `python -m bench.workloads`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PERCENTILES = (1, 10, 50, 90, 99)
 
 
 def series(trace: Trace) -> Iterator[tuple[str, Floats]]:
-    """What the trace has figures for, by name."""
+    """The figures of the trace, by name."""
     pictures = any(step.images.any() for step in trace.steps)
     turn = " a turn" if trace.multi_turn else ""
     yield "input tokens, a prompt", trace.each(lambda s: s.input_tokens)
@@ -34,7 +34,7 @@ def series(trace: Trace) -> Iterator[tuple[str, Floats]]:
 
 
 def text(trace: Trace) -> str:
-    """The sizes, quantiles of each series, and the totals."""
+    """The trace's sizes, the quantiles of each series, and the totals, as text."""
     prompts, responses = (sum(getattr(step, of) for step in trace.steps) for of in ("prompts", "responses"))
     steps = f"{len(trace.steps)} steps" if len(trace.steps) > 1 else "1 step"
     lines = [
@@ -65,7 +65,7 @@ def _totals(trace: Trace) -> Iterator[str]:
 
 
 def plot(trace: Trace, path: Path) -> None:
-    """The distribution function of each series, to a file. Raises ValueError where matplotlib is not installed."""
+    """Plot the distribution function of each series to a file. Raises ValueError if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,7 +1,6 @@
-"""The seven tasks, as `tables.json` has them: read once, when first asked for, and checked then.
+"""The seven tasks of `tables.json`, which is read once, at the first use.
 
-The file is data that was transcribed, with sources; nothing in it is computed. What it calls `assumed` the sources do
-not say.
+The file has transcribed data with their sources, and nothing computed. Its `assumed` figures are not in the sources.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from bench.workloads.quantiles import Quantiles
 
-#: Their names.
+#: The names of the tasks.
 TASKS = (
     "video_understanding_7b",
     "math_dapo_32b",
@@ -29,7 +28,7 @@ TASKS = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task:
-    """What is known of one."""
+    """The figures of a task."""
 
     name: str
     modality: str
@@ -37,11 +36,11 @@ class Task:
     #: Responses that share one prompt.
     group_size: int
     prompts_per_step: int
-    #: No response is longer; None: not known.
+    #: The most tokens of a response; None: not known.
     output_clip: int | None
-    #: Which of its figures were not measured.
+    #: The names of figures that were not measured.
     assumed: tuple[str, ...]
-    #: What was measured, as a distribution, by name.
+    #: Measured distributions, by name.
     quantiles: Mapping[str, Quantiles]
     #: The other figures.
     figures: Mapping[str, Any]
@@ -54,14 +53,14 @@ def _tables() -> dict[str, Any]:
 
 
 def percentiles() -> list[float]:
-    """Those that every table of quantiles has."""
+    """The percentiles of every table of quantiles."""
     found: list[float] = _tables()["percentiles"]
     return found
 
 
 @cache
 def task(name: str) -> Task:
-    """The task of that name. Raises ValueError if there is none."""
+    """The task of this name. Raises ValueError if there is none."""
     if name not in TASKS:
         raise ValueError(f"no task is called {name!r}; they are {', '.join(TASKS)}")
     row = _tables()[name]

@@ -1,8 +1,8 @@
-"""What a workload is: a trace of steps, and a step as arrays with an entry a prompt, a response or a turn.
+"""A workload: a trace of steps, and a step of arrays with an entry for each prompt, response or turn.
 
-What always holds, and is checked when a step is made: all arrays are one-dimensional, read-only, without negative
-values; the responses of one prompt are neighbours, in the order of the prompts; each has one turn at least. What a
-task has no figures for is zero.
+Invariants, checked when a step is created: all arrays are one-dimensional, read-only, and without negative values. The
+responses of a prompt are adjacent, in the order of the prompts. Each response has at least one turn. Figures that a
+task does not have are zero.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ PROMPT_TOKEN_BYTES, RESPONSE_TOKEN_BYTES = 24, 72
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Step:
-    """One training step: its prompts, their responses, the turns of those."""
+    """A training step: its prompts, their responses, and the turns of the responses."""
 
-    #: The number the trace gives it.
+    #: Its number in the trace.
     number: int
     #: Of each prompt, its tokens, those of images and video included.
     input_tokens: Ints
-    #: Of each prompt, how many of those are images' or a video's.
+    #: Of each prompt, its tokens of images or a video.
     vision_tokens: Ints
-    #: Of each prompt, how many images, or 1 for a video.
+    #: Of each prompt, the number of images; 1 for a video.
     images: Ints
     #: Of each prompt, its patches: float32 rows of 1176 values.
     patches: Ints
     #: Of each response, the position of its prompt; ascending.
     group: Ints
-    #: Of each response, seconds until its reward is known, from when it is asked for.
+    #: Of each response, seconds from the request of its reward to the reward.
     reward_seconds: Floats
-    #: Of each response, how many turns it has, at least one.
+    #: Of each response, the number of turns, at least one.
     turns: Ints
-    #: Of each turn, tokens that came in just before it: the prompt's for the first, a tool's answer for the others.
+    #: Of each turn, tokens added before it: the prompt's for the first, a tool's answer for the others.
     turn_input_tokens: Ints
-    #: Of each turn, tokens the model made.
+    #: Of each turn, tokens that the model generated.
     turn_output_tokens: Ints
-    #: Of each turn, seconds the engine took.
+    #: Of each turn, seconds of the engine.
     engine_seconds: Floats
-    #: Of each turn, seconds the tool took that it called; 0 for the last of a response.
+    #: Of each turn, seconds of the tool that it called; 0 for the last of a response.
     tool_seconds: Floats
 
     def __post_init__(self) -> None:
@@ -81,17 +81,17 @@ class Step:
 
     @property
     def prompts(self) -> int:
-        """How many."""
+        """The number of prompts."""
         return len(self.input_tokens)
 
     @property
     def responses(self) -> int:
-        """How many."""
+        """The number of responses."""
         return len(self.group)
 
     @property
     def offsets(self) -> Ints:
-        """Where each response's turns begin, and the end: those of response i are offsets[i] up to offsets[i + 1]."""
+        """The offsets of responses in arrays of turns: response i has the turns offsets[i] to offsets[i + 1] - 1."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.turns)])
 
     def of_responses(self, of_turns: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
@@ -103,28 +103,28 @@ class Step:
 
     @property
     def response_tokens(self) -> Ints:
-        """Of each response, all tokens after the prompt: those the model made, and what tools answered."""
+        """Of each response, all tokens after the prompt: those of the model and of tools' answers."""
         total = self.of_responses(self.turn_input_tokens + self.turn_output_tokens)
         return total.astype(np.int64) - self.turn_input_tokens[self.offsets[:-1]]
 
     @property
     def text_bytes(self) -> int:
-        """Of all responses' text columns in verl."""
+        """The bytes of verl's text columns of all responses."""
         prompt = int(self.input_tokens[self.group].sum())
         return PROMPT_TOKEN_BYTES * prompt + RESPONSE_TOKEN_BYTES * int(self.response_tokens.sum())
 
     @property
     def patch_bytes(self) -> int:
-        """Of the pixels, once a prompt."""
+        """The bytes of the pixels, once for each prompt."""
         return PATCH_BYTES * int(self.patches.sum())
 
     @property
     def repeated_patch_bytes(self) -> int:
-        """Of the pixels, once a response, as they are where each response carries its own."""
+        """The bytes of the pixels, once for each response."""
         return PATCH_BYTES * int(self.patches[self.group].sum())
 
 
-#: The arrays of a step: what each has an entry of, and its type.
+#: The arrays of a step: the kind of their entries, and their type.
 ARRAYS: Mapping[str, tuple[str, type]] = {
     "input_tokens": ("prompt", np.int64),
     "vision_tokens": ("prompt", np.int64),
@@ -142,18 +142,18 @@ ARRAYS: Mapping[str, tuple[str, type]] = {
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """Steps, and where they come from."""
+    """Steps, and their source."""
 
     #: The task's name, or the file's.
     name: str
     #: "text", "image", "video", or "text, multi-turn".
     modality: str
-    #: Where the figures are from.
+    #: The source of the figures.
     source: str
     steps: tuple[Step, ...]
 
     def each(self, of: Callable[[Step], npt.NDArray[np.generic]]) -> Floats:
-        """What `of` gives of every step, in one array."""
+        """The results of `of` for all steps, concatenated."""
         return np.concatenate([np.zeros(0), *(of(step) for step in self.steps)]).astype(np.float64)
 
     @cached_property
