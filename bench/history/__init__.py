@@ -1,1 +1,1 @@
-"""What earlier responses are worth: drafts, lengths, schedules. `python -m bench.history`."""
+"""The benefit of earlier responses: drafts, predicted lengths, schedules. `python -m bench.history`."""

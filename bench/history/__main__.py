@@ -1,5 +1,5 @@
-"""`python -m bench.history [drafts] [schedules] [store] [--json FILE]`: all of them if none is named. The example
-measures itself: `python -m examples.history_rollout --json FILE`."""
+"""`python -m bench.history [drafts] [schedules] [store] [--json FILE]`: by default all parts. The example has its
+own measurement: `python -m examples.history_rollout --json FILE`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.history import drafts, schedules, store
 
 
 def stored() -> dict[str, Any]:
-    """Many prompts of one response, and fewer of eight."""
+    """The results of `store.run` with many prompts of one response, and with fewer prompts of eight."""
     return {"many prompts": store.run(), "many responses": store.run(prompts=8_000, epochs=8)}
 
 
@@ -22,7 +22,7 @@ PARTS: dict[str, Callable[[], dict[str, Any]]] = {"drafts": drafts.run, "schedul
 
 
 def main(arguments: list[str]) -> int:
-    """Run the parts, and write what they found."""
+    """Run the parts, and write their figures to `--json`, if given. Returns 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.history", description=__doc__)
     parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
     parser.add_argument("--json", help="write the figures to this file")

@@ -1,9 +1,9 @@
-"""Drafts over responses that are alike: how many are accepted, what they cost, beside suffix decoding of
-`arctic-inference` where that can be imported (by turns, the same responses and the same greedy verification).
+"""Drafts from similar responses: acceptance and cost, compared with the suffix decoding of `arctic-inference` if it can
+be imported. Both alternate, with the same responses and the same greedy verification.
 
-A response that is being made is one of the last of three epochs; the two before are history. The peer has them in its
-global cache, of this prompt alone, and its own defaults as vLLM sets them (32 tokens, depth 24, factor 1, probability
-0.1); the prompt itself, which has nothing of the response, is empty for both.
+Drafts are made for responses of the last of three epochs. The two epochs before are history. The peer has them in its
+global cache, of this prompt only, and has the settings of vLLM (32 tokens, depth 24, factor 1, probability 0.1). The
+prompt, which shares no text with the response, is empty for both.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ SIMILARITIES = (0.75, 0.80, 0.85, 0.90, 0.95)
 
 
 class Count:
-    """What came of drafts."""
+    """Counters of drafts, and the seconds spent on them."""
 
     def __init__(self) -> None:
         self.proposed = self.accepted = self.verifications = self.tokens = 0
         self.draft_s = 0.0
 
     def play(self, new: Tokens, propose: Any, accept: Any) -> None:
-        """The response is made: drafts are verified against what it is."""
+        """Simulate the generation of a response, with drafts verified against its known tokens."""
         at, clock = 0, time.perf_counter
         while at < len(new):
             began = clock()
@@ -50,7 +50,7 @@ class Count:
             at += len(came)
 
     def figures(self) -> dict[str, float]:
-        """The ratios."""
+        """Ratios of the counters."""
         return {
             "acceptance": self.accepted / max(1, self.proposed),
             "accepted a verification": self.accepted / self.verifications,
@@ -83,7 +83,7 @@ def theirs(count: Count, cache: Any, request: int, new: Tokens) -> None:
 
 
 def peer() -> Any:
-    """The class of their cache; None where it is not installed."""
+    """The class of the peer's cache; None if it is not installed."""
     try:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
     except ImportError:
@@ -94,7 +94,7 @@ def peer() -> Any:
 def similar(
     similarity: float, *, prompts: int = 6, tokens: int = 2048, samples: int = 8, drafted: int = 4, run: float = RUN
 ) -> dict[str, Any]:
-    """What comes of both at this similarity."""
+    """The figures of both for responses of this similarity. run: mean tokens of an edit."""
     mine, other, make, alike = Count(), Count(), peer(), []
     learnt = Learnt()
     for seed in range(prompts):
@@ -125,7 +125,7 @@ def similar(
 
 
 def update(tokens: int = 8192, turns: int = 15) -> dict[str, float]:
-    """Milliseconds to index a response, of several kinds of text, the median; and bytes beyond its tokens, each."""
+    """Median milliseconds to index a response of several kinds of text, and bytes of the index for each token."""
     random = np.random.default_rng(0)
     kinds: dict[str, Order] = {
         "Zipf text": epochs(0, 0.9, tokens=tokens, samples=1, count=1)[0][0][:tokens],
@@ -147,7 +147,7 @@ def update(tokens: int = 8192, turns: int = 15) -> dict[str, float]:
 
 
 def run() -> dict[str, Any]:
-    """All of it, printed as it comes."""
+    """Run all measurements, and print the results."""
     rows = []
     for similarity, length in ((each, length) for length in (RUN, RUN / 2) for each in SIMILARITIES):
         rows.append(similar(similarity, run=length))

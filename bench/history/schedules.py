@@ -1,8 +1,8 @@
 """Bubbles and step times of schedules, over the lengths of the workloads, in the model of `bench.history.timeline`.
 
-A task's prompts are drawn once, and each epoch draws the responses to them: of a trace of `2 * samples` responses a
-prompt, half are an earlier epoch's, which are history, and half are what comes, which nobody knows before it has. So
-what is known of a prompt is what the workload's own siblings tell of each other, and no more.
+A task's prompts are drawn once, with `2 * samples` responses each. Half of the responses are history, of an earlier
+epoch. The other half are the actual responses of the simulated epoch, unknown to the schedules. So predictions of a
+prompt's lengths are as good as the correlation of siblings in the workload allows.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from dataplane.history.scheduling import BASE, Schedule, plan
 TASKS = ("video_understanding_7b", "math_dapo_32b", "code_14b", "search_7b")
 WORKERS = (8, 16, 32, 64)
 
-#: What drafts of responses alike to 85 % make of decoding: tokens a verification (`bench.history.drafts` found 4.1 to
-#: 4.5), and what a response costs in one, of 4.5 tokens proposed, by `history.drafter.COST`.
+#: Decoding with drafts from responses of the similarity 0.85. `pace`: tokens a verification (`bench.history.drafts`
+#: measures 4.1 to 4.5). `each`: cost of a response in a verification of 4.5 proposed tokens (`history.drafter.COST`).
 DRAFTED = {"pace": 4.3, "each": 1 + 4.5 * COST}
 
 
 def lengths_of(task: str, *, prompts: int, samples: int, steps: int, seed: int, epochs: int = 1) -> tuple[Any, Any]:
-    """Tokens of responses, by step: those that came in the epochs before [prompts, epochs * samples], and those that
-    come [prompts, samples]."""
+    """Tokens of responses, by step: of earlier epochs [prompts, epochs * samples], and of the simulated epoch [prompts,
+    samples]."""
     trace = generate(task, prompts=prompts, samples=(1 + epochs) * samples, steps=steps, seed=seed)
     before, now = [], []
     for step in trace.steps:
@@ -52,7 +52,7 @@ def correlation(one: Floats, other: Floats) -> float:
 
 
 def exact(now: Floats) -> Lengths:
-    """Lengths that are known: no error."""
+    """Predicted lengths without error: the actual ones."""
     from dataplane.history.lengths import Lengths as Made
 
     center = np.log(now.mean(axis=1))
@@ -60,14 +60,14 @@ def exact(now: Floats) -> Lengths:
 
 
 def at_random(lengths: Lengths, workers: int, samples: int, slots: int, seed: int) -> Schedule:
-    """As many prompts on each worker, drawn."""
+    """Equal numbers of random prompts on each worker."""
     drawn = np.random.default_rng(seed).permutation(len(lengths))
     nothing = np.zeros(workers)
     return Schedule(list(np.array_split(drawn, workers)), nothing, nothing, lengths, samples, slots)
 
 
 def balanced(now: Floats, lengths: Lengths, workers: int, samples: int, slots: int) -> Schedule:
-    """Token-balanced by lengths that are known: the most tokens first, to the worker with the fewest."""
+    """Balance actual tokens: prompts with the most tokens first, each to the worker with the fewest."""
     total, given = np.zeros(workers), [[] for _ in range(workers)]  # type: ignore[var-annotated]
     for at in np.argsort(-now.sum(axis=1)).tolist():
         worker = int(total.argmin())
@@ -79,7 +79,7 @@ def balanced(now: Floats, lengths: Lengths, workers: int, samples: int, slots: i
 def compared(
     task: str, workers: int, *, prompts: int, samples: int, steps: int, seed: int, slots: int
 ) -> dict[str, Any]:
-    """Bubbles and step times of each way."""
+    """Bubbles, times and moves of each kind of schedule."""
     before, now = lengths_of(task, prompts=prompts, samples=samples, steps=steps, seed=seed)
     told, known = [predicted(each) for each in before], [exact(each) for each in now]
     drawn = [at_random(each, workers, samples, slots, seed + n) for n, each in enumerate(told)]
@@ -109,14 +109,14 @@ def compared(
 
 
 def longest_chain(now: list[Floats], lag: int) -> float:
-    """What no schedule is faster than: each step's longest response alone on its worker, and every `lag + 1`th step
-    begun when the one before it has ended. In the same unit as `Timeline.duration`."""
+    """The least time of any schedule, in units of `Timeline.duration`: each step's longest response has a worker alone,
+    and step n begins when step n - lag - 1 has ended."""
     longest = [float(each.max()) * (BASE + 1) for each in now]
     return max(sum(longest[first :: lag + 1]) for first in range(lag + 1))
 
 
 def pipelined(lengths: list[Lengths], workers: int, samples: int, slots: int) -> list[Schedule]:
-    """Schedules of steps, each told what the one before leaves behind."""
+    """Schedules of steps. Each is planned with the workers' ends of the step before."""
     found: list[Schedule] = []
     for step, each in enumerate(lengths):
         behind = found[-1].ends - found[-1].ends.min() if found else None
@@ -125,7 +125,7 @@ def pipelined(lengths: list[Lengths], workers: int, samples: int, slots: int) ->
 
 
 def run(*, each: int = 32, samples: int = 8, steps: int = 8, slots: int = 64) -> dict[str, Any]:
-    """All tasks and numbers of workers, `each` prompts a worker, printed as it comes."""
+    """Compare schedules for all tasks and numbers of workers, with `each` prompts a worker, and print the results."""
     rows = []
     for task in TASKS:
         for workers in WORKERS:

@@ -1,5 +1,5 @@
-"""What keeping responses costs: a node's memory beyond the tokens, and the time to record, find and draft, with many
-prompts."""
+"""The cost of a history with many prompts: a node's memory beyond the tokens, and the times to record and look up
+responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def run(prompts: int = 50_000, tokens: int = 256, batch: int = 2048, epochs: int = 1) -> dict[str, Any]:
-    """So many prompts, a response of each epoch, recorded by reference in batches."""
+    """Record a response of `tokens` tokens for each prompt and epoch, by reference and in batches. Returns figures."""
     size = prompts * tokens * 4 * epochs
     config = dp.NodeConfig(memory=size * 3 // 2 + 64 * MIB, spill=0, prewarm=0)
     random = np.random.default_rng(0)

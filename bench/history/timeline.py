@@ -62,7 +62,7 @@ class _Worker:
         return (BASE + len(self.active) * self.each) / self.pace
 
     def go_on(self, now: float) -> None:
-        """Advance to this time."""
+        """Advance the worker to the time `now`."""
         passed = now - self.now
         self.now = now
         if not self.active:
@@ -112,7 +112,7 @@ class Rollouts:
         self._events: list[tuple[float, int, int]] = []
 
     def run(self) -> Timeline:
-        """Run all of them."""
+        """Run all steps."""
         now = 0.0
         self._begin(now)
         while self._events:
