@@ -1,6 +1,7 @@
-"""What `bench.replay` is made of: a trace's steps, run by processes over the plane.
+"""The parts of `bench.replay`: a trace's steps, run by processes over the plane.
 
-`plan` says what is run and how long each thing takes, `implied` how long all of it takes where bytes cost nothing;
-`rollouts`, `rewards` and `ranks` are the processes, `payloads` what they send each other, `running` starts them and
-listens, `memory` watches what they use, `fitting` says before if it will not fit, `report` what came of it.
+`plan` has the rows, processes and times of a replay. `implied` computes its times if moving data takes no time.
+`rollouts`, `rewards` and `ranks` are the processes, and `payloads` the bytes of rows. `running` starts the processes
+and receives their messages (`telling`). `memory` samples memory, `fitting` checks sizes before a run, and `report`
+makes the results.
 """

@@ -1,4 +1,4 @@
-"""Whether a replay fits the machine, and by how much its pixels would have to shrink: said before it is run."""
+"""A check before a replay: whether it fits the machine, and the scale of pixels that would fit."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from bench.replaying.plan import Plan
 from bench.workloads.vision import PATCH_BYTES
 
 PROCESS_BYTES = 150 << 20
-"""What a process may have for itself."""
+"""The limit of a process's private memory."""
 
-_USED = 0.8  # of the memory's budget by what is read and written at once: the rest is for what waits
+_USED = 0.8  # the share of the memory budget for rows that are read and written at once
 
 
 def room(config: dp.NodeConfig) -> tuple[int, int]:
-    """The memory and the disk of a node of these settings, the disk no more than is free."""
+    """Bytes of memory and disk of a node with these settings; of the disk, at most the free ones."""
     there = next(path for path in (config.spill_path, *config.spill_path.parents) if path.exists())
     return config.memory_bytes, min(config.spill_bytes, psutil.disk_usage(str(there)).free)
 
 
 def why_not(plan: Plan, memory: int, spill: int) -> str:
-    """What is too large for this machine, and the scale that would fit; empty where all fits."""
+    """A message with the size that does not fit this machine, and a scale that would; empty if all fits."""
     needed = memory + (plan.processes + 2) * PROCESS_BYTES
     if needed > (free := psutil.virtual_memory().available):
         return (
@@ -53,15 +53,15 @@ def _too_much(plan: Plan, memory: int, spill: int) -> str:
 
 
 def _held(plan: Plan) -> int:
-    """What is in the plane at once: the largest steps that may be, one after another."""
+    """The most bytes in the plane at once: of the largest `1 + max_lag` adjacent steps."""
     sizes = [plan.stored_bytes(step) for step in plan.trace.steps]
     together = 1 + plan.max_lag
     return max(sum(sizes[at : at + together]) for at in range(len(sizes)))
 
 
 def _at_once(plan: Plan) -> int:
-    """What is pinned by those that read, and reserved by those that write, if all have the largest. The reference is
-    given siblings together."""
+    """The most bytes of pixels pinned by readers and reserved by writers, if all have the largest prompt. The reference
+    gets siblings together."""
     if not plan.pixels:
         return 0
     largest = PATCH_BYTES * max(int(plan.patches(step).max()) for step in plan.trace.steps)
@@ -69,7 +69,7 @@ def _at_once(plan: Plan) -> int:
 
 
 def _fitting(plan: Plan, memory: int, spill: int) -> float:
-    """The largest scale, of two digits, that fits; 0 where none does."""
+    """The largest scale, of two digits, that fits; 0 if none fits."""
     low, high = 0.0, plan.payload_scale
     for _ in range(20):
         middle = (low + high) / 2

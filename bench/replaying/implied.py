@@ -1,9 +1,9 @@
-"""How long a replay takes where bytes cost nothing: what the trace's lengths and latencies imply.
+"""The times of a replay if moving data takes no time, as implied by the trace's lengths and latencies.
 
-The same rules as the processes follow, played through with a queue of events and no plane: slots take responses in
-order, a prompt's rows are there when its last response is, the reward is known its seconds later, an idle rank of the
-reference takes what is there in the order of arrival, the trainer waits for a whole batch, splits it by tokens, and
-takes as long as its most loaded rank. What is left out is all that moving data costs.
+It simulates the rules of the processes with a queue of events, without a plane. Slots take responses in order. The rows
+of a prompt are appended when its last response is made. The reward is known its seconds later. An idle rank of the
+reference takes rows in the order of arrival. The trainer waits for a whole batch, splits it by tokens, and takes as
+long as its most loaded rank.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dataplane.stream.balance import balanced
 
 @dataclass
 class Times:
-    """When what was done, in seconds from the beginning: `made`, `rewarded` and `referenced` of each row; `began` and
-    `trained` of each update, and the rows it took."""
+    """Times in seconds from the start: `made`, `rewarded` and `referenced` by row; `began` and `trained` by update.
+    `taken`: the rows of each update. `expired`: the number of expired rows."""
 
     made: dict[int, float] = field(default_factory=dict)
     rewarded: dict[int, float] = field(default_factory=dict)
@@ -34,10 +34,10 @@ class Times:
     expired: int = 0
 
     def stages(self, plan: Plan) -> list[dict[str, float]]:
-        """Of each step, how long each stage took, in seconds. Meant for synchronous ones: of others, steps overlap.
+        """The seconds of each stage, by step. For synchronous replays only: in others, steps overlap.
 
-        rollout: until the last row was there; reward, reference: from the first row to the last that was done; train:
-        from when the last was ready; step: all of it.
+        rollout: until the last row was appended; reward, reference: from the first row appended to the last one done;
+        train: from the last row ready to the end; step: the whole step.
         """
         found, before = [], 0.0
         for step, (first, last) in enumerate(zip(plan.starts, plan.starts[1:], strict=False)):
@@ -53,12 +53,12 @@ class Times:
 
 
 def implied(plan: Plan) -> Times:
-    """The times of a replay that moves its data for nothing."""
+    """The times of a replay if moving data takes no time."""
     return _Play(plan).run()
 
 
 class _Play:
-    """One run through the events."""
+    """A simulation of one replay."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -90,7 +90,7 @@ class _Play:
         heapq.heappush(self._events, (self._now + seconds, self._number, event))
 
     def _begin(self) -> None:
-        """Give free slots the responses that may begin."""
+        """Start the responses that may begin in free slots."""
         for worker, queue in enumerate(self._queues):
             while self._free[worker] and queue and self._plan.begins_at(queue[0][0]) <= self._done:
                 _, row, rows = queue.popleft()
@@ -131,7 +131,7 @@ class _Play:
         self._refer()
 
     def _also(self, row: int, other: dict[int, float]) -> None:
-        """The row is ready for the trainer if the other has been done too."""
+        """Make the row ready for the trainer, if the other stage is done, too."""
         if row in other:
             self._ready.append(row)
             self._train()
@@ -154,7 +154,7 @@ class _Play:
         self._after(self._train_s(rows), partial(self._trained, len(rows)))
 
     def _train_s(self, rows: list[int]) -> float:
-        """Of the most loaded rank."""
+        """The seconds of the most loaded rank."""
         tokens = self._plan.tokens[rows]
         shares = balanced(tokens, self._plan.trainer.dp)
         return float(max(tokens[share].sum() for share in shares)) * self._plan.train_token_s
@@ -181,11 +181,11 @@ class _Play:
 
 
 def _begins(plan: Plan, worker: int) -> deque[tuple[int, int, list[int]]]:
-    """The responses of a worker in the order in which they begin: the step, the row, all rows of its prompt."""
+    """The responses of a worker in the order of their starts: step, row, and all rows of the prompt."""
     steps = range(len(plan.trace.steps))
     return deque((step, row, rows) for step in steps for _, rows in plan.groups(step, worker) for row in rows)
 
 
 def error(replayed: float, of: float) -> float:
-    """How far one is from the other, in per cent."""
+    """The difference of a time from the implied one, in per cent of the latter."""
     return 100 * abs(replayed - of) / of if of else float(np.inf if replayed else 0)

@@ -1,6 +1,6 @@
-"""What the processes of a replay use, sampled: the pages of shared memory, and what each process has for itself.
+"""Samples of the memory of a replay's processes: pages of shared memory, and each process's private pages.
 
-Shared pages count once, however many processes have mapped them; a process's own are those that no file is behind.
+A shared page counts once, whatever the number of processes that map it. Private pages are those without a file.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass
 class Memory:
-    """The most that was seen, in bytes."""
+    """The peaks of all samples, in bytes."""
 
-    #: Of all together at one moment.
+    #: Of all processes together in one sample.
     total: int = 0
     #: Of shared memory.
     shared: int = 0
@@ -28,7 +28,7 @@ class Memory:
     resident: dict[str, int] = field(default_factory=dict)
 
     def sample(self, node: int, processes: Mapping[str, int]) -> None:
-        """Look at the node and these processes; those that have ended are passed over."""
+        """Take a sample of the node and these processes. Ended processes are skipped."""
         shared = _segments(node)
         own = 0
         for name, pid in {"node": node, **processes}.items():
@@ -42,13 +42,13 @@ class Memory:
 
 
 def _resident(pid: int) -> tuple[int, int]:
-    """Bytes that are resident, and how many of those are of files or shared memory."""
+    """Resident bytes, and those of them that are of files or shared memory."""
     _, resident, mapped, *_ = Path(f"/proc/{pid}/statm").read_text().split()
     return int(resident) * _PAGE, int(mapped) * _PAGE
 
 
 def _segments(node: int) -> int:
-    """Bytes that have pages in the shared memory of the node, to which it holds all descriptors."""
+    """Allocated bytes of the shared memory of the node, which has all of its descriptors open."""
     found: dict[int, int] = {}
     with suppress(FileNotFoundError, ProcessLookupError):
         for descriptor in Path(f"/proc/{node}/fd").iterdir():

@@ -1,7 +1,7 @@
-"""The bytes that rows carry: made from the row's number, checked by checksum wherever they are read.
+"""The bytes of rows: made from the row's number, and checked by checksum at each read.
 
-What always holds: two prompts, and two responses, have different bytes; what is read is compared with what was
-written, whole. Filling costs a copy, so that the replay measures the plane and not a random generator.
+Invariants: two prompts, and two responses, have different bytes; all bytes that are read are checked. Filling costs
+only a copy, so that the replay measures the plane and not a random generator.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def fill(out: npt.NDArray[Any], number: int) -> None:
 
 
 def tokens(count: int, number: int) -> npt.NDArray[np.int64]:
-    """Those of prompt or row `number`."""
+    """`count` token ids of prompt or row `number`."""
     begin = number * 977 % (len(_tokens()) // 2)
     made = np.take(_tokens(), np.arange(begin, begin + count), mode="wrap")
     made[:1] = number
@@ -55,20 +55,20 @@ def tokens(count: int, number: int) -> npt.NDArray[np.int64]:
 
 
 def floats(count: int, number: int) -> npt.NDArray[np.float32]:
-    """Log-probabilities of row `number`."""
+    """`count` log-probabilities of row `number`."""
     made = np.empty(count, np.float32)
     fill(made, number)
     return made
 
 
 def checksum(array: npt.NDArray[Any]) -> int:
-    """Of an array's bytes, as a signed number of 64 bits."""
+    """The xxh3 checksum of an array's bytes, as a signed 64-bit integer."""
     value = xxhash.xxh3_64_intdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
     return int(np.uint64(value).astype(np.int64))
 
 
 def check(batch: dp.Batch, columns: Sequence[str]) -> int:
-    """Compare each row's columns with the checksums it carries; how many bytes they were. Raises Differs."""
+    """Compare each row's columns with its checksums. Returns the number of bytes. Raises Differs."""
     size = 0
     numbers, sums = batch["row"].numpy(), batch["sums"].numpy()
     for column in columns:
@@ -84,7 +84,7 @@ def check(batch: dp.Batch, columns: Sequence[str]) -> int:
 
 
 def check_stages(batch: dp.Batch) -> None:
-    """Compare what reward and reference brought with what they bring for these rows. Raises Differs."""
+    """Check the columns that the reward stage and the reference added. Raises Differs."""
     brought = zip(
         batch["row"].numpy(), batch["reward"].numpy(), batch["ref_log_probs"].numpy(), batch["response_ids"].numpy(),
         strict=True,
@@ -97,10 +97,10 @@ def check_stages(batch: dp.Batch) -> None:
 
 
 def reward_of(row: int) -> float:
-    """What the reward stage brings for a row."""
+    """The reward of a row."""
     return float(row % 4096)
 
 
 def reference_of(row: int, count: int) -> npt.NDArray[np.float32]:
-    """What the reference brings for a row."""
+    """The reference's log-probabilities of a row."""
     return floats(count, ~row & 0xFFFF)

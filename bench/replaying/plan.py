@@ -1,9 +1,9 @@
-"""What is replayed: a trace, the processes it is run by, and how long each of them waits in the place of computing.
+"""A replay: a trace, its processes, and the seconds that each of them waits instead of computing.
 
-What always holds: a row is a response, and its number is its position among those of all steps. Prompt p of a step is
-made by the rollout worker p modulo their number; a worker's responses begin in the order of their numbers, each as soon
-as one of its slots is free. A response of step s begins once all rows of the steps before s - `max_lag` are trained, or
-have expired. Seconds are those of the trace's job; what a process waits is those over `speed`.
+Invariants: a row is a response, and its number is its position among the rows of all steps. Responses to prompt p of a
+step are made by rollout worker p modulo the number of workers. A worker's responses begin in the order of their
+numbers, each as soon as a slot is free. A response of step s begins when all rows of the steps before s - `max_lag` are
+trained or expired. Processes wait the seconds of the trace's job divided by `speed`.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from bench.workloads.trace import Floats, Ints
 from bench.workloads.vision import PATCH_BYTES
 
 COLUMNS = ("input_ids", "response_ids", "log_probs", "pixel_values")
-"""What a row carries, in the order of its checksums: prompt and response, the response, its log-probabilities, and the
-prompt's patches, of a trace with pixels alone."""
+"""The columns of a row, in the order of its checksums: prompt and response, the response, its log-probabilities, and,
+in a trace with pixels, the prompt's patches."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """So many data-parallel ranks, of so many tensor-parallel ones each."""
+    """`dp` data-parallel ranks of `tp` tensor-parallel ranks each."""
 
     dp: int
     tp: int
 
     @classmethod
     def of(cls, text: str) -> Ranks:
-        """From "2x4", or "2". Raises ValueError."""
+        """Parse "2x4" (DP x TP) or "2". Raises ValueError."""
         dp, _, tp = text.partition("x")
         ranks = cls(int(dp), int(tp or 1))
         if min(ranks.dp, ranks.tp) < 1:
@@ -42,15 +42,15 @@ class Ranks:
 
     @property
     def count(self) -> int:
-        """How many processes."""
+        """The number of processes."""
         return self.dp * self.tp
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How long things take, in the job that the trace is of, and how much faster the replay is."""
+    """The speeds of the trace's job, and the factor by which the replay is faster."""
 
-    #: Seconds a token of one response being made: what a request sees of an engine that makes many at once.
+    #: Seconds a generated token of one response, as seen by a request to an engine that serves many.
     token_s: float = 1 / 50
     #: Seconds a token of prompt and response, of one data-parallel rank of the reference.
     reference_token_s: float = 1 / 50_000
@@ -61,7 +61,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Plan:
-    """A replay. Processes are given it as it is."""
+    """The settings of a replay, which all processes get."""
 
     trace: Trace
     pace: Pace = Pace()
@@ -69,9 +69,9 @@ class Plan:
     slots: int = 16
     reference: Ranks = Ranks(1, 1)
     trainer: Ranks = Ranks(2, 2)
-    #: 0: synchronous, a step's rows are all there before it is trained. Else asynchronous: so many policy versions.
+    #: 0: synchronous, a step is trained when it has all rows. Else asynchronous, with this lag in policy versions.
     max_lag: int = 0
-    #: Rows that the reference is given at a time.
+    #: Rows of a delivery to the reference.
     delivered: int = 8
     #: Rows whose columns a rank reads at a time.
     micro: int = 4
@@ -79,45 +79,45 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """How its figures are called."""
+        """The name of its figures."""
         return f"asynchronous, lag {self.max_lag}" if self.max_lag else "synchronous"
 
     @property
     def processes(self) -> int:
-        """How many it is run by, without the node and the one that watches."""
+        """The number of processes, without the node and the main process."""
         return self.workers + 1 + self.reference.count + self.trainer.count
 
     @cached_property
     def starts(self) -> Ints:
-        """The number of each step's first row, and the number of all."""
+        """The number of each step's first row, and, at the end, the number of all rows."""
         return np.cumsum([0, *(step.responses for step in self.trace.steps)])
 
     @property
     def rows(self) -> int:
-        """How many, of all steps."""
+        """The number of rows of all steps."""
         return int(self.starts[-1])
 
     def begins_at(self, step: int) -> int:
-        """How many rows must be done with before the responses of a step begin."""
+        """The number of rows that must be trained or expired before the responses of a step begin."""
         return int(self.starts[max(0, step - self.max_lag)])
 
     def wanted(self, update: int) -> int:
-        """How many rows an update takes."""
+        """The number of rows of an update."""
         return self.trace.steps[min(update, len(self.trace.steps) - 1)].responses
 
     @cached_property
     def response_tokens(self) -> Ints:
-        """Of each row: what the model made and what tools answered."""
+        """The tokens of each row's response: those of the model and of tools' answers."""
         return _joined([step.response_tokens for step in self.trace.steps])
 
     @cached_property
     def tokens(self) -> Ints:
-        """Of each row: those of its prompt, and of its response."""
+        """The tokens of each row: of its prompt and its response."""
         return self.response_tokens + _joined([step.input_tokens[step.group] for step in self.trace.steps])
 
     @cached_property
     def made_s(self) -> Floats:
-        """Of each row, how long its response takes: tokens that the model makes, and tools that it calls."""
+        """The seconds of each row's response: of generated tokens and tool calls."""
         seconds = [
             step.of_responses(step.turn_output_tokens * self.pace.token_s + step.tool_seconds)
             for step in self.trace.steps
@@ -126,17 +126,17 @@ class Plan:
 
     @cached_property
     def reward_s(self) -> Floats:
-        """Of each row, how long its reward takes from when the row is there."""
+        """The seconds from each row's append to its reward."""
         return _joined([step.reward_seconds for step in self.trace.steps]) / self.pace.speed
 
     @property
     def reference_token_s(self) -> float:
-        """A token, as the reference waits it."""
+        """The seconds that the reference waits for a token."""
         return self.pace.reference_token_s / self.pace.speed
 
     @property
     def train_token_s(self) -> float:
-        """A token, as the trainer waits it."""
+        """The seconds that the trainer waits for a token."""
         return self.pace.train_token_s / self.pace.speed
 
     @cached_property
@@ -146,23 +146,23 @@ class Plan:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """What a row carries."""
+        """The columns of a row."""
         return COLUMNS if self.pixels else COLUMNS[:-1]
 
     def patches(self, step: Step) -> Ints:
-        """Of each prompt, scaled."""
+        """The number of patches of each prompt, scaled by `payload_scale`."""
         scaled: Ints = np.ceil(step.patches * self.payload_scale).astype(np.int64)
         return scaled
 
     def groups(self, step: int, worker: int) -> list[tuple[int, list[int]]]:
-        """The prompts of a step that a worker makes responses to, and the numbers of those."""
+        """The prompts of a step for which a worker makes responses, each with the numbers of its rows."""
         group = self.trace.steps[step].group
         ends = np.searchsorted(group, np.arange(self.trace.steps[step].prompts + 1)) + self.starts[step]
         mine = range(worker, len(ends) - 1, self.workers)
         return [(prompt, list(range(ends[prompt], ends[prompt + 1]))) for prompt in mine]
 
     def stored_bytes(self, step: Step) -> int:
-        """What a step holds in the plane: tokens, log-probabilities of the policy and of the reference, and each
+        """The bytes of a step in the plane: tokens, log-probabilities of the policy and of the reference, and each
         prompt's pixels once."""
         text = 8 * int(step.input_tokens[step.group].sum()) + 24 * int(step.response_tokens.sum())
         return text + 64 * step.responses + PATCH_BYTES * int(self.patches(step).sum())

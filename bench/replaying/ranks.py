@@ -1,11 +1,11 @@
-"""The ranks of the reference and of the trainer. Those that are tensor-parallel read and check the same rows.
+"""The ranks of the reference and of the trainer. Tensor-parallel ranks read and check the same rows.
 
-The reference takes rows as they come: each data-parallel rank is a member of the task, its tensor-parallel ranks the
-replicas of that member. The trainer takes an update at a time: all of its ranks are replicas of one member, so that
-each is given the whole update as a reference, splits it by tokens as the others do, and reads its own share.
+The reference consumes rows as they arrive: each data-parallel rank is a member of the task, and its tensor-parallel
+ranks are the replicas of this member. The trainer consumes an update at a time: all of its ranks are replicas of one
+member. So each gets a reference to the whole update, splits it by tokens like the others, and reads its own share.
 
-What always holds: the columns of `Plan.micro` rows are read at a time, and let go before the next; what is computed is
-waited for, from when the bytes are there; checking them happens in that time.
+Invariants: the columns of `Plan.micro` rows are read at a time, and released before the next. The wait instead of
+computing begins when the bytes are read, and includes their check.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BROUGHT = ("reward", "ref_log_probs")
 
 
 def reference(plan: Plan, address: str, dp_rank: int, tp_rank: int, pipe: Connection) -> None:
-    """What the process of a rank of the reference runs."""
+    """The main function of a rank of the reference."""
     name, spent = f"reference {dp_rank}.{tp_rank}", Spent()
     columns = ["row", "sums", *plan.columns]
     how: dict[str, Any] = {"member": f"dp{dp_rank}", "replica": tp_rank, "replicas": plan.reference.tp}
@@ -51,7 +51,7 @@ def reference(plan: Plan, address: str, dp_rank: int, tp_rank: int, pipe: Connec
 
 
 def train(plan: Plan, address: str, dp_rank: int, tp_rank: int, pipe: Connection, together: Barrier) -> None:
-    """What the process of a rank of the trainer runs. `together`: where the ranks wait for each other."""
+    """The main function of a rank of the trainer. together: the barrier of all ranks, before each ack."""
     name, spent = f"trainer {dp_rank}.{tp_rank}", Spent()
     within = dp.Freshest(plan.max_lag) if plan.max_lag else None
     how: dict[str, Any] = {"sampler": dp.TokenBalanced("input_ids", plan.trainer.dp, within=within)}
@@ -80,7 +80,7 @@ def train(plan: Plan, address: str, dp_rank: int, tp_rank: int, pipe: Connection
 
 
 def _deliveries(consume: Callable[[], dp.Delivery], spent: Spent) -> Iterator[dp.Delivery]:
-    """Until the task has done all rows."""
+    """Yield deliveries until the task has done all rows."""
     while True:
         try:
             with spent.on("rows"):
@@ -98,7 +98,7 @@ def _compute(
     spent: Spent,
     also: Callable[[dp.Batch], None] | None,
 ) -> list[int]:
-    """Read, check and work through the rows, some at a time; their numbers."""
+    """Read and check the rows, `micro` at a time, and wait for their time. Returns their numbers."""
     parts = [ref[at : at + plan.micro] for at in range(0, len(ref), plan.micro)]
     numbers: list[int] = []
     for part, following in zip(parts, [*parts[1:], None], strict=True):

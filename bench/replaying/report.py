@@ -1,5 +1,5 @@
-"""What came of a replay, as rows: its times against those that the trace implies, and its memory against the budget;
-and as text: what each process waited for, moved and used."""
+"""The results of a replay. Rows have its times compared with the implied ones, and its memory with the budget. A text
+has the waits, bytes and memory of each process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def rows(plan: Plan, implied: Times, found: Sequence[Replayed], budget: int) -> 
 
 
 def _synchronous(plan: Plan, implied: Times, found: Sequence[Replayed]) -> list[Row]:
-    """Of each stage, and of a step: each step of each run is a value."""
+    """A row for each stage and for the step, with a value for each step of each run."""
     expected = implied.stages(plan)
     replayed = [run.times.stages(plan) for run in found]
     made = []
@@ -44,7 +44,7 @@ def _synchronous(plan: Plan, implied: Times, found: Sequence[Replayed]) -> list[
 
 
 def _asynchronous(plan: Plan, implied: Times, found: Sequence[Replayed]) -> list[Row]:
-    """Steps overlap: how long until all were trained, of each run."""
+    """A row of the time until all steps were trained, with a value for each run, since steps overlap."""
     ours = [run.times.trained[-1] for run in found]
     expired = "/".join(str(run.times.expired) for run in found)
     lags = [lag for run in found for lag in run.lags]
@@ -68,7 +68,7 @@ def _parts(run: Replayed) -> tuple[int, int]:
 
 
 def stalls(run: Replayed) -> str:
-    """A line a process: seconds by what it waited for, what it moved, and the most memory it had."""
+    """A line for each process: seconds by the reason of its waits, MiB read and written, and peak memory."""
     head = f"{'seconds waited for':<16}" + "".join(f"{what:>9}" for what in _STALLS)
     lines = [head + f"{'read MiB':>10}{'written':>9}{'own MiB':>9}{'RSS':>7}"]
     for name in sorted(run.spent):
@@ -87,7 +87,7 @@ def stalls(run: Replayed) -> str:
 
 
 def content(plan: Plan, implied: Times, found: Sequence[Replayed]) -> dict[str, Any]:
-    """For the JSON: the plan, and each run's figures."""
+    """The content of the JSON: the plan, and each run's figures."""
     settings: dict[str, Any] = {name: value for name, value in vars(plan).items() if isinstance(value, int | float)}
     settings |= {name: asdict(getattr(plan, name)) for name in ("pace", "reference", "trainer")}
     settings |= {"trace": plan.trace.name, "steps": len(plan.trace.steps), "rows": plan.rows}

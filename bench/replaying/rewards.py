@@ -1,4 +1,4 @@
-"""The reward stage: each row's reward is known its seconds after the row is there, however many are being worked on."""
+"""The reward stage: adds each row's reward its seconds after the row's delivery. Any number of rows may be in work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _READS = ("response_ids", "log_probs")
 
 
 def work(plan: Plan, address: str, pipe: Connection) -> None:
-    """What the process runs."""
+    """The main function of the process."""
     asyncio.run(_work(plan, address, pipe))
 
 
@@ -45,14 +45,14 @@ async def _work(plan: Plan, address: str, pipe: Connection) -> None:
 async def _judge(
     plan: Plan, stream: dp.aio.AsyncStream, delivery: dp.aio.Delivery, spent: Spent, pipe: Connection
 ) -> None:
-    """Check the rows, wait for each one's verdict, and tell it; those that come at the same time together."""
+    """Check the rows, and add each reward after its seconds; rewards of the same time are added together."""
     began = time.monotonic()
     with spent.on("bytes"):
         batch = await delivery.get(timeout=PATIENCE_S)
     with spent.on("check"):
         spent.read += payloads.check(batch, _READS)
     rows = batch["row"].numpy().copy()
-    del batch  # nothing is held while the verdicts are awaited
+    del batch  # no bytes are pinned during the waits
     seconds = plan.reward_s[rows]
     for each in np.unique(seconds):
         of = np.flatnonzero(seconds == each)

@@ -1,7 +1,7 @@
-"""A rollout worker: slots that make responses at the trace's pace, and append each prompt's when all of them are there.
+"""A rollout worker: slots make responses at the trace's pace, and a prompt's rows are appended when all are made.
 
-A prompt's pixels are written into the plane once, while its responses are being made, and all of its rows refer to
-them. What always holds: responses begin in the order of the plan, none before its step may (`Plan`).
+A prompt's pixels are written into the plane once, while its responses are made, and all of its rows refer to them.
+Invariant: responses begin in the order of the plan, and not before their step may begin (`Plan`).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from bench.replaying.plan import COLUMNS, Plan
 from bench.replaying.telling import Did, Ended, Policy, Ready, Spent
 
 PATIENCE_S = 600.0
-"""How long a call waits for room or bytes: longer than any step."""
+"""Timeout of calls that wait for room or bytes: longer than any step."""
 
 
 @dataclass(eq=False)
 class _Prompt:
-    """One prompt on its way: what its responses share, and how many are not made yet."""
+    """A prompt in work. `left`: responses that are not made yet. `stored`: its pixels."""
 
     step: int
     number: int
@@ -38,7 +38,7 @@ class _Prompt:
 
 
 def work(plan: Plan, address: str, worker: int, pipe: Connection) -> None:
-    """What the process runs."""
+    """The main function of the process."""
     asyncio.run(_Worker(plan, worker, pipe).run(address))
 
 
@@ -51,7 +51,7 @@ class _Worker:
         self._spent = Spent()
         self._policy = Policy(-1, -1)
         self._told = asyncio.Condition()
-        self._turn = asyncio.Lock()  # who holds it takes the next response
+        self._turn = asyncio.Lock()  # held to take the next response
         self._writing = asyncio.Lock()  # one prompt's pixels at a time
         self._next = self._responses()
 
@@ -85,7 +85,7 @@ class _Worker:
                     yield prompt, row
 
     async def _slot(self) -> None:
-        """Make one response after another, as long as there are any."""
+        """Make one response after another, until there are no more."""
         while True:
             async with self._turn:
                 prompt, row = next(self._next, (None, 0))
@@ -109,7 +109,7 @@ class _Worker:
                 await self._told.wait_for(lambda: self._policy.done >= self._plan.begins_at(step))
 
     async def _store(self, prompt: _Prompt) -> tuple[dp.BatchRef, int]:
-        """The prompt's pixels in the plane, as the image processor would write them; their checksum."""
+        """Write the prompt's pixels into the plane, like an image processor. Returns their reference and checksum."""
         step = self._plan.trace.steps[prompt.step]
         number = int(self._plan.starts[prompt.step]) + prompt.number
         spec = dp.ragged([int(self._plan.patches(step)[prompt.number])], (1176,), "float32")
@@ -123,7 +123,7 @@ class _Worker:
         return ref, checksum
 
     async def _append(self, prompt: _Prompt) -> None:
-        """The rows of a prompt, all of which are made."""
+        """Append the rows of a prompt."""
         with self._spent.on("room"):
             stored, of_pixels = (None, 0) if prompt.stored is None else await prompt.stored
             rows: dict[str, Any] | dp.BatchRef = self._made(prompt.rows, of_pixels)
@@ -136,7 +136,7 @@ class _Worker:
         self._pipe.send(Did(self._name, "rollout", prompt.rows, prompt.began, time.monotonic()))
 
     def _made(self, rows: list[int], of_pixels: int) -> dict[str, Any]:
-        """What is of each response: its columns, but for the pixels; and the checksums, with theirs."""
+        """The columns of responses without pixels, and the checksums of all columns, pixels included."""
         columns: dict[str, Any] = {
             "input_ids": [payloads.tokens(count, row) for row, count in zip(rows, self._plan.tokens[rows], strict=True)]
         }

@@ -1,8 +1,7 @@
-"""Runs a plan: a node, its processes, the word to begin, and what they say until all have ended.
+"""Runs a plan: starts a node and the processes, and receives their messages until all have ended.
 
-This process starts the node and makes the stream, tells rollout workers how far the trainer is, and closes the stream
-when all rows are there. No row passes through it. What always holds: when `run` returns or raises, the node and all
-processes have ended.
+This process creates the stream, sends the trainer's progress to rollout workers, and closes the stream when all rows
+are appended. No row passes through it. Invariant: when `run` returns or raises, the node and all processes have ended.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ LOOK_S = 0.1  # between two looks at memory and the stream
 
 
 class Broken(Exception):
-    """A process failed, or a row was missed or given twice."""
+    """A process failed or was too slow, or a row was lost or delivered twice."""
 
 
 @dataclass
 class Replayed:
-    """What came of a run: when things happened, which rows each process was given, what was spent, and the memory."""
+    """The figures of a run: times, the rows of each process, its waits and bytes, and the memory."""
 
     times: Times = field(default_factory=Times)
-    #: By process, the rows it was given or made, in the order in which it was done with them.
+    #: By process, the rows that it made or got, in the order in which it finished them.
     seen: dict[str, list[int]] = field(default_factory=dict)
     spent: dict[str, dict[str, float]] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
     node: dict[str, float] = field(default_factory=dict)
-    #: Of each update, the mean of policy versions that its rows were behind.
+    #: Of each update, the mean lag of its rows in policy versions.
     lags: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
 
 def run(plan: Plan, config: dp.NodeConfig, patience_s: float) -> Replayed:
-    """Run the plan on a node of its own. Raises Broken where a process fails, or after `patience_s` seconds."""
+    """Run the plan on a node of its own. Raises Broken if a process fails, or after `patience_s` seconds."""
     with dp.connect(config=config) as plane, _Processes() as processes:
         stream = plane.stream("replay", tasks=TASKS)
         replay = _Replay(plan, plane, stream, processes, patience_s)
@@ -59,7 +58,7 @@ def run(plan: Plan, config: dp.NodeConfig, patience_s: float) -> Replayed:
 
 
 class _Replay:
-    """One run, as the process that watches sees it."""
+    """The state of a run in the main process."""
 
     def __init__(
         self, plan: Plan, plane: dp.Plane, stream: dp.Stream, processes: _Processes, patience_s: float
@@ -75,7 +74,7 @@ class _Replay:
         self._began = 0.0
 
     def run(self) -> None:
-        """Start all, and follow it to the end."""
+        """Start all processes, and receive their messages until all have ended."""
         self._start()
         for said in self._said():
             if isinstance(said, Ready):
@@ -106,14 +105,14 @@ class _Replay:
         for rank in range(plan.reference.count):
             at = divmod(rank, plan.reference.tp)
             start(f"reference {at[0]}.{at[1]}", ranks.reference, plan, address, *at)
-        self._together = self._processes.barrier(plan.trainer.count)  # kept: it goes with its last owner here
+        self._together = self._processes.barrier(plan.trainer.count)  # kept: needs a reference here
         for rank in range(plan.trainer.count):
             at = divmod(rank, plan.trainer.tp)
             start(f"trainer {at[0]}.{at[1]}", ranks.train, plan, address, *at, last=self._together)
         self._waiting = plan.processes
 
     def _said(self) -> Iterator[Any]:
-        """What processes say, until all have ended."""
+        """Yield the messages of processes, until all have ended."""
         while self._processes.alive:
             if time.monotonic() > self._deadline:
                 raise Broken(f"it is not over in time; the stream: {dict(self._stream.stats())}")
@@ -125,7 +124,7 @@ class _Replay:
                     self._tell()
 
     def _tell(self) -> None:
-        """Rollout workers: the newest version, and how many rows are done with."""
+        """Send the newest version and the number of finished rows to rollout workers."""
         expired = self._stream.stats()["task"]["train"]["expired"] if self._plan.max_lag else 0
         policy = Policy(len(self.found.times.trained), self._trained + expired)
         if policy != self._told:
@@ -148,7 +147,8 @@ class _Replay:
 
 
 def check(plan: Plan, found: Replayed) -> None:
-    """Each row was made once, and seen once by each task and tensor-parallel rank. Raises Broken."""
+    """Check that each row was made once, and delivered once to each task and tensor-parallel rank, or expired. Raises
+    Broken."""
     everyone = list(range(plan.rows))
     for task, tps in (("rollout", 0), ("reward", 0), ("reference", plan.reference.tp), ("trainer", plan.trainer.tp)):
         for tp in range(max(1, tps)):
@@ -163,7 +163,7 @@ def check(plan: Plan, found: Replayed) -> None:
 
 
 class _Processes:
-    """Processes, by name. A context manager: they have ended when it is left."""
+    """Processes, by name. A context manager: at its end, all processes have ended."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -171,20 +171,20 @@ class _Processes:
 
     @property
     def alive(self) -> bool:
-        """Whether any has not ended."""
+        """Whether any process has not ended."""
         return bool(self._running)
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of those that have not ended."""
+        """The process ids of those that have not ended, by name."""
         return {name: process.pid for name, process in self._running.values()}
 
     def barrier(self, count: int) -> Any:
-        """Where so many processes wait for each other."""
+        """A barrier of `count` processes."""
         return self._context.Barrier(count)
 
     def start(self, name: str, target: Callable[..., None], *args: Any, last: Any = None) -> None:
-        """Start one. It is handed its end of a pipe after `args`, and then `last`, if it is given."""
+        """Start a process. It calls `target` with `args`, its end of a pipe, and `last`, if given."""
         ours, theirs = self._context.Pipe()
         rest = (theirs,) if last is None else (theirs, last)
         process = self._context.Process(target=_live, args=(name, target, theirs, *args, *rest), name=name, daemon=True)
@@ -193,14 +193,14 @@ class _Processes:
         self._running[ours] = name, process
 
     def tell(self, name: str, what: Any) -> None:
-        """Nothing, where it has ended."""
+        """Send a message to a process. Does nothing if the process has ended."""
         for pipe, (other, _) in self._running.items():
             if other == name:
                 with suppress(BrokenPipeError):
                     pipe.send(what)
 
     def said(self, timeout: float) -> Iterator[Any]:
-        """What processes say within the timeout; for one that ended otherwise than it should, that it did."""
+        """The messages that arrive within `timeout` seconds; `Failed` for a process that ended with an error."""
         ready: list[Any] = list(wait(list(self._running), timeout))
         for pipe in ready:
             name, process = self._running[pipe]
@@ -226,7 +226,7 @@ class _Processes:
 
 
 def _live(name: str, target: Callable[..., None], pipe: Connection, *args: Any) -> None:
-    """A process's life: it does its work, or says what went wrong."""
+    """Run the main function of a process. Sends `Failed` if it raises."""
     try:
         target(*args)
     except BaseException:

@@ -1,4 +1,4 @@
-"""What the processes of a replay tell the one that watches them, over a pipe each. Times are those of the monotonic
+"""The messages between the processes of a replay and the main process, over a pipe each. Times are of the monotonic
 clock, which all processes of a host share."""
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A process is connected, and waits for the word to begin."""
+    """A process is connected. Rollout workers wait for the first `Policy`."""
 
     process: str
 
 
 @dataclass(frozen=True, slots=True)
 class Did:
-    """A process is done with rows: made them, or did its task on them. `began` is when it had them."""
+    """A process has made rows, or has done its task on them, at the time `at`. It had them at `began`."""
 
     process: str
     task: str
     rows: list[int]
     began: float
     at: float
-    #: Of the trainer's: rows of the whole update, of all ranks; and the mean policy versions that they are behind.
+    #: Of the trainer: the rows of the whole update, of all ranks, and their mean lag in policy versions.
     update: int = 0
     lag: float = 0.0
 
@@ -48,7 +48,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What rollout workers are told: the newest version, and how many rows are trained or have expired."""
+    """To rollout workers: the newest version, and the number of rows that are trained or expired."""
 
     version: int
     done: int
@@ -56,10 +56,10 @@ class Policy:
 
 @dataclass
 class Spent:
-    """Seconds of one process by what it waited for, and bytes. `rows`: for rows to be ready; `room`: for its own bytes
-    to be written, or for room for them; `bytes`: for those of others to be read; `ranks`: for each other; `policy`: for
-    the trainer; `check`: while checksums were compared; `compute`: in the place of computing, beyond that; `late`: how
-    much longer than that was meant to be, which is the machine's own doing."""
+    """Seconds of a process by the reason of its waits, and bytes read and written. `rows`: for ready rows; `room`: for
+    room and writes of its own bytes; `bytes`: for reads; `ranks`: for other ranks; `policy`: for the trainer; `check`:
+    comparing checksums; `compute`: instead of computing, beyond the checks; `late`: the excess of such waits over the
+    planned time, due to the machine."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     read: int = 0
@@ -67,7 +67,7 @@ class Spent:
 
     @contextmanager
     def on(self, what: str) -> Iterator[None]:
-        """Count the block's time."""
+        """Add the block's time to the reason `what`."""
         began = time.monotonic()
         try:
             yield
@@ -75,13 +75,13 @@ class Spent:
             self.seconds[what] = self.seconds.get(what, 0.0) + time.monotonic() - began
 
     def paused(self, meant: float, began: float) -> None:
-        """A wait of so many seconds in the place of computing, which began then, is over."""
+        """Add a wait instead of computing that began at `began` and was planned to take `meant` seconds."""
         took = time.monotonic() - began
         for what, seconds in (("compute", took), ("late", took - max(0.0, meant))):
             self.seconds[what] = self.seconds.get(what, 0.0) + seconds
 
     def told(self) -> dict[str, float]:
-        """As a report has it."""
+        """The figures of a report, by name."""
         return {f"{what}_s": seconds for what, seconds in self.seconds.items()} | {
             "read_bytes": self.read,
             "written_bytes": self.written,
