@@ -101,7 +101,7 @@ def transfer_queue(backend: str, memory: str, objects: int) -> Iterator[Any]:
 
 
 def by_turns(program: str, doors: Sequence[str], rounds: int) -> dict[str, list[Any]]:
-    """The figures of `rounds` rounds of a job for each of `doors`, alternately. One more round, the first, is not counted."""
+    """The figures of `rounds` rounds of a job for each of `doors`, alternately. One more round warms up before."""
     found: dict[str, list[Any]] = {name: [] for name in doors}
     with ExitStack() as stack:
         jobs = {name: stack.enter_context(Job(program, name)) for name in doors}
