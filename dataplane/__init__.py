@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from dataplane.errors import Closed as Closed
     from dataplane.errors import Corrupt as Corrupt
     from dataplane.errors import DataplaneError as DataplaneError
+    from dataplane.errors import DirectoryUnusable as DirectoryUnusable
     from dataplane.errors import Forked as Forked
     from dataplane.errors import Freed as Freed
     from dataplane.errors import LeaseExpired as LeaseExpired
@@ -112,6 +113,7 @@ _HOMES = {
         "Closed",
         "Corrupt",
         "DataplaneError",
+        "DirectoryUnusable",
         "Forked",
         "Freed",
         "LeaseExpired",

@@ -140,6 +140,17 @@ class ProtocolMismatch(Rejected):
     FIELDS = {"ours": "", "theirs": ""}
 
 
+class DirectoryUnusable(Rejected):
+    """A node cannot use its data directory, or cannot write there any more. The message says what to do.
+
+    `reason`: "in use", "another node's", "another cluster's", "another program's", "another version's", "another
+    user's", "read-only", "no permission", "file system", "failed" or "closed", or "used up" if no shard numbers are
+    left.
+    """
+
+    FIELDS = {"path": "", "reason": ""}
+
+
 class LimitExceeded(Rejected):
     """`asked` is more than `limit`, the bound called `what`; waiting would not help."""
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.errors import Backpressure, Corrupt
+from dataplane.errors import Backpressure, Corrupt, DirectoryUnusable
 from dataplane.replication.log import ExtendLog, MemoryStorage, Storage
 from dataplane.replication.messages import LogEntry
-from dataplane.store.durable.database import Database, DirectoryUnusable
+from dataplane.store.durable.database import Database
 from dataplane.store.durable.log import SQLiteStorage
 from tests.conformance.storages import ME, DurableSuite, StorageSuite
 

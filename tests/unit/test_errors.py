@@ -28,7 +28,7 @@ def test_the_error_hierarchy_is_split_by_the_reaction_of_the_caller() -> None:
         "DataplaneError": ["LeaseExpired", "Lost", "Misuse", "OutcomeUnknown", "Rejected", "Retryable"],
         "Retryable": ["Backpressure", "NotReady", "PeerUnavailable"],
         "Lost": ["Corrupt", "Freed", "OwnerDied"],
-        "Rejected": ["LimitExceeded", "ProtocolMismatch", "Unauthenticated"],
+        "Rejected": ["DirectoryUnusable", "LimitExceeded", "ProtocolMismatch", "Unauthenticated"],
         "Misuse": ["Closed", "Forked", "SchemaMismatch"],
     }
 

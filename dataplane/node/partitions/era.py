@@ -14,7 +14,8 @@ import logging
 import secrets
 
 from dataplane.coordinator.base import Coordinator, OutcomeUnknown, Unavailable
-from dataplane.store.durable.database import DirectoryUnusable, Notes
+from dataplane.errors import DirectoryUnusable
+from dataplane.store.durable.database import Notes
 
 log = logging.getLogger(__name__)
 

@@ -26,7 +26,7 @@ from typing import ParamSpec, TypeVar
 import msgspec
 import xxhash
 
-from dataplane.errors import Backpressure, Corrupt, DataplaneError, LimitExceeded, Rejected
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, DirectoryUnusable, LimitExceeded
 from dataplane.threads import Pool
 
 Args = ParamSpec("Args")
@@ -194,17 +194,6 @@ def _read_only(path: Path) -> bool:
         return bool(os.statvfs(path.parent).f_flag & os.ST_RDONLY)
     except OSError:
         return False
-
-
-class DirectoryUnusable(Rejected):
-    """The error of a data directory that this node cannot use, or cannot write any more.
-
-    `reason`: "in use", "another node's", "another cluster's", "another
-    program's", "another version's", "another user's", "read-only", "no permission", "file system", "failed" or
-    "closed", or "used up" if no shard numbers are left. The message says what to do.
-    """
-
-    FIELDS = {"path": "", "reason": ""}
 
 
 _encode = msgspec.msgpack.Encoder().encode

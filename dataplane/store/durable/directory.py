@@ -27,8 +27,8 @@ import msgspec
 from msgspec.structs import replace
 
 from dataplane.batch.locations import MOST_SHARDS
-from dataplane.errors import Backpressure, Corrupt
-from dataplane.store.durable.database import Database, DirectoryUnusable, checksum
+from dataplane.errors import Backpressure, Corrupt, DirectoryUnusable
+from dataplane.store.durable.database import Database, checksum
 
 DATABASE, SHARDS = "node.sqlite", "shards"
 NUMBERS = 1 << 24

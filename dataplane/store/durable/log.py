@@ -13,11 +13,11 @@ import asyncio
 import sqlite3
 from collections.abc import Sequence
 
-from dataplane.errors import Backpressure, Corrupt
+from dataplane.errors import Backpressure, Corrupt, DirectoryUnusable
 from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.log import ExtendLog, Operation, Storage, StoredLog, TruncateLog
 from dataplane.replication.messages import LogEntry, StateSnapshot
-from dataplane.store.durable.database import Database, DirectoryUnusable, Journal, checksum
+from dataplane.store.durable.database import Database, Journal, checksum
 
 _INDEX_BITS = 40
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dataplane.coordinator.process import ProcessCoordinator
-from dataplane.errors import Corrupt
+from dataplane.errors import Corrupt, DirectoryUnusable
 from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
 from dataplane.store.durable import directory
-from dataplane.store.durable.database import Database, DirectoryUnusable, Journal, Notes
+from dataplane.store.durable.database import Database, Journal, Notes
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import JournaledLog
 from tests.cases import each_case

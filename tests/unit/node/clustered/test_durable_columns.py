@@ -13,10 +13,10 @@ from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
+from dataplane.errors import DirectoryUnusable
 from dataplane.node.clustered.durable import DurableColumns
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.store.durable.database import DirectoryUnusable
 from dataplane.store.store import Store
 from tests.unit.store.stores import layout
 

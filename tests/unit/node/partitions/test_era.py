@@ -13,12 +13,13 @@ from typing import Any, cast
 import pytest
 
 from dataplane.coordinator.process import ProcessCoordinator
+from dataplane.errors import DirectoryUnusable
 from dataplane.node.clustered.durable import PartitionStorage
 from dataplane.node.partitions.era import KEY, Era
 from dataplane.node.partitions.record import DURABLE
 from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
-from dataplane.store.durable.database import Database, DirectoryUnusable, Journal, Notes
+from dataplane.store.durable.database import Database, Journal, Notes
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.shards import DurableShards
 from tests.unit.node.partitions.bench import Bench, until
