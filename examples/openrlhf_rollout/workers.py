@@ -7,7 +7,6 @@ and makes plain gradient steps with its own gradients. In place of vLLM, tokens 
 from __future__ import annotations
 
 import random
-import resource
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,12 +37,11 @@ _RolloutActor = RolloutRayActor.__ray_metadata__.modified_class
 class _Measured:
     """The growth of this process's peak memory since `begin`, and the time of reading inputs."""
 
-    def begin(self) -> int:
-        """Begin to measure. Returns the page size in bytes."""
+    def begin(self) -> None:
+        """Begin to measure."""
         Path("/proc/self/clear_refs").write_text("5")  # proc(5): reset the peak
         self._before = _peak()
         self._reading_s = 0.0
-        return resource.getpagesize()
 
     def measured(self) -> tuple[int, float]:
         """The growth in bytes, and the seconds in which inputs were merged."""
