@@ -16,16 +16,19 @@ import threading
 import traceback
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
-from dataplane.errors import DataplaneError, NotReady
+from dataplane.errors import DataplaneError, NotReady, OutcomeUnknown, Retryable
 
 if TYPE_CHECKING:
     from dataplane.client.connection import Connection
     from dataplane.client.plane import AsyncPlane
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PAUSE_S = 1.0  # seconds between two attempts after a retryable error
 _FLUSH_S = 5.0  # the most seconds for the flush of appenders when a plane is closed
@@ -65,6 +68,17 @@ class Background(ABC):
         with suppress(TimeoutError):
             async with asyncio.timeout(_PAUSE_S):
                 await stop.wait()
+
+    async def _again(self, plane: AsyncPlane, stop: asyncio.Event, what: str, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work()`. Repeats it after errors that may pass, such as an unreachable leader, until `stop` is
+        set; then raises the error."""
+        while True:
+            try:
+                return await work()
+            except (Retryable, OutcomeUnknown) as error:
+                if stop.is_set():
+                    raise
+                await self._pause(plane, stop, what, error)
 
     def _main(self) -> None:
         try:

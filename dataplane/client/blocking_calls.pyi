@@ -169,11 +169,17 @@ class PlaneCalls(Blocking):
         """The statistics of the streams that this host's node leads, by name; or that the member `node` of its cluster
         leads. Raises as `stats`."""
 
-    def restore(self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = 60.0) -> Stream:
+    def restore(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        replicas: int | None = None,
+        timeout: float = 60.0,
+    ) -> Stream:
         """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time. Returns it.
 
-        name: the name of the restored stream; None: its name in the file.
-        timeout: seconds to wait for room for each part.
+        name, replicas: of the restored stream; None: as in the file. timeout: seconds to wait for room for each part.
 
         No other process can open the stream before it is complete. If the restore fails or this process dies, nothing
         remains. Raises Corrupt (the file is truncated, changed, or no checkpoint of this format), Misuse (no file can

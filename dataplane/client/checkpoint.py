@@ -137,7 +137,12 @@ async def _tables(to: _Writing, ref: BatchRef) -> AsyncIterator[tuple[bytes, Any
 
 
 async def read(
-    connection: Connection, writer: ShardWriter, path: str | os.PathLike[str], name: str | None, timeout: float
+    connection: Connection,
+    writer: ShardWriter,
+    path: str | os.PathLike[str],
+    name: str | None,
+    replicas: int | None,
+    timeout: float,
 ) -> str:
     """Restore the stream in the file, under this name or its own. Returns the name. Raises as `AsyncPlane.restore`."""
     with CheckpointReader(_path(path)) as file:
@@ -145,13 +150,18 @@ async def read(
         if not is_text(heading.name) or not heading.name:
             raise file.corrupt("names no stream")
         name = heading.name if name is None else name
+        settings = heading.head.settings
+        if replicas is not None:
+            settings = msgspec.structs.replace(settings, replicas=arguments.replicas(replicas))
         try:
-            asked = rm.RestoreStream(connection.next_id(), name, heading.head)
+            asked = rm.RestoreStream(
+                connection.next_id(), name, msgspec.structs.replace(heading.head, settings=settings)
+            )
             opened = await connection.request(asked, rm.Opened, 0.0)
         except Corrupt as error:
             raise file.corrupt(f"holds {error}") from None
-        staging, replicas = f"{rm.STAGED}{secrets.token_hex(8)}", heading.head.settings.replicas
-        to = _Restoring(connection, writer, file, opened.stream, staging, timeout, replicas)
+        staging = f"{rm.STAGED}{secrets.token_hex(8)}"
+        to = _Restoring(connection, writer, file, opened.stream, staging, timeout, settings.replicas)
         try:
             await _fill(to)
             await connection.request(rm.PublishRestored(connection.next_id(), opened.stream), m.Done, 0.0)

@@ -475,7 +475,8 @@ class HistoryFollower(Background):
         self.rows = 0
 
     async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
-        stream, how = await plane.stream(self._stream_name), self._how
+        how = self._how
+        stream = await self._again(plane, stop, "open the stream", lambda: plane.stream(self._stream_name))
         history = how.history.at(plane)
         while not stop.is_set():
             try:

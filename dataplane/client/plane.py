@@ -321,12 +321,16 @@ class AsyncPlane:
         return await _figures(self.connection, rm.ListStreams, arguments.node(node))
 
     async def restore(
-        self, path: str | os.PathLike[str], *, name: str | None = None, timeout: float = TIMEOUT_S
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        replicas: int | None = None,
+        timeout: float = TIMEOUT_S,
     ) -> AsyncStream:
         """Restore the stream that `stream.checkpoint` wrote to the file, with its state at that time. Returns it.
 
-        name: the name of the restored stream; None: its name in the file.
-        timeout: seconds to wait for room for each part.
+        name, replicas: of the restored stream; None: as in the file. timeout: seconds to wait for room for each part.
 
         No other process can open the stream before it is complete. If the restore fails or this process dies, nothing
         remains. Raises Corrupt (the file is truncated, changed, or no checkpoint of this format), Misuse (no file can
@@ -337,7 +341,7 @@ class AsyncPlane:
         self.check()
         if name is not None:
             arguments.text("a stream's name", name)
-        name = await checkpoint.read(self.connection, self.writer, path, name, arguments.seconds(timeout))
+        name = await checkpoint.read(self.connection, self.writer, path, name, replicas, arguments.seconds(timeout))
         asked = rm.OpenStream(self.connection.next_id(), name, None)
         opened = await self.connection.request(asked, rm.Opened, 0.0)
         return AsyncStream(self.connection, self.writer, self._getter, name, opened)

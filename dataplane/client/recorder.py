@@ -18,11 +18,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -134,9 +134,13 @@ class Recording(Background):
 
     async def _record_all(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
         began = time.thread_time()
-        self._plane, self._stream, self._ends = plane, await plane.stream(self._stream_name), stop
-        stream = self._stream
-        columns = self._how.columns or await _columns(stream, self._how.task, stop) or _recorded(self._how.directory)
+        stream = await self._again(plane, stop, "open the stream", lambda: plane.stream(self._stream_name))
+        self._plane, self._stream, self._ends = plane, stream, stop
+
+        async def figures() -> Mapping[str, Any]:
+            return await self._again(plane, stop, "read statistics", stream.stats)
+
+        columns = self._how.columns or await _columns(figures, self._how.task, stop) or _recorded(self._how.directory)
         if not columns:
             return
         tasks = [task for task in stream.settings.tasks if task != self._how.task] or [self._how.task]
@@ -319,11 +323,11 @@ def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
     return RowNames(delivery.keys, delivery.groups, delivery.versions, delivery.tags, rows)
 
 
-async def _columns(stream: AsyncStream, task: str, stop: asyncio.Event) -> list[str]:
-    """The columns of the stream, once each other task has acked a row or the stream was closed. Empty if it was closed
-    without rows, or `stop` was set."""
+async def _columns(stats: Callable[[], Awaitable[Mapping[str, Any]]], task: str, stop: asyncio.Event) -> list[str]:
+    """The columns of the stream of these statistics, once each other task has acked a row or the stream was closed.
+    Empty if it was closed without rows, or `stop` was set."""
     while True:
-        figures = await stream.stats()
+        figures = await stats()
         others = [each["acked"] for name, each in figures["task"].items() if name != task]
         if figures["columns"] and (all(others) or figures["closed"]):
             return list(figures["columns"])

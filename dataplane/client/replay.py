@@ -50,7 +50,7 @@ class Replay(Background):
         """The number of rows that were appended."""
 
     async def _run(self, plane: AsyncPlane, stop: asyncio.Event) -> None:
-        stream = await plane.stream(self._stream_name)
+        stream = await self._again(plane, stop, "open the stream", lambda: plane.stream(self._stream_name))
         done = False
         try:
             for recorded in self._reader.rows(rows=self._at_once, versions=self._wanted, columns=self._columns):
@@ -59,8 +59,8 @@ class Replay(Background):
                     break
                 self.rows += len(recorded)
             else:
-                await stream.close()
                 done = True
+                await self._again(plane, stop, "close the stream", stream.close)
         finally:
             if not done:
                 with suppress(DataplaneError):
@@ -92,6 +92,7 @@ class Replay(Background):
                 continue
         else:
             return
+        unknown = False
         try:
             while not stop.is_set():
                 try:
@@ -100,7 +101,12 @@ class Replay(Background):
                     break
                 except Backpressure:
                     continue
-                except (PeerUnavailable, OutcomeUnknown):
+                except Misuse:
+                    if not unknown:
+                        raise
+                    break  # consumers have acked some of the rows meanwhile, so the earlier attempt was done
+                except (PeerUnavailable, OutcomeUnknown) as error:
+                    unknown = unknown or isinstance(error, OutcomeUnknown)
                     plane.connection.check()  # raises if the node has ended, because no attempt can succeed then
                     await asyncio.sleep(_AWAY_S)
         finally:

@@ -93,7 +93,8 @@ class AsyncWeights:
         seen = await self._seen()
         newest = max(seen.complete, default=None)
         if newest is not None and number <= newest:
-            raise Misuse(f"version {number} of {self!r} is not newer than {newest}, which is complete")
+            known = f"version {number} of {self!r} is not newer than {newest}, which is complete"
+            raise Misuse(f"{known}: publish a higher one, or call drop() first")
         older = None if newest is None else await self._older(seen, newest, mine, ranks, deadline)
         async with Publication(self._connection, self._writer, deadline, older) as publication:
             chunks, entries, bases = await publication.write(tensors)

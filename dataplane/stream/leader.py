@@ -313,7 +313,7 @@ def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
     why = leased.admission.full(entry) or "others before it"
     if stuck := _never_free(leased):
         return f"{why}; {stuck}"
-    behind = leased.partition.behind()
+    behind = leased.partition.behind(leased.asked)
     if not behind and (dead := leased.partition.dead_letters()):
         return f"{why}; it holds dead letters of {', '.join(dead)}, which stay until they are dropped or retried"
     left = {
@@ -331,7 +331,7 @@ def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
 def _holders(leased: LeasedRows) -> Iterator[dict[str, Any]]:
     """The holders of room in the stream: tasks that are behind, and clients with permits."""
     partition = leased.partition
-    behind = [(name, "not acked") for name in partition.behind()]
+    behind = [(name, "not acked") for name in partition.behind(leased.asked)]
     for name, how in behind or [(name, "dead letters") for name in partition.dead_letters()]:
         yield {"holder": f"task {name!r}", "bytes": partition.nbytes, "how": how}
     for client, nbytes in islice(leased.admission.coming().items(), _HOLDERS):

@@ -284,12 +284,18 @@ class StreamState:
 
     # queries
 
-    def behind(self, idle: Container[int] = ()) -> list[str]:
-        """Among the tasks with rows left of the oldest policy version, those with the most rows left. `idle`: the
-        numbers of tasks that are left out, unless all tasks are idle."""
-        tasks = [task for task, left in enumerate(self.progress.left) if left]
+    def behind(self, asked: Mapping[int, tuple[str, ...]], idle: Container[int] = ()) -> list[str]:
+        """The tasks with the most rows that they hold or could take; in a stream with `max_lag`, among those with rows
+        left of the oldest policy version. `asked`: by task, the columns that it asks for. `idle`: the numbers of tasks
+        that are left out, unless all tasks are idle."""
+        progress = self.progress
+        tasks = [task for task, left in enumerate(progress.left) if left]
         tasks = [task for task in tasks if task not in idle] or tasks
-        marks = {task: (min(left), -sum(left.values())) for task in tasks if (left := self.progress.left[task])}
+        open_to = {task: progress.open_to(task, asked.get(task)) for task in tasks}
+        tasks = [task for task in tasks if open_to[task]] or tasks
+        marks = {
+            task: (min(progress.left[task]) if self.settings.max_lag >= 0 else 0, -open_to[task]) for task in tasks
+        }
         return [self.settings.tasks[task] for task, mark in marks.items() if mark == min(marks.values())]
 
     def dead_letters(self) -> list[str]:

@@ -130,6 +130,19 @@ class StreamProgress:
                 found.append(np.flatnonzero(flags) + page.first)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
+    def open_to(self, task: int, columns: tuple[str, ...] | None) -> int:
+        """The number of rows that are leased to the task, or pending with all of these columns; None: with any."""
+        need = np.uint64(0) if columns is None else self._rows.schema.mask(columns)
+        total = 0
+        for page in self._rows.pages.values():
+            sheet, there = self._sheet(page), page.present
+            state = sheet.state[task, : page.count]
+            flags = state == LEASED
+            if need is not None:
+                flags |= (state == PENDING) & ((page.columns[: page.count] & need) == need)
+            total += int(np.count_nonzero(flags & there & ~sheet.dropped[: page.count]))
+        return total
+
     def still_ready(self, task: int, columns: tuple[str, ...], rows: Index) -> Index:
         """The rows among these that are ready now, without duplicates."""
         rows = rows[np.sort(np.unique(rows, return_index=True)[1])]

@@ -39,7 +39,7 @@ def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
         "columns": list(leased.partition.rows.schema.fields) if leased.partition.rows.count else [],
         "waiting": sum(task is None for task, _ in waiting),
         "groups": leased.partition.groups.open,
-        "behind": leased.partition.behind(_idle(leased, waiting)),
+        "behind": leased.partition.behind(leased.asked, _idle(leased, waiting)),
         "task": {
             name: _task(leased, number, now, waiting) | {"holders": holders[number]}
             for number, name in enumerate(leased.settings.tasks)

@@ -320,7 +320,7 @@ class ShardRequests:
         if self._hosts is None:
             what = "nodes of the cluster"
             raise LimitExceeded(
-                f"replicas={request.replicas}, and this node is in no cluster: leave it out, or use --seeds",
+                f"replicas={request.replicas}, and this node is in no cluster: use --seeds, or replicas=1",
                 what=what,
                 asked=request.replicas,
                 limit=1,

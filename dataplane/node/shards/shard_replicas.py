@@ -190,7 +190,7 @@ class ShardReplicas:
     async def _take(self, request: pm.TakeReplicas, deadline: Deadline) -> None:
         owner = member_of(self._membership, request.node)
         asked = pm.DescribeShards(self._peers.next_id(), request.shards)
-        reply = await self._peers.request(owner, asked, pm.Described, min(_CONTROL_S, deadline.remaining_s))
+        reply = await self._peers.request(owner, asked, pm.Described, _CONTROL_S)  # the deadline is for room alone
         if len(reply.shards) != len(request.shards):
             raise ProtocolMismatch("shards that are described falsely")
         for shard, (size, _, _, layout, _, payload) in zip(request.shards, reply.shards, strict=True):
