@@ -119,7 +119,8 @@ class Column:
         present, selections, order = gather.keyed(self.reading, key)
         if not present.all():
             row = int(np.argmin(present))
-            raise mismatch(name, "not every row has it: use to_list()", row=row, expected="a value", found="none")
+            remedy = "use numpy() or torch(), which give a dict for each row"
+            raise mismatch(name, f"not every row has it: {remedy}", row=row, expected="a value", found="none")
         return self._derived(selections, order, self._cut, name=name, field=keys[key])
 
     def numpy(self) -> Any:

@@ -72,16 +72,6 @@ def test_names_in_the_contributing_map_exist(path: str, name: str) -> None:
     assert re.search(defined, (ROOT / "dataplane" / path).read_text(), re.MULTILINE), f"{path}: {name}"
 
 
-def test_the_changelog_has_valid_sections() -> None:
-    """*Unreleased* first, then versions with their dates, each with sections of Keep a Changelog."""
-    text = (ROOT / "CHANGELOG.md").read_text()
-    versions = re.findall(r"^## (.+)$", text, re.MULTILINE)
-    assert versions[0] == "Unreleased"
-    assert all(re.fullmatch(r"\[?\d+\.\d+\.\d+\]? - \d{4}-\d\d-\d\d", version) for version in versions[1:])
-    sections = set(re.findall(r"^### (.+)$", text, re.MULTILINE))
-    assert sections <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
-
-
 @needs("yaml")
 @each_case("path", sorted((ROOT / ".github").rglob("*.yml")), ids=lambda path: path.name)
 def test_workflows_and_templates_are_yaml_without_secrets(path: Path) -> None:

@@ -15,7 +15,8 @@ from dataplane import cli
 from dataplane.batch.put_plan import plan
 from dataplane.client import recorder
 from dataplane.client.recorder import Recording
-from dataplane.errors import Closed, LimitExceeded, Misuse
+from dataplane.client.streams import AsyncStream
+from dataplane.errors import Closed, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.recording import Reader, Writer, part
 from tests.integration.recorders import records
 from tests.processes import StandingNode, Worker, eventually
@@ -209,6 +210,36 @@ def test_rows_that_do_not_fit_together_are_replayed_in_parts(plane: Any, tmp_pat
         again = small.replay(tmp_path / "r", "again", ["actor"])
         deliveries = again.deliveries("actor", rows=1, columns=["x"])
         assert [int(delivery.get()["x"].numpy()[0][0]) for delivery in deliveries] == [*range(8)]
+
+
+def once_unanswered(monkeypatch: pytest.MonkeyPatch, name: str, *, before: bool) -> None:
+    """The first call of this method of streams is not answered; `before`: nor done."""
+    method, failed = getattr(AsyncStream, name), list[str]()
+
+    async def call(stream: Any) -> Any:
+        result = None if before and not failed else await method(stream)
+        if failed:
+            return result
+        failed.append(name)
+        raise PeerUnavailable("it does not answer") if before else OutcomeUnknown("it has not answered")
+
+    monkeypatch.setattr(AsyncStream, name, call)
+
+
+def test_unanswered_calls_end_neither_recorder_nor_replay(
+    plane: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = plane.stream("rollouts", ["actor", "record"])
+    once_unanswered(monkeypatch, "stats", before=True)
+    with stream.record(tmp_path / "r") as recording:
+        fill(stream, 2)
+        rewarded(stream, 16)
+        stream.close()
+        recording.wait(WAIT_S)
+    once_unanswered(monkeypatch, "close", before=False)
+    again = plane.replay(tmp_path / "r", "again", ["actor"])
+    again.replay.wait(WAIT_S)
+    assert again.stats()["rows"] == 16
 
 
 @pytest.mark.leaks(reason="killed processes leave their sockets to the node for a moment")

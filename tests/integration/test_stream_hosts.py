@@ -104,6 +104,19 @@ def test_a_put_with_copies_passes_over_a_host_that_has_just_died(hosts: list[Any
         planes[2].put({"x": np.arange(4)}, replicas=2)
 
 
+def test_blocks_of_an_appender_are_on_two_hosts_and_restored_on_one(planes: list[Any], tmp_path: Path) -> None:
+    stream = planes[0].stream("rollouts", tasks=["actor"], replicas=2)
+    with stream.appender() as appender:
+        for first in range(0, 24, 4):
+            for sent in [appender.send(ids(1, at)) for at in range(first, first + 4)]:
+                sent.result()
+    stream.checkpoint(tmp_path / "stream")
+    with dp.connect(config=dp.NodeConfig(memory="64MiB", spill=0, prewarm=0)) as alone:
+        again = alone.restore(tmp_path / "stream", replicas=1)
+        again.close()
+        assert drained(again, "actor", ["id"]) == [*range(24)]
+
+
 def test_rows_appended_by_reference_or_restored_are_on_two_hosts(
     hosts: list[Any], planes: list[Any], tmp_path: Path
 ) -> None:

@@ -11,6 +11,7 @@ Invariants: a put with replicas returns when they exist; a replica is complete, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -31,6 +32,7 @@ from dataplane.wire.peer import Peers
 from dataplane.wire.shard_messages import MAX_RETAINED, Selection
 
 _CONTROL_S = 4.0  # as in `fetch`
+_SILENT_S = 10.0  # seconds for which a node that did not answer is chosen last
 
 Part = tuple[int, list[int], tuple[int, int, bytes]]
 
@@ -47,6 +49,7 @@ class ShardReplicas:
         self._here: dict[ShardKey, int] = {}
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
+        self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
         self._taking: Counter[ShardKey] = Counter()  # the requests that store each, unless its owner freed it meanwhile
         self.freeing: Callable[[ShardKey, tuple[int, ...], RowIndices | None], None] = lambda key, columns, rows: None
         """Frees a part of a replica here, or all of it, once nothing needs it."""
@@ -84,14 +87,19 @@ class ShardReplicas:
         while len(chosen) < count:
             own = [shard_of(number) for number in of.get(self._node, ())]
             held = [node for node in left if own and all(node in self._elsewhere.get(each, ()) for each in own)]
-            node = winner(held or left, self._node.hex(), min(number for _, number in shards))
+            awake = [node for node in left if self._silent.get(node, 0.0) < time.monotonic()]
+            node = winner(held or awake or left, self._node.hex(), min(number for _, number in shards))
             left.remove(node)
             try:
-                for owner, numbers in of.items():
-                    if owner != node:
-                        await self._copy(owner, numbers, node, deadline)
-            except (OwnerDied, PeerUnavailable):
+                async with self._reading.needing(node):
+                    for owner, numbers in of.items():
+                        if owner != node:
+                            await self._copy(owner, numbers, node, deadline)
+            except (OwnerDied, PeerUnavailable, TimeoutError) as error:
+                self._silent[node] = time.monotonic() + _SILENT_S
                 if len(left) < count - len(chosen):  # too few are left
+                    if isinstance(error, TimeoutError):
+                        raise PeerUnavailable(f"node {node.hex()} does not answer", address=node.hex()) from None
                     raise
             else:
                 chosen.append(node)
@@ -157,6 +165,7 @@ class ShardReplicas:
 
     def gone(self, node: bytes) -> None:
         """Forget the replicas on a node whose process has ended."""
+        self._silent.pop(node, None)
         for shard, nodes in list(self._elsewhere.items()):
             if node in nodes:
                 self._elsewhere[shard] = [other for other in nodes if other != node]

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from bench.history.timeline import Rollouts
 from bench.replaying import payloads
 from bench.replaying.plan import Pace, Plan, Ranks
 from bench.replaying.running import Broken, Replayed, check
 from bench.workloads import Step, Trace
-from dataplane.history.lengths import Past, predict
-from dataplane.history.scheduling import BASE, plan
 from tests.cases import each_case
 
 PACE = Pace(token_s=0.1, reference_token_s=0.01, train_token_s=0.02)
@@ -58,15 +55,3 @@ def test_a_replay_detects_missed_and_duplicated_rows(rows: list[int]) -> None:
     found.seen["trainer 0.0"] = rows
     with pytest.raises(Broken, match=r"trainer\.0"):
         check(plan, found)
-
-
-# What becomes of schedules in the model of the benchmark.
-
-
-def test_a_timeline_agrees_with_the_cost_model() -> None:
-    schedule = plan(predict([Past([(0, 100)]), Past([(0, 40)])]), 2)
-    timeline = Rollouts([schedule], [np.array([[100.0], [40.0]])]).run()
-    assert timeline.duration == pytest.approx(100 * (BASE + 1))
-    assert timeline.idle == pytest.approx(60 * (BASE + 1))
-    drafted = Rollouts([schedule], [np.array([[100.0], [40.0]])], pace=4, each=2).run()
-    assert drafted.duration == pytest.approx(25 * (BASE + 2))

@@ -73,6 +73,8 @@ class TestAdmission:
         assert figures(stream.leased, 0.0, waiting)["behind"] == ["reward"]
         assert figures(stream.leased, 0.0, [(None, ())])["behind"] == ["reward", "actor"]
         assert figures(stream.leased, 0.0, [(0, ()), (1, ("score",))])["behind"] == ["reward"]
+        stream.leased.asked[1] = ("score",)
+        assert figures(stream.leased, 0.0, [(None, ())])["behind"] == ["reward"], "rows without the column do not count"
 
 
 class TestKeys:
