@@ -18,7 +18,7 @@ from PIL import Image
 
 from examples.openrlhf_rollout.vision import WORDS
 
-pytestmark = pytest.mark.timeout(600)  # processes that import OpenRLHF, torch and transformers
+pytestmark = pytest.mark.timeout(1200)  # processes that import OpenRLHF, torch and transformers
 
 HERE = Path(__file__).parent
 PROMPTS, ANSWERS, A_STEP = 8, 2, 4
@@ -65,7 +65,7 @@ def run(where: Path, way: str, agent: str, options: list[Any]) -> None:
     log = where / "log"
     command = [sys.executable, HERE / "loop_job.py", way, agent, *options, "--ckpt.output_dir", where]
     with log.open("a") as output:
-        done = subprocess.run(list(map(str, command)), cwd=where, stdout=output, stderr=output, timeout=250)
+        done = subprocess.run(list(map(str, command)), cwd=where, stdout=output, stderr=output, timeout=500)
     assert done.returncode == 0, log.read_text()[-4000:]
 
 
