@@ -101,8 +101,8 @@ class Replay(Background):
                     break
                 except Backpressure:
                     continue
-                except Misuse:
-                    if not unknown:
+                except Misuse as error:
+                    if not unknown or type(error) is not Misuse:  # such as Closed
                         raise
                     break  # consumers have acked some of the rows meanwhile, so the earlier attempt was done
                 except (PeerUnavailable, OutcomeUnknown) as error:

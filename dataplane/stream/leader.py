@@ -313,8 +313,7 @@ def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
     why = leased.admission.full(entry) or "others before it"
     if stuck := _never_free(leased):
         return f"{why}; {stuck}"
-    behind = leased.partition.behind(leased.asked)
-    if not behind and (dead := leased.partition.dead_letters()):
+    if not any(leased.partition.progress.left) and (dead := leased.partition.dead_letters()):
         return f"{why}; it holds dead letters of {', '.join(dead)}, which stay until they are dropped or retried"
     left = {
         task: sum(rows.values())

@@ -29,6 +29,7 @@ from dataplane.stream.settings import MAX_TASKS
 
 _SLACK = 64  # entries of ended leases that may stay in the heap
 _REPLICAS = 1 << 20  # the most replicas of a member
+_SHOWN = 64  # the announced replicas of a grant that statistics look at
 _ACKS = 4096  # the last acks that are remembered
 _LOST = 1 << 14  # the last grants without an ack that are remembered
 _MEMBERS = 1024  # the last members whose replicas are remembered, beside those that hold grants
@@ -189,8 +190,9 @@ class Leases:
         return grant
 
     def to_ack(self, grant: RowLease) -> dict[int | None, Hashable]:
-        """By replica that has not acked the grant, the client that was given it; None for one that was not."""
-        replicas: set[int | None] = {*range(grant.who.replicas), *grant.held_by}
+        """By replica that has not acked the grant, the client that was given it; None for one that was not. Of the
+        announced replicas, only the first `_SHOWN`."""
+        replicas: set[int | None] = {*range(min(grant.who.replicas, _SHOWN)), *grant.held_by}
         if grant.shared:
             replicas |= self._replicas.get((grant.task, grant.who.member), set())
         return {replica: grant.held_by.get(replica) for replica in replicas - grant.acked}

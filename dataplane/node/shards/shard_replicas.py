@@ -86,9 +86,9 @@ class ShardReplicas:
         chosen: list[bytes] = []
         while len(chosen) < count:
             own = [shard_of(number) for number in of.get(self._node, ())]
-            held = [node for node in left if own and all(node in self._elsewhere.get(each, ()) for each in own)]
-            awake = [node for node in left if self._silent.get(node, 0.0) < time.monotonic()]
-            node = winner(held or awake or left, self._node.hex(), min(number for _, number in shards))
+            awake = [node for node in left if self._silent.get(node, 0.0) < time.monotonic()] or left
+            held = [node for node in awake if own and all(node in self._elsewhere.get(each, ()) for each in own)]
+            node = winner(held or awake, self._node.hex(), min(number for _, number in shards))
             left.remove(node)
             try:
                 async with self._reading.needing(node):

@@ -46,6 +46,11 @@ def test_a_lost_replica_is_waited_for_until_its_lease_expires() -> None:
         assert all(over.done_as_far_as_known for over in leases.ended(now + 10.0) if over is grant)
 
 
+def test_of_any_number_of_replicas_a_few_are_named() -> None:
+    leases = Leases()
+    assert len(leases.to_ack(given(leases, Who("p", "m", 0, replicas=1 << 60)))) == lease._SHOWN
+
+
 def test_an_ack_of_long_ago_is_forgotten() -> None:
     leases = Leases()
     first = given(leases, Who("p"))
