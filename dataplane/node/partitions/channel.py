@@ -1,9 +1,9 @@
 """Messages and requests between this node and others. The messages to one node within one iteration of the event loop
 share frames.
 
-Invariants: a request ends at its deadline, or when the other process has ended; sending never waits for a peer. An
-answer that arrives after its caller gave up is passed to the `late` callback of the request, even if the caller was
-cancelled but has not run since. If an answer is lost on the way, its sender is told (`unconfirmed_grants`).
+Invariants: a request ends at its deadline, or when the other process has ended. Sending never waits for a peer. An
+answer that its caller cannot return, because of a timeout or a cancellation, is passed to the `late` callback of the
+request. The sender of a lost answer learns of the loss (`unconfirmed_grants`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 Heard = Callable[[str, m.Item], None]
 
 Late = Callable[[bytes], None]
-"""Called with the answer to a request whose caller gave up."""
+"""Called with the result of a request whose caller was cancelled or has timed out."""
 
 _NOT_LEADER = NotLeader.__name__
 _MAX_ABANDONED = 1 << 16  # the most abandoned requests whose answers are still recognised
@@ -36,7 +36,8 @@ _MAX_ABANDONED = 1 << 16  # the most abandoned requests whose answers are still 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Question:
-    """A request without an answer yet. `late` receives the answer if the caller gave up."""
+    """A request without an answer yet. `late` is called with the answer if the caller was cancelled or has timed
+    out."""
 
     node: str
     future: asyncio.Future[Any]
@@ -44,7 +45,8 @@ class _Question:
 
 
 class PartitionChannel:
-    """One node's end. `heard(node, item)` is called for every message that is not an answer."""
+    """One node's end of the connections to other nodes. `heard(node, item)` is called for every message that is neither
+    an answer nor `Given`."""
 
     def __init__(self, peers: Peers, members: Membership, life: int) -> None:
         self.heard: Heard = lambda node, item: None
@@ -56,7 +58,7 @@ class PartitionChannel:
         self._numbers = itertools.count(secrets.randbits(48))
         self._questions: dict[int, _Question] = {}
         """The requests without an answer, by number."""
-        self._abandoned: OrderedDict[int, None] = OrderedDict()  # those whose callers gave up
+        self._abandoned: OrderedDict[int, None] = OrderedDict()  # requests whose callers gave up, by number
         self._ended: set[str] = set()
         self._lives: dict[str, int] = {}  # incarnations of nodes that sent a frame
         self._known = members.current
@@ -66,8 +68,8 @@ class PartitionChannel:
     # Sending
 
     def say(self, node: str, item: m.Item) -> None:
-        """Send a message to another node, in one frame with other messages to it of this iteration of the event loop.
-        The message may be lost."""
+        """Send a message to another node. Messages to one node in one iteration of the event loop share a frame. The
+        message may be lost."""
         if not self._out:
             asyncio.get_running_loop().call_soon(self._flush)
         self._out.setdefault(node, []).append(m.encode_item(item))
@@ -95,9 +97,9 @@ class PartitionChannel:
         self._peers.post(member, m.pack(self._me, self._life, items[first:]))
 
     async def ask(self, node: str, make: Callable[[int], m.Item], timeout_s: float, late: Late | None = None) -> Any:
-        """Send a request, `make(number)`, to another node. Returns its answer: a result, or the incarnation of a
-        replica. Raises the error with which the node answers, or PeerUnavailable, after which the request may have been
-        executed. `late` is called with a result that arrives after a timeout or a cancellation."""
+        """Send a request, `make(number)`, to another node. Returns the answer: a result, or the incarnation of a
+        replica. Raises the error with which the node answers. Raises PeerUnavailable without an answer; the request may
+        have been executed. `late` is called with a result that arrives after a timeout or a cancellation."""
         if node in self._ended:
             raise PeerUnavailable(f"node {node} has ended")
         number = next(self._numbers)
@@ -120,7 +122,7 @@ class PartitionChannel:
                 self._abandon(number, question)
 
     def _abandon(self, number: int, question: _Question) -> None:
-        """Note that the caller gave up. The answer may still arrive, or have arrived already."""
+        """Note that the caller gave up. An answer that arrives later, or has arrived already, goes to `late`."""
         future, late = question.future, question.late
         if number in self._questions and late is None:
             del self._questions[number]
@@ -133,7 +135,7 @@ class PartitionChannel:
 
     @staticmethod
     def check(result: bytes) -> None:
-        """Raises LimitExceeded for a result that is too large for a frame."""
+        """Raise LimitExceeded if the result is larger than a frame may be."""
         if len(result) > m.FRAME_BYTES:
             what = f"an answer of {len(result)} bytes; ask for fewer rows at once"
             raise LimitExceeded(what, what="answer", asked=len(result), limit=m.FRAME_BYTES)
@@ -175,7 +177,7 @@ class PartitionChannel:
         if question is None or question.node != node:
             return
         self._forget(number)
-        if question.future.done():  # its caller is being cancelled, or gave up
+        if question.future.done():  # the caller was cancelled, or has timed out
             if question.late is not None and isinstance(outcome, bytes):
                 question.late(outcome)
         elif isinstance(outcome, DataplaneError):
@@ -188,8 +190,8 @@ class PartitionChannel:
         return self._questions.pop(number)
 
     def _confirm(self, node: str, numbers: tuple[int, ...]) -> None:
-        """Handle a node's message that it has answered these requests. Answers arrive in order, so an answer that has
-        not arrived before this message is lost: its request fails, and the node is told its number."""
+        """Report to a node which of its answers have arrived. Answers arrive in order, so an answer that has not
+        arrived before this message is lost. The request of a lost answer fails with PeerUnavailable."""
         missing = tuple(number for number in numbers if number in self._questions)
         for number in missing:
             question = self._forget(number)
@@ -223,5 +225,5 @@ class PartitionChannel:
         self._ended -= self._known.keys()
 
     async def aclose(self) -> None:
-        """Send nothing more. The sockets belong to `peers`, and are not closed."""
+        """Send the messages of this iteration of the event loop. The sockets belong to `peers`, and stay open."""
         self._flush()

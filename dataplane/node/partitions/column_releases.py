@@ -1,13 +1,13 @@
-"""Tells nodes which columns no row needs any more, and marks columns of nodes that are gone as lost. The leader of a
-partition decides both; the columns themselves are in the stores of nodes.
+"""Notifies nodes of columns that no row needs any more, and marks columns of nodes that are gone as lost. The leader of
+a partition decides both. The columns themselves are in the stores of nodes.
 
-When a node is gone, the leader of each partition with columns on it commits a command that marks the rows of which only
-that node had columns as lost, so `lost()` reports them even after the leader has ended. When the node is a member
-again, another command permits columns on it again.
+When a node is gone, the leader of each partition with columns on that node commits a command. The command marks the
+columns that only that node had as lost, so `lost()` reports their rows even after the leader has ended. When the node
+is a member again, another command permits columns on it.
 
-The messages to a node about columns that no row needs are entries of the node's outbox. Outboxes are part of the state
-of the partition, so a new leader sends entries again that may not have arrived. Entries are numbered, so a node
-recognises repeated ones. The leader's own node gets new entries at once, other nodes within `_LOOK_S`.
+A notification is an entry of the node's outbox. Outboxes are part of the state of the partition, so a new leader
+repeats entries that may not have arrived. Entries are numbered, so a node recognises repeated ones. The leader's own
+node gets new entries at once, other nodes within `_LOOK_S`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.2  # the interval of checks of the outboxes: entries of one interval are sent together
+_LOOK_S = 0.2  # interval of the checks of outboxes; entries of one interval are sent together
 _ASK_S = 5.0
 _ENTRIES = 1024
 
@@ -37,8 +37,8 @@ Settled = Callable[[str, int, tuple[bytes, ...]], None]
 
 
 class ColumnReleases:
-    """See the module. `settled(partition, last, entries)` is called with the entries that a leader sends to this node.
-    `last` is the number of the last entry; entries may be repeated."""
+    """See the module. `settled(partition, last, entries)` is called with the outbox entries that a leader sends to this
+    node. `last` is the number of the last entry. Entries may be repeated."""
 
     def __init__(self, members: Membership, replicas: Replicas, channel: PartitionChannel, settled: Settled) -> None:
         self._me = members.me
@@ -92,7 +92,7 @@ class ColumnReleases:
                 self._background.spawn(self._tell(hosted, machine, node))
 
     def _performed(self, hosted: HostedReplica) -> None:
-        """After a command of a partition that is led here, send new entries to this node."""
+        """Pass new entries of a partition that is led here to this node. Called when commands may have been applied."""
         machine = hosted.machine
         if not hosted.replica.serves(monotonic()):
             return

@@ -1,7 +1,7 @@
-"""Creates, opens and drops the streams (or tables) of a cluster, for one node. Each has one partition.
+"""Creates, opens and drops the streams (or tables) of a cluster, for one node. Each stream or table has one partition.
 
-The record of a stream at the coordinator names its partition. The partition is created on the node with the highest
-rendezvous hash of the stream's name, and the record is written only after that, so a partition that a record names
+The record of a stream at the coordinator names its partition. The partition is created first, on the node with the
+highest rendezvous hash of the stream's name. The record is written after that, so a partition that a record names
 answers requests. When every replica has died, the first node that notices it marks the partition as lost in the record,
 and the next node that needs the stream creates another partition. A partition that no record names is deleted by its
 leader after a while. `records` describes how records change.
@@ -31,20 +31,20 @@ from dataplane.replication.configuration import decode
 log = logging.getLogger(__name__)
 
 MAX_RECORDS = 4096
-"""The most streams that have a partition, and the most tables."""
+"""The most streams that have a partition, and the most tables that have one."""
 
 CARE_S = 2.0
 """Interval of the checks for lost partitions, and for partitions that no record names."""
 
 _OPEN_S = 10.0  # timeout for the first request to a new partition
 _FORGOTTEN_S, _NOWHERE_S = 60.0, 5.0
-"""If the coordinator has forgotten a partition: the seconds after which it counts as lost if no replica has written its
-configuration again; and the seconds after which it does if no node has a replica that could do so."""
+"""Seconds after which a partition counts as lost if the coordinator has forgotten it and no replica writes its
+configuration again. The second number holds if it is not durable and no node has a replica that could do so."""
 
 
 class Directory:
-    """See the module. `run` works until cancelled. `opening(record)` is the first request to a new partition. `kind`:
-    the kind of all partitions of this directory. A node has one directory of each kind."""
+    """See the module. `opening(record)` returns the first request to a new partition; b"" if there is none. `kind`: the
+    kind of all partitions of this directory. A node has one directory of each kind."""
 
     def __init__(
         self,
@@ -86,22 +86,23 @@ class Directory:
     # Records
 
     async def read_all(self, keys: Iterable[str]) -> None:
-        """Read those of these coordinator keys that are records of this directory. Raises Unavailable, Corrupt."""
+        """Read the records of this directory among these keys of the coordinator. Raises as `Records.read`."""
         for key in keys:
             if key.startswith(self.records.prefix):
                 await self.records.read(key.removeprefix(self.records.prefix))
 
     def names(self, partition: str) -> bool:
-        """Whether a record known here names the partition, or will name it."""
+        """Whether a record known here names the partition, or a prepared stream has it."""
         record = self.records.find(name_of(partition))
         return partition in self._prepared or (record is not None and record.key == partition)
 
     # Creating
 
     async def open(self, name: str, settings: bytes | None, *, followers: int = 1, durable: bool = False) -> Record:
-        """The record of a stream, which may have other settings. If there is none, it is created with `settings`.
-        Raises Misuse if there is none and no settings were given, or if it has to be durable and this node has no data
-        directory; LimitExceeded, Unavailable, OutcomeUnknown."""
+        """Return the record of a stream, which may have other settings and no partition. If there is none, create the
+        stream with `settings` and a partition. Raises Misuse if there is none and no settings were given, or if a new
+        durable stream needs a data directory on this node; LimitExceeded, Unavailable, OutcomeUnknown,
+        PeerUnavailable."""
         record = await self.records.read(name)
         if record is None:
             if settings is None:
@@ -123,12 +124,12 @@ class Directory:
         return Record(0, name, self._kind + secrets.token_hex(4), settings, followers, durable)
 
     def _fit(self, durable: bool) -> list[str]:
-        """The members that can have partitions that are `durable` or not."""
+        """The members that can host a partition: all, or those with a data directory if it is `durable`."""
         return [node for node in self._members.current if not durable or self._members.keeps(node)]
 
     async def placed(self, record: Record, before: Record | None) -> Record:
-        """The record with a partition, which is created if there is none. `before`: the record at the coordinator.
-        Raises Unavailable, OutcomeUnknown, PeerUnavailable; Misuse once the stream is dropped."""
+        """Return the record with a partition; create the partition if there is none. `before`: the present record at
+        the coordinator. Raises Unavailable, OutcomeUnknown, PeerUnavailable; Misuse once the stream is dropped."""
         while record.key is None:
             wanted = record.made_by(self._me)
             await self._make(wanted)
@@ -161,8 +162,8 @@ class Directory:
 
     async def prepare(self, name: str, settings: bytes, *, followers: int = 1, durable: bool = False) -> Record:
         """Create the partition of a stream. Returns the stream's record, which is not at the coordinator until
-        `publish`. Raises Misuse if there is a stream with this name; LimitExceeded, Unavailable, OutcomeUnknown,
-        PeerUnavailable."""
+        `publish`. Raises Misuse if there is a stream with this name, or as `open` for a durable one; LimitExceeded,
+        Unavailable, OutcomeUnknown, PeerUnavailable."""
         if await self.records.read(name) is not None:
             raise Misuse(f"there is a {self._what} {name!r} already")
         record = self._new(name, settings, followers, durable=durable).made_by(self._me)
@@ -176,15 +177,16 @@ class Directory:
         return record
 
     async def publish(self, record: Record) -> None:
-        """Publish a prepared stream. May be repeated. Raises Misuse if its name was taken meanwhile, Unavailable,
-        OutcomeUnknown."""
+        """Write the record of a prepared stream to the coordinator. May be repeated. Raises Misuse if its name was
+        taken meanwhile, Unavailable, OutcomeUnknown."""
         found = await self.records.swap(None, record)
         if found is None or found.generation != record.generation:
             raise Misuse(f"there is a {self._what} {record.name!r} already")
         self._prepared.discard(record.key or "")
 
     async def discard(self, record: Record) -> None:
-        """Give up a prepared stream, unless `publish` was done after all. Raises Unavailable, OutcomeUnknown."""
+        """Delete the partition of a prepared stream, unless the stream was published after all. Raises Unavailable,
+        OutcomeUnknown."""
         self._prepared.discard(record.key or "")
         published = await self.records.read(record.name)
         if published is None or published.key != record.key:
@@ -193,7 +195,8 @@ class Directory:
     # Dropping
 
     async def drop(self, name: str, generation: str = "") -> None:
-        """Drop a stream; with `generation`, only that one. Raises Unavailable, OutcomeUnknown."""
+        """Drop the stream with this name, if there is one; with `generation`, only a stream of that generation. Raises
+        Unavailable, OutcomeUnknown."""
         while (record := await self.records.read(name)) is not None and generation in ("", record.generation):
             generation = record.generation
             if await self.records.delete(record):
@@ -205,9 +208,9 @@ class Directory:
             await self._replicas.delete(record.key)
 
     async def lost(self, name: str, key: str) -> bool:
-        """If the partition with this key is lost, mark it as lost in the record, and return True. It is lost if every
-        replica has died, or if the coordinator has forgotten it and no replica writes its configuration again. Raises
-        Unavailable, OutcomeUnknown, Corrupt."""
+        """If the partition with this key is lost, mark it as lost in the record, and return True; else return False. A
+        partition is lost if every replica has died, or if the coordinator has forgotten it and no replica writes its
+        configuration again. Raises Unavailable, OutcomeUnknown, Corrupt."""
         record = await self.records.read(name)
         if record is None or record.key != key or not await self._died(key):
             return False
@@ -221,9 +224,10 @@ class Directory:
         return record.losing(rows)
 
     async def exists(self, partition: str) -> bool | None:
-        """Whether this partition exists, according to the coordinator, whose record of it is watched from then on; None
-        if the coordinator has no record of it, for example after it lost its data. A partition that is being restored
-        has no record yet. Raises Unavailable, Corrupt."""
+        """Whether this partition exists, according to the coordinator. None if the coordinator knows nothing of the
+        partition, for example after it lost its data. Without a record that names it, as during a restore, a partition
+        exists until it is deleted or every replica has died. The record is watched from then on. Raises as
+        `Records.read`."""
         record = await self.records.read(name_of(partition))
         if record is not None and record.generation == generation_of(partition):
             return record.key == partition
@@ -247,8 +251,8 @@ class Directory:
         return value != DELETED and _all_gone(self._members, partition, value)
 
     async def take_lost(self, name: str) -> tuple[LostPartition, ...]:
-        """The partitions of a stream of which every replica has died. Each is reported once, or again if a report may
-        have failed. Raises as `open`."""
+        """Return the lost partitions of a stream that were not reported yet. Each is returned once, or again if an
+        earlier call may have failed. Raises as `open` without settings."""
         known = self.records.find(name)
         if known is not None and not known.lost and (name, known.generation) not in self._unreported:
             return ()
@@ -280,14 +284,14 @@ class Directory:
                 log.info("checking the records of %ss failed, and is tried again: %s", self._what, error)
 
     async def care(self) -> None:
-        """Mark lost partitions, and delete those that no record names. Raises Unavailable, OutcomeUnknown,
+        """Mark lost partitions, and delete partitions that no record names. Raises Unavailable, OutcomeUnknown,
         Corrupt."""
         await self._look_for_lost()
         await self._sweep()
 
     async def _look_for_lost(self) -> None:
-        """Mark partitions as lost whose nodes are gone. They are checked when any node has gone since the last check;
-        those that the coordinator has forgotten are checked each time."""
+        """Mark partitions as lost. The partitions without a replica here are checked when any node has gone since the
+        last check. Those that the coordinator has forgotten are checked each time."""
         gone = {
             (node, durable)
             for node in self._nodes
@@ -303,8 +307,8 @@ class Directory:
             del self._forgotten[partition]
 
     async def _sweep(self) -> None:
-        """Delete partitions led here that no record has named for `lost_s`: their creator ended before it wrote the
-        record."""
+        """Delete partitions led here that no record has named for `lost_s`, since their creators ended before they
+        wrote the records."""
         now = monotonic()
         unnamed = {hosted.partition for hosted in self._replicas if hosted.replica.serves(now) and self._orphan(hosted)}
         self._unnamed = {key: self._unnamed.get(key, now) for key in unnamed}

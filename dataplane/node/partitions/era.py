@@ -1,10 +1,10 @@
 """The era of a coordinator: a random value at the coordinator, of which each data directory has a copy.
 
-A coordinator that has lost its values has no partitions: a node that relied on it would free everything in its
+A coordinator that has lost its values has no partitions. A node that relied on this would free everything in its
 directory. Therefore the first node that finds no era creates one, and every node with a data directory writes the era
-into it. Nodes that are running when the values are lost write the partitions that they lead to the coordinator again,
-and the new era into their directories. A node that is started with a directory of another era refuses to run, and
-leaves the directory unchanged.
+into that directory. If the values are lost while nodes run, the nodes write the partitions that they lead to the
+coordinator again, and the new era into their directories. A node that is started with a directory of another era
+refuses to run, and leaves the directory unchanged.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from dataplane.store.durable.database import Notes
 log = logging.getLogger(__name__)
 
 KEY = "era"
-"""Its key at the coordinator."""
+"""The key of the era at the coordinator."""
 
 _AGAIN_S = 0.5
 
 
 async def current(coordinator: Coordinator) -> bytes:
-    """The era of the coordinator; a new one if it has none. Raises Unavailable, OutcomeUnknown."""
+    """Return the era of the coordinator; create one if there is none. Raises Unavailable, OutcomeUnknown."""
     found = await coordinator.read(KEY)
     if found is None:
         made = secrets.token_bytes(8)
@@ -35,10 +35,10 @@ async def current(coordinator: Coordinator) -> bytes:
 
 
 class Era:
-    """The era in one data directory. `run` works until cancelled."""
+    """The era in one data directory, which `run` keeps equal to that of the coordinator."""
 
     def __init__(self, coordinator: Coordinator, notes: Notes, path: str) -> None:
-        """`path`: the directory, for messages of errors. Raises Corrupt if the stored era was changed."""
+        """`path`: the directory, for messages of errors. Raises Corrupt if the era on disk is damaged."""
         self._coordinator = coordinator
         self._notes = notes
         self._path = path
@@ -47,8 +47,8 @@ class Era:
         """Set once the era of the coordinator is known to be that of the directory."""
 
     async def run(self) -> None:
-        """Compare the era of the coordinator with that of the directory, then keep both equal until cancelled.
-        Raises DirectoryUnusable if they differ at the start."""
+        """Compare the era of the coordinator with that of the directory. Then write each new era of the coordinator
+        into the directory, until cancelled. Raises DirectoryUnusable if the two differ at the start."""
         await self._note(await self._first())
         self.known.set()
         while True:

@@ -1,9 +1,9 @@
 """One replica on this node: feeds it events and carries out its effects in order.
 
-Operations of a durable log are saved in batches: those that arrive during one save are the next batch (group commit).
-While the disk is full, requests that change something are refused. A compare-and-set at the coordinator is attempted
-once; if it fails, the replica requests it again when it is due. It is sent only after a read was answered: otherwise a
-host that can send but not receive would make itself the only replica.
+Operations of a durable log are saved in batches: all that arrive during one save are the next batch (group commit).
+While the disk of the leader is full, requests that change something are refused. A compare-and-set at the coordinator
+is attempted once. If it fails, the replica requests it again later. A read precedes each compare-and-set, since a host
+that can send but not receive would otherwise make itself the only replica.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 0.01  # the shortest interval between ticks of a state machine
 EARLY_S = 0.1
-"""The most seconds before its deadline at which a replica is ticked, together with others that are due."""
+"""Seconds by which a replica may be ticked before its deadline, together with others that are due."""
 
 
 class HostedReplica:
-    """See the module. Its owner ticks it at `deadline`."""
+    """A replica of this node; see the module. Its owner calls `tick` at `deadline`."""
 
     def __init__(
         self,
@@ -53,8 +53,8 @@ class HostedReplica:
         *,
         fresh: bool,
     ) -> None:
-        """`stored`: the log in `storage`. `fresh`: it was just created. Raises Corrupt for a log that cannot be
-        read."""
+        """`stored`: the log in `storage`. `fresh`: whether the log was just created. Raises Corrupt for a log that
+        cannot be read."""
         self.me = me
         self.partition = partition
         self.machine = machine
@@ -71,7 +71,7 @@ class HostedReplica:
         self._requests: dict[int, Done] = {}
         self._asked: Swap | None = None
         self._writes: list[Operation] = []
-        self._ticket = 0  # of the last of them
+        self._ticket = 0  # the ticket of the last of `_writes`
         self._writing = False
         self._serving = False
         self._ticking = False
@@ -82,7 +82,7 @@ class HostedReplica:
 
     @property
     def deadline(self) -> float:
-        """The time at which `tick` is due; infinite until the configuration was read."""
+        """The monotonic time at which `tick` is due; infinite until a configuration is known."""
         if not self.replica.configuration.epoch:
             return math.inf
         return min(self.replica.deadline, self._machine_due_s)
@@ -93,7 +93,7 @@ class HostedReplica:
 
     @property
     def durable(self) -> bool:
-        """Whether its log outlives the process."""
+        """Whether the log of the replica outlives the process."""
         return self._disk is not None
 
     # Events
@@ -102,8 +102,8 @@ class HostedReplica:
         self._perform(self.replica.configured(configuration, monotonic()))
 
     def receive(self, sender: ReplicaId, message: Message) -> None:
-        """Handle a message of another replica. If it shows that this replica's log does not belong to the partition,
-        the replica ends."""
+        """Handle a message of another replica. If the message contradicts the log of this replica, this replica
+        ends."""
         now = self.heard_s = monotonic()
         try:
             effects = self.replica.receive(sender, message, now)
@@ -130,8 +130,9 @@ class HostedReplica:
         self._perform(self.replica.request(number, request, monotonic()))
 
     def wait(self, waiting: WaitingRequest, *, first: bool = False) -> None:
-        """Decide a request. If it cannot be served now, it waits in its queue until its deadline. If its deadline has
-        passed, it is answered with the Backpressure that names the limit, or with NOTHING if no limit refused it."""
+        """Decide a request. A request that cannot be served now waits in its queue until its deadline, and is then
+        answered with NOTHING. A request that is decided after its deadline is answered with the Backpressure that
+        refuses it, else with NOTHING."""
 
         def decided(outcome: bytes | DataplaneError) -> None:
             now, refused = monotonic(), outcome
@@ -174,7 +175,8 @@ class HostedReplica:
         self._owner.due(self.deadline)
 
     def gone(self, node: str, before_s: float) -> None:
-        """Withdraw the waiting requests of a node whose process has ended, and tell the replica."""
+        """Withdraw the waiting requests of a node, and tell the replica that the process that the node had at
+        `before_s` has ended."""
         self.waiters.gone(node)
         self._perform(self.replica.gone(node, before_s, monotonic()))
 
@@ -289,7 +291,7 @@ class HostedReplica:
             for waiting in self.waiters.drain():
                 self.request(waiting.request, waiting.done)  # its error names the leader
             return
-        version, self._serving = self.machine.version, True  # a decision in vain is no reason to decide again
+        version, self._serving = self.machine.version, True  # decisions that serve nothing do not repeat this
         try:
             for waiting in self.waiters.served():
                 self.wait(waiting, first=True)
@@ -299,7 +301,7 @@ class HostedReplica:
             self._serve_soon()
 
     def close(self) -> None:
-        """Stop. Waiting requests are refused."""
+        """Stop. All requests without an answer get OutcomeUnknown."""
         self.closed = True
         gone = OutcomeUnknown("the replica has ended; ask the leader under the same sequence")
         for waiting in self.waiters.drain():
@@ -309,5 +311,6 @@ class HostedReplica:
             done(gone)
 
     def remove(self) -> asyncio.Future[None] | None:
-        """Delete its durable log, after `close`. The future is done once the log is gone."""
+        """Delete the log, after `close`. Returns a future that is done once the log is deleted; None if the log is not
+        durable."""
         return None if self._disk is None else self._disk.remove()

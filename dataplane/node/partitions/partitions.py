@@ -27,9 +27,10 @@ from dataplane.wire.peer import Peers
 
 
 class Partitions:
-    """The partitions of one node. `peers`: its control channel, which passes frames to `receive`. `opening(record)`:
-    the first request to a new partition of a stream. The creator closes the membership, the coordinator and the
-    sockets. `needing`: see `router`. `alone`: there is no other node."""
+    """The partitions of one node. `peers`: the control channel of the node, whose frames go to `receive`.
+    `opening(record)` returns the first request to a new partition of a stream. `settled`: see `ColumnReleases`.
+    `needing`: see `router`. `alone`: there is no other node. The creator closes the membership, the coordinator and the
+    sockets."""
 
     def __init__(
         self,
@@ -84,23 +85,24 @@ _REMEMBERED = 4096  # the most ended incarnations that are remembered
 
 _REPLACED_S = 60.0
 """A durable partition may have clients of an incarnation that this node never saw, since all nodes were restarted in
-between. Such an incarnation counts as ended once its node has been a member with another one for these seconds: if it
-were a newer one, this node would have seen it within that time."""
+between. An unseen incarnation counts as ended once its node has been a member with another one for these seconds. If it
+were the newer one, this node would have seen it by then."""
 
 
 class ClientDepartures:
-    """Removes the clients of ended nodes from the partitions that this node leads. The rows that were leased to them
-    are delivered to others at once, rather than when the leases expire.
+    """Removes the clients of ended nodes from the partitions that this node leads. Rows leased to these clients are
+    delivered to others at once, not only when the leases expire.
 
-    A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. The process of an
-    incarnation counts as ended when the node is gone, or when the node was seen with a later incarnation.
+    A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. An incarnation
+    counts as ended when its process is known to have ended, when its node is gone, or when its node was seen with
+    another incarnation afterwards. `_REPLACED_S` is about incarnations that were never seen.
 
     `run` removes the clients of ended processes at intervals, until cancelled.
     """
 
     def __init__(self, members: Membership, replicas: Replicas) -> None:
         self._members = members
-        self._replaced: dict[str, float] = {}  # unseen NODE/LIFE of members with another life -> since this time
+        self._replaced: dict[str, float] = {}  # unseen NODE/LIFE of members with another incarnation -> since this time
         self._replicas = replicas
         self._lives: dict[str, str] = {}
         self._past: dict[str, None] = {}
@@ -121,7 +123,8 @@ class ClientDepartures:
                 self._over(node, before)
 
     def _process_ended(self, node: str, before_s: float) -> None:
-        """Note the end of a node's process. A node with a data directory may return, but its clients do not."""
+        """Note that the process of a node has ended. A node with a data directory may return, but its clients do
+        not."""
         self._all_s = 0.0
         life = self._lives.get(node)
         if life is not None:

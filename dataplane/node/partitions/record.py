@@ -17,24 +17,25 @@ STREAMS, TABLES = "s", "t"
 """The kind of a partition: the first letter of its generation."""
 
 EPOCHS = 1 << 18
-"""The number of epochs that are reserved for one partition. Those of the next partition of the stream are above them,
-so that grants stay unique."""
+"""The number of epochs that are reserved for one partition. The epochs of the stream's next partition are higher, so
+that the numbers of grants stay unique."""
 
 DURABLE = ".durable"
-"""Suffix of the keys of durable partitions. It is in the key because a node that is asked for a replica knows only
-that."""
+"""Suffix of the keys of durable partitions. It is part of the key because a node that is asked to host a replica knows
+only the key."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, array_like=True):
-    """A partition of which every replica has died. `rows`: the nodes of producers (hex), with the number of rows that
-    each retained."""
+    """A partition of which every replica has died. `rows`: each node (hex) that retained columns of its producers, and
+    the number of their rows."""
 
     key: str
     rows: tuple[tuple[str, int], ...] = ()
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """The record of one stream or table. `generation` distinguishes it from others of the same name."""
+    """The record of one stream or table. `generation` distinguishes the stream or table from others of the same
+    name."""
 
     version: int
     name: str
@@ -51,8 +52,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     lost: tuple[LostPartition, ...] = ()
     """The lost partitions that were not reported yet."""
     teller: str = ""
-    """A random token of the call that last took `lost` to report it. By the token, that call recognises its own
-    change."""
+    """A random token of the call that last took `lost` to report the partitions. By the token, the call recognises its
+    own change."""
 
     @property
     def key(self) -> str | None:
@@ -67,7 +68,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, version=self.version + 1, number=self.next, maker=node, next=self.next + 1)
 
     def without(self, settings: bytes | None = None) -> Record:
-        """The record without its partition, and with other settings if those are given."""
+        """The record without its partition, and with other settings if `settings` is given."""
         settings = self.settings if settings is None else settings
         return msgspec.structs.replace(self, version=self.version + 1, number=-1, maker="", settings=settings)
 
@@ -110,7 +111,7 @@ def owner_of(partition: str) -> str:
 
 
 def called(partition: str) -> str:
-    """The stream or table of the partition, for messages of errors; an invalid key as it is."""
+    """The stream or table of the partition, for messages of errors. An invalid key is returned as it is."""
     owner, _, name = owner_of(partition).partition(" ")
     return f"{owner} {name!r}" if owner else partition
 

@@ -1,9 +1,9 @@
 """One node's copies of the records of streams (or of tables), and its changes of them at the coordinator.
 
-Invariants: a record is changed only by compare-and-set, and a node whose compare-and-set fails repeats its change on
-the newer record; of two versions of a record the newer one is kept; a dropped stream is not found again. A record is
-watched while it exists. A record that is missing at the coordinator was dropped, if the coordinator's era is still that
-in which it was seen there; in another era the coordinator has lost its values, and the nodes write them again.
+Invariants: a record is changed only by compare-and-set. A node whose compare-and-set fails repeats its change on the
+newer record. Of two versions of a record the newer one is kept. A dropped stream is not found again. A record is
+watched while it exists. A missing record was dropped if the coordinator still has the era in which the record was seen.
+In another era the coordinator has lost its values, and the nodes write their copies.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # the first and the longest pause between at
 
 
 class Records:
-    """See the module. `forget_key(partition)` is called with partitions that no longer exist."""
+    """See the module. `forget_key(partition)` is called with each partition that its record no longer names."""
 
     def __init__(
         self, coordinator: Coordinator, background: BackgroundTasks, forget_key: Callable[[str], None], prefix: str
@@ -44,7 +44,7 @@ class Records:
         self._eras: dict[str, bytes] = {}  # by stream: the coordinator's era in which its watch has seen the record
         self._dropped: dict[str, None] = {}  # generations
         self.changed: Callable[[str], None] = lambda partition: None
-        """Called with each partition that a newer record no longer names."""
+        """Called with each partition that a newer version of its record no longer names."""
         self.dropped: Callable[[Record], None] = lambda record: None
         """Called with the last record of each stream that was dropped."""
 
@@ -56,16 +56,18 @@ class Records:
         return self.prefix + name
 
     def find(self, name: str) -> Record | None:
-        """The record as last seen here."""
+        """The record as last seen here; None if there is none."""
         return self._records.get(name)
 
     def may_have(self, partition: str) -> bool:
-        """Whether a record may have this partition. False if the record here has another, or its stream was dropped."""
+        """Whether a record may name this partition. False if the record here names another, or the stream was
+        dropped."""
         record = self._records.get(name_of(partition))
         return generation_of(partition) not in self._dropped if record is None else record.key == partition
 
     async def read(self, name: str) -> Record | None:
-        """Read the record at the coordinator, and watch it from then on. Raises Unavailable, Corrupt."""
+        """Read the record at the coordinator, and watch it from then on. Returns None if there is none. Raises
+        Unavailable, Corrupt; OutcomeUnknown if a lost record is written again."""
         known = self._records.get(name)
         value = await self._coordinator.read(self.key(name))
         if value is None:
@@ -74,7 +76,8 @@ class Records:
         return self._saw(decode(value))
 
     async def _missing(self, known: Record) -> Record | None:
-        """Write a record again if the coordinator has lost it; else forget it. Raises Unavailable, OutcomeUnknown."""
+        """Write a record again if the coordinator has lost it. Else forget it, and return None. Raises Unavailable,
+        OutcomeUnknown, Corrupt."""
         now = await era.current(self._coordinator)
         if self._eras.get(known.name, now) == now:
             self.forget(known.name, known.generation)
@@ -83,7 +86,8 @@ class Records:
         return await self.swap(None, known)
 
     async def delete(self, record: Record) -> bool:
-        """Delete a record, and forget it. Returns False if it has changed. Raises Unavailable, OutcomeUnknown."""
+        """Delete a record, and forget it. Returns False, without a deletion, if the record has changed. Raises
+        Unavailable, OutcomeUnknown."""
         if await self._coordinator.swap(self.key(record.name), encode(record), None) is not None:
             return False
         self.forget(record.name, record.generation)
@@ -103,8 +107,8 @@ class Records:
             self.dropped(record)
 
     async def swap(self, expected: Record | None, wanted: Record) -> Record | None:
-        """Compare-and-set a record. Returns the record that the coordinator has afterwards. Raises Unavailable,
-        OutcomeUnknown, Corrupt."""
+        """Compare-and-set a record; None expects no record. Returns the record after that; None if there is none.
+        Raises Unavailable, OutcomeUnknown, Corrupt."""
         before = None if expected is None else encode(expected)
         value = await self._coordinator.swap(self.key(wanted.name), before, encode(wanted))
         if value is None:
@@ -113,7 +117,7 @@ class Records:
         return self._saw(decode(value))
 
     def _saw(self, record: Record) -> Record | None:
-        """Note a record that was read. Returns the newest known one; None if it was dropped since."""
+        """Note a record that was read. Returns the newest known one; None if the stream was dropped meanwhile."""
         if record.generation in self._dropped:
             return self._records.get(record.name)
         before = self._records.get(record.name)
@@ -125,8 +129,9 @@ class Records:
         return self._records[record.name]
 
     async def change(self, record: Record, make: Callable[[Record], Record]) -> Record:
-        """Replace the newest version of a record by `make` of it; repeat this if another change came first. Raises
-        Unavailable, OutcomeUnknown, Corrupt."""
+        """Replace a record by `make(record)`. If another change came first, repeat this with the newer version. `make`
+        returns its argument to change nothing. Returns the newest known version. Raises Unavailable, OutcomeUnknown,
+        Corrupt."""
         pause_s = _SHORT_S
         while (wanted := make(record)) is not record:
             found = await self.swap(record, wanted)
@@ -153,8 +158,8 @@ class Records:
                     if value is not None:
                         self._eras[name] = now
                         self._saw(decode(value))
-                    elif await self.read(name) is None:  # and has not been made again since
-                        self._watched.discard(name)  # the next read of it watches it again
+                    elif await self.read(name) is None:  # dropped, and not created again since
+                        self._watched.discard(name)  # the next `read` watches it again
                         return
             except (Unavailable, OutcomeUnknown) as error:
                 log.debug("the coordinator does not answer for %s: %s", name, error)

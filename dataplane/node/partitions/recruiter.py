@@ -1,5 +1,6 @@
 """Recruits followers for the partitions led here, preferably on other hosts, and deletes replicas that no configuration
-names any more."""
+names.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Recruiter:
         self._channel = channel
 
     def look(self, now: float) -> None:
-        """Recruit missing followers in the background, and end unneeded replicas."""
+        """Recruit missing followers in the background. Delete replicas that no configuration names, after `_FORGET_S`
+        without a message."""
         for hosted in self._replicas:
             if hosted.replica.serves(now):
                 for node in self._candidates(hosted, now):
@@ -50,13 +52,14 @@ class Recruiter:
         return 1 if directory is None else directory.followers(partition)
 
     def _unneeded(self, hosted: HostedReplica) -> bool:
-        """Whether no configuration names the replica. A durable replica counts as unneeded only if such a configuration
-        was seen."""
+        """Whether the last known configuration does not name the replica. If none is known, a durable replica counts as
+        needed, and any other as unneeded."""
         configuration = hosted.configuration
         return not configuration.includes(hosted.me) and (configuration.epoch > 0 or not hosted.durable)
 
     def _candidates(self, hosted: HostedReplica, now: float) -> list[str]:
-        """The nodes to ask for a replica, on other hosts if there are any. None that was asked recently."""
+        """The nodes to ask for a replica: on other hosts than the present replicas, if there are any. A node is not
+        asked twice within `lease_s` + `retry_s`."""
         configuration, members = hosted.configuration, self._members.current
         wanted = self.wanted(hosted.partition)
         if len(configuration.followers) >= wanted:
@@ -76,7 +79,8 @@ class Recruiter:
         return [name for name, _ in chosen if name not in hosted.recruited]
 
     def others(self, partition: str, leader: str, wanted: int) -> list[str]:
-        """The followers of a new partition: nodes on other hosts if there are any."""
+        """Choose at most `wanted` followers of a new partition: nodes on other hosts than the leader, if there are
+        any."""
         members = self._members.current
         host = members[leader].host if leader in members else ""
         free = [name for name in members if name != leader and not self._members.away(name)]
@@ -87,14 +91,15 @@ class Recruiter:
         return [name for name, _ in chosen]
 
     async def ask(self, node: str, partition: str) -> int:
-        """Make another node create a replica, if it has none. Returns its incarnation. Raises PeerUnavailable,
-        Corrupt, and Backpressure or DirectoryUnusable if its disk is full or fails."""
+        """Make another node create a replica, if it has none. Returns the incarnation of the replica. Raises
+        PeerUnavailable, Corrupt, Misuse if a durable replica needs a data directory there, and Backpressure or
+        DirectoryUnusable if the disk there is full or fails."""
         incarnation: int = await self._channel.ask(node, lambda number: m.HostReplica(number, partition), _ASK_S)
         return incarnation
 
     async def nowhere(self, partition: str) -> bool:
-        """Whether all nodes that may be alive have answered that they have no replica that could restore the
-        partition's configuration at the coordinator."""
+        """Whether no node has a replica that could restore the partition's configuration at the coordinator. False if
+        any node that may be alive has not answered."""
         if self._members.missing or self._replicas.incarnation(partition):
             return False
         others = [node for node in self._members.current if node != self._members.me]

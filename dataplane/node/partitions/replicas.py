@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SETTINGS = ReplicationSettings(lease_s=3.0, grace_s=3.5, drift=0.01, beat_s=0.5, retry_s=1.0)
-"""A silent leader is replaced within 5 s: `grace_s`, a heartbeat, and the answer of the coordinator. These times are
-long enough for a node that gets a ninth of a core, which still sends a heartbeat every second. A leader whose process
-is known to have ended is replaced at once."""
+"""A silent leader is replaced within 5 s, the sum of `grace_s`, a heartbeat, and an answer of the coordinator. The
+times suit a node that gets a ninth of a core: it still sends a heartbeat every second. A leader whose process is known
+to have ended is replaced at once."""
 
 _LEAST_S = 0.02  # the shortest interval between ticks
 _AGAIN_S, _AGAIN_MOST_S = 0.5, 8.0  # the first and the longest pause between attempts to watch a configuration
@@ -54,7 +54,7 @@ Logs = Callable[[str, ReplicaId], Awaitable[tuple[Storage, ReplicaId, StoredLog]
 
 
 async def in_memory(partition: str, replica: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
-    """A log that lives as long as the process. Raises Misuse for a durable partition."""
+    """Create a log that lives as long as the process. Raises Misuse for a durable partition."""
     if is_durable(partition):
         raise Misuse(f"no log of {partition} can be kept here: start the node with --data-dir DIR")
     storage = MemoryStorage(replica)
@@ -62,9 +62,9 @@ async def in_memory(partition: str, replica: ReplicaId) -> tuple[Storage, Replic
 
 
 class Replicas:
-    """See the module. `machines(partition)` creates a state machine. `logs(partition, replica)` opens the log of a
-    partition on this node, or creates it for this replica; it returns the storage, the replica that the log belongs to,
-    and the log. `alone`: no other node ever has a replica."""
+    """The replicas of one node; see the module. `machines(partition)` creates a state machine. `logs(partition,
+    replica)` opens the log of a partition on this node, or creates one for `replica`. It returns the storage, the
+    replica that owns the log, and the log. `alone`: no other node ever has a replica."""
 
     def __init__(
         self,
@@ -83,11 +83,12 @@ class Replicas:
         self.coordinator = coordinator
         self.background = BackgroundTasks()
         self.settle: Callable[[str, m.SettleOutbox], None] = lambda node, told: None
-        """Called with the outbox entries that a leader sends to this node."""
+        """Called with the node of a leader, and the outbox entries that it sends to this node."""
         self.performed: Callable[[HostedReplica], None] = lambda hosted: None
         """Called when a replica here may have applied commands."""
         self.retained: Callable[[str], int] = lambda partition: 0
-        """Returns the number of rows of a partition that producers here appended and whose columns are retained."""
+        """Returns the number of rows of a partition that producers of this node appended and whose columns it
+        retains."""
         self.directories: dict[str, Directory] = {}
         """The records of partitions, by their kind (`record.kind_of`)."""
         self._members = members
@@ -124,8 +125,9 @@ class Replicas:
         return 0 if hosted is None or (hosted.replica.orphaned and not hosted.durable) else hosted.me[1]
 
     async def host(self, partition: str) -> HostedReplica:
-        """The replica of a partition on this node, which is created empty if there is none. Raises Misuse if it is
-        durable and this node has no data directory; Corrupt, Backpressure, DirectoryUnusable."""
+        """Return the replica of a partition on this node. If there is none, open its durable log, or create it with an
+        empty log. Raises Misuse if the partition is durable and this node has no data directory; Corrupt, Backpressure,
+        DirectoryUnusable."""
         async with self._opening if is_durable(partition) else nullcontext():
             hosted = self._hosted.get(partition)
             if hosted is None:
@@ -142,9 +144,10 @@ class Replicas:
             return hosted
 
     async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
-        """Create a partition, led by `node` and followed by `followers` other nodes, or fewer if some do not answer. A
-        partition that exists is not changed. `epoch`: the first epoch of the partition. Raises Unavailable,
-        OutcomeUnknown, PeerUnavailable."""
+        """Create a partition with `node` as its leader and `followers` other nodes, or fewer if some do not answer.
+        `epoch`: the first epoch of the partition. Returns the configuration at the coordinator; that of a partition
+        that exists is not changed. Raises Unavailable, OutcomeUnknown, and the errors of `host` for the replica of the
+        leader; PeerUnavailable if `node` does not answer."""
         others = self.recruiting.others(partition, node, followers)
         there = await asyncio.gather(*(self._follower(partition, each) for each in others))
         first = Configuration(
@@ -166,15 +169,16 @@ class Replicas:
             return None
 
     async def delete(self, partition: str) -> None:
-        """Delete a partition, which any node may lead. Raises Unavailable, OutcomeUnknown."""
+        """Delete a partition at the coordinator. Its replicas end when they see that, on this node and others. Raises
+        Unavailable, OutcomeUnknown."""
         key = self.key(partition)
         while (value := await self.coordinator.read(key)) not in (None, DELETED):
             await self.coordinator.swap(key, value, DELETED)
         self.background.spawn(forget(self.coordinator, key))
 
     def end(self, hosted: HostedReplica, *, forget: bool = False) -> None:
-        """End this replica. `forget`: delete its log. If this node gets a replica of the partition again, it is the
-        same one if the durable log was not deleted, else a new one."""
+        """End a replica of this node. `forget`: delete its durable log. After that, or without a durable log, a later
+        replica of the partition on this node is a new one."""
         if self._hosted.get(hosted.partition) is hosted:
             del self._hosted[hosted.partition]
         if not hosted.closed:
@@ -195,8 +199,8 @@ class Replicas:
             )
 
     async def _watch(self, hosted: HostedReplica) -> None:
-        """Watch the configuration. Its first read begins after the replica was created."""
-        missing, pause_s = True, _AGAIN_S  # at first it may be missing, since it is written after the replica is made
+        """Pass the values of the configuration at the coordinator to the replica, until it is closed."""
+        missing, pause_s = True, _AGAIN_S  # the configuration may be written after the replica is created
         while not hosted.closed:
             try:
                 async for value in self.coordinator.watch(self.key(hosted.partition)):
@@ -216,7 +220,8 @@ class Replicas:
     def ask(
         self, partition: str, request: bytes, done: Done, waiting: WaitingRequest | None = None
     ) -> HostedReplica | None:
-        """Pass a request to the replica of this node. Returns the replica; None if there is none."""
+        """Pass a request to the replica of this node; `waiting` if it may wait in a queue. `done` is called once with
+        the outcome. Returns the replica; None if there is none, after `done(NotLeader)`."""
         hosted = self._hosted.get(partition)
         if hosted is None:
             done(NotLeader(f"node {self.me} has no replica of {partition}"))
@@ -235,7 +240,9 @@ class Replicas:
         wait_s: float = 0.0,
         late: Late | None = None,
     ) -> bytes:
-        """As `PartitionChannel.ask`, for a request to the replica of this node."""
+        """Return the answer of this node's replica to a request. `queue`, `wait_s`: the queue in which the request may
+        wait, and for how long. `late` is called with a result that arrives after a timeout or a cancellation. Raises
+        the error of the replica, NotLeader if there is none here, and PeerUnavailable after `timeout_s`."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         returned = False
 
@@ -292,7 +299,7 @@ class Replicas:
                 log.warning("node %s sent an unexpected %s", node, type(item).__name__)
 
     async def _host_for(self, node: str, number: int, partition: str) -> None:
-        """Host a replica, as another node has requested."""
+        """Answer another node's request to host a replica."""
         try:
             hosted = await self.host(partition)
         except DataplaneError as error:
@@ -313,7 +320,7 @@ class Replicas:
                     self._channel.check(outcome)
                     if hosted is not None and asked.gives and outcome != NOTHING:
                         self._unconfirmed.gave(node, asked.number, hosted, undoing(outcome))
-                except LimitExceeded as error:  # it is too large for a frame: give back its grant
+                except LimitExceeded as error:  # the result is too large for a frame: give back its grant
                     if hosted is not None and (undo := undoing(outcome)):
                         asyncio.get_running_loop().call_soon(hosted.request, undo, lambda outcome: None)
                     outcome = error
@@ -332,8 +339,8 @@ class Replicas:
         self._channel.say(node, item)
 
     async def retained_rows(self, partition: str) -> list[tuple[str, int]]:
-        """By node that answers: the number of rows of a partition that its producers appended and whose columns it
-        retains."""
+        """Return the nodes that retain columns of a partition for their own producers, each with the number of rows. A
+        node that does not answer is left out."""
 
         async def one(node: str) -> tuple[str, int]:
             if node == self.me:
@@ -348,7 +355,7 @@ class Replicas:
         return [(node, rows) for node, rows in found if rows]
 
     def gone(self, node: str, before_s: float) -> None:
-        """Tell all replicas here that the process of a node has ended."""
+        """Tell all replicas here that the process that a node had at `before_s` has ended."""
         log.info("the process of node %s has ended", node)
         self._unconfirmed.gone(node)
         for hosted in self:
@@ -357,7 +364,7 @@ class Replicas:
     # Time
 
     def due(self, deadline_s: float) -> None:
-        """Set the timer so that a replica is ticked by this time."""
+        """Set the timer so that it fires at this monotonic time at the latest."""
         if deadline_s < self._due_s - 1e-3:
             self._set(deadline_s)
 

@@ -2,8 +2,8 @@
 
 Invariants: a request may be sent several times and to several leaders, so each has a producer sequence number
 (`replication.sessions`) or no lasting effect. By its deadline a request ends with the answer or the error of the
-partition. If there was none, it ends with `OutcomeUnknown` if it may have been executed, else with the reason why it
-was not.
+partition. Without either, it ends with `OutcomeUnknown` if it may have been executed, else with the reason why it was
+not.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dataplane.replication.replica import NotLeader
 from dataplane.wire import partition_messages as m
 
 Needing = Callable[[str], AbstractAsyncContextManager[object]]
-"""A context that needs a node: it raises TimeoutError as soon as the node does not answer."""
+"""Returns a context for a wait for a node. It raises TimeoutError as soon as the node is no member or does not
+answer."""
 
 TRY_S = 1.0
 """Seconds to wait for the answer of one leader, in addition to the time that the request may wait at the leader."""
@@ -71,10 +72,12 @@ class Router:
         late: Late | None = None,
         patient: bool = True,
     ) -> bytes:
-        """The answer of the leader of the partition. `queue`, `wait_s`: see `waiters`; after a failover, or when the
-        leader stops answering, the request waits again at the next one. `late` is called with each answer that arrives
-        too late. `patient`: repeat the request while a limit of the partition refuses it. Raises the error with which
-        the partition refuses; Lost if certainly no replica is left; PeerUnavailable, OutcomeUnknown."""
+        """Return the answer of the partition's leader. `queue`, `wait_s`: the queue in which the request may wait at
+        the leader, and for how long. After a failover, or when the leader stops answering, the request waits at the
+        next leader. `late` is called with each answer that arrives too late to be returned. `patient`: repeat a request
+        without a queue until the deadline while a limit of the partition refuses it. Raises the error with which the
+        partition refuses, such as Backpressure; Lost if certainly no replica is left; without an answer PeerUnavailable
+        or, if it may have been executed, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable("no leader was found")
         pause_s = _SHORT_S
@@ -115,8 +118,8 @@ class Router:
             pause_s = min(2 * pause_s, _LONG_S)
 
     def _unanswered(self, partition: str, unknown: DataplaneError | None, kept: DataplaneError) -> DataplaneError:
-        """The error of a request without an answer by its deadline. `unknown`: of the last attempt that may have been
-        executed; `kept`: of the last attempt."""
+        """The error of a request without an answer by its deadline. `unknown`: the error of the last attempt that may
+        have been executed, if any. `kept`: the error of the last attempt."""
         if unknown is None and isinstance(kept, Backpressure):
             return kept
         coordination = self._members.coordination
@@ -129,9 +132,9 @@ class Router:
         return PeerUnavailable(text) if unknown is None else OutcomeUnknown(text)
 
     async def _leader(self, partition: str, silent: set[str]) -> str:
-        """The node to ask: the known leader or, if that is in `silent` or no member, another replica, which may know
-        the leader or lead by now. If all are, this empties `silent` and returns the leader of the configuration. Raises
-        Unavailable, Lost."""
+        """Choose the node to ask: the known leader, unless it is in `silent` or no member. Otherwise choose another
+        replica, which may know the leader or lead by now. If no replica is left, empty `silent` and return the leader
+        of the configuration. Raises Unavailable, Lost."""
         hosted = self._replicas.find(partition)
         if hosted is not None and hosted.replica.leads:
             return self._replicas.me
@@ -151,8 +154,9 @@ class Router:
         return leader
 
     async def _read(self, partition: str) -> Configuration:
-        """The configuration at the coordinator; while the coordinator does not answer, the last known one. Raises
-        Unavailable, Lost."""
+        """Return the configuration at the coordinator. If the coordinator does not answer or has lost it, return the
+        last known one, or raise Unavailable. Raises Lost if the partition does not exist or every replica has died;
+        Corrupt."""
         try:
             value = await self._coordinator.read(self._replicas.key(partition))
         except Unavailable:

@@ -1,12 +1,12 @@
-"""The grants that leaders on this node have sent to requesters on other nodes, until the answers are known to have
-arrived.
+"""The grants that leaders on this node have sent to other nodes, until the answers are known to have arrived. A grant
+is a lease, a permit or a snapshot in the answer to a request.
 
-An answer may be lost with its connection; its rows would stay leased until the lease expires. Therefore this node asks
-the node of the requester, once per second, which answers have arrived, and gives back the grants of the missing ones. A
-node that cannot be reached is asked once it is heard again.
+An answer may be lost with its connection, and its rows would stay leased until the lease expires. Therefore this node
+asks the node of the requester which answers have arrived, and gives back the grants of the missing ones. It repeats the
+question every `CONFIRM_S` until the node has answered or is gone.
 
 Invariant: while this node leads, a grant has arrived at its requester, was given back, or is listed here. Grants to a
-process that has ended, or to a node that is gone, are not listed, since the leases end with them.
+process that has ended, or to a node that is gone, are not listed: their leases end anyway.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.wire import partition_messages as m
 
 CONFIRM_S = 1.0
-"""The delay after which a node is asked which answers have arrived."""
+"""Seconds between two questions to a node about the answers that have arrived."""
 
 _AT_ONCE = 1024  # the most answers that one message asks about
 
 
 class _Delivery(NamedTuple):
-    """An answer that was sent: its replica, and the request that gives the grant back. That request is empty if the
-    requester will ask for the grant again."""
+    """An answer that was sent: its replica, and the request that gives the grant back. `undoing` is empty if nothing
+    has to be given back, since the requester asks for the grant again."""
 
     hosted: HostedReplica
     undoing: bytes
@@ -65,7 +65,7 @@ class UnconfirmedGrants:
         self._schedule(node)  # again, since this message may be lost too
 
     def received(self, node: str, said: m.Received) -> None:
-        """Handle the node's reply: give back grants that did not arrive."""
+        """Handle a node's reply: forget the grants that have arrived, and give back those that are missing."""
         given = self._given.get(node, {})
         for number in said.numbers:
             given.pop(number, None)
@@ -75,7 +75,7 @@ class UnconfirmedGrants:
                 lost.hosted.request(lost.undoing, lambda outcome: None)
 
     def gone(self, node: str) -> None:
-        """Forget the grants to a node, since its process has ended or none is unconfirmed."""
+        """Forget the grants to a node whose process has ended, or that has no unconfirmed grants."""
         self._given.pop(node, None)
         timer = self._timers.pop(node, None)
         if timer is not None:

@@ -30,8 +30,9 @@ NOTHING = b""
 
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
-    """A waiting request of a node, until `until_s` at most. `done(outcome)` is called once. `withdrawn`: its caller
-    gave up. `in_vain`: the `version` of the state machine at which it was last not served."""
+    """A request of a node that may wait until the monotonic time `until_s`. `done(outcome)` is called once.
+    `withdrawn`: the request waits no longer, because its caller gave up or its deadline has passed. `in_vain`: the
+    `version` of the state machine at which the request was last not served."""
 
     queue: str
     request: Any
@@ -69,8 +70,9 @@ class Waiters:
         return queue in self._queues
 
     def add(self, waiting: WaitingRequest, now: float, *, first: bool = False) -> None:
-        """Add a request. If it is still waiting at its deadline, it is answered with NOTHING. `first`: add it at the
-        head of its queue, since it was there before. Raises Backpressure if too many requests wait."""
+        """Add a request. If it is still waiting at its deadline, it is answered with NOTHING. `first`: add it again at
+        the head of its queue, from which `served` has just removed it. Raises Backpressure if too many requests
+        wait."""
         if self._count >= MAX_WAITING:
             raise Backpressure("too many requests wait at this partition's leader")
         queue = self._queues.setdefault(waiting.queue, deque())
@@ -84,7 +86,8 @@ class Waiters:
             waiting.timer = asyncio.get_running_loop().call_later(waiting.until_s - now, self.withdraw, waiting)
 
     def withdraw(self, waiting: WaitingRequest) -> None:
-        """Remove the request and answer it with NOTHING, unless it waits no longer."""
+        """If the request is queued, remove it and answer it with NOTHING. In any case mark it as `withdrawn`, so that
+        it does not wait again."""
         waiting.withdrawn = True
         queue = self._queues.get(waiting.queue)
         if queue is not None and waiting in queue:
@@ -122,7 +125,7 @@ class Waiters:
             self.withdraw(waiting)
 
     def drain(self) -> list[WaitingRequest]:
-        """Remove and return all waiting requests, since another node leads."""
+        """Remove and return all waiting requests, which the caller answers."""
         found = [*self]
         self._queues.clear()
         for waiting in found:
