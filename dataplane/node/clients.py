@@ -74,7 +74,7 @@ class NodeServices:
     tables: LocalTables
     hosts: Hosts | None
     clustered: Hosts | SingleNode | None
-    """The streams and tables, if they are partitions; else None."""
+    """The owner of the streams and tables if these are partitions, else None."""
     waits: WaitingBytes
     observing: Telemetry
     figures: Callable[[], dict[str, Any]]
@@ -113,13 +113,12 @@ class Client:
         return self.label
 
     def close(self, error: DataplaneError, number: int = 0) -> None:
-        """Stop receiving from the client, and send it the error, for the request `number` and all that wait. Its
-        reservations are aborted; its pins stay until it ends the connection, since its views may still use that
-        memory."""
+        """Stop receiving from the client, and send the error for the request `number` and all that wait. Abort the
+        client's reservations. Its pins stay until it ends the connection, since its views may still use that memory."""
         self._farewell(error, number, error)
 
     def _farewell(self, error: DataplaneError, number: int, its: DataplaneError) -> None:
-        """As `close`, with the error `its` for the request `number`."""
+        """Close as `close` does, but with the error `its` for the request `number`."""
         for each in dict.fromkeys((0, number, *self._waiting)):
             self._channel.send(failure(each, its if each and each == number else error, self))
         self._channel.close(error)
@@ -264,10 +263,10 @@ class Client:
         return node in (b"", self._services.node)
 
     async def send_later(self, reply: m.Reply) -> None:
-        """Send a reply once the client has received enough of the earlier ones. Raises LimitExceeded if the waiting
+        """Send a reply once the client has received enough of the earlier replies. Raises LimitExceeded if the waiting
         replies take too much memory."""
         framed = frame(reply)
-        del reply  # it takes several times as much memory as the frame
+        del reply  # the reply takes several times as much memory as the frame
         with self._kept.keep(len(framed)):
             await self._channel.room()
             self._channel.post(framed)
@@ -376,8 +375,9 @@ _ENTRY = 64  # bytes, about, of one wait or one request that ended it
 
 
 def graphs_of(node: bytes, clients: Collection[Client], fetching_s: float = 0.0) -> dict[str, Any]:
-    """For each client that has reported: its `number`, `pid`, `label`, `graph`, and `request_bytes` as
-    `ClientWaits.told`. `fetching_s`: seconds during which bytes from other hosts were in transit to this node."""
+    """The load of this host and node, and `clients`: of each that has reported the `number`, `pid`, `label`, last
+    report `graph`, and `waits` (`ClientWaits.told`). `fetching_s`: seconds during which this node read from other
+    hosts."""
     found, left_out, nbytes = [], 0, 0
     for client in clients:
         if not client.graph:

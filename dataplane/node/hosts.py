@@ -88,8 +88,8 @@ class Hosts:
         keeps: bool = False,
     ) -> None:
         """`freed` is called with the size of a released large message of another node. `observing` answers other nodes
-        about this node's rings of events. `keeps`: as `Member.keeps`. Raises OSError or ValueError for an unusable
-        key."""
+        about this node's rings of events. `keeps`: whether the node has a data directory. Raises OSError or ValueError
+        for an unusable key."""
         self._needed = needed
         self._observing = observing
         self._config = config
@@ -112,7 +112,7 @@ class Hosts:
             self._columns = DurableColumns(self._keeping, needed, self._retained)
         self._choice = TransportChoice(())
         self.measured: Callable[[], dict[str, Any]] = dict
-        """Returns the statistics of the whole node, which sets this."""
+        """Returns the statistics of the whole node. The node sets this."""
 
     @property
     def address(self) -> str:
@@ -127,7 +127,8 @@ class Hosts:
         return self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:
-        """Listen. Raises OSError; ValueError if the package that `join` needs is not installed."""
+        """Listen for other nodes, start the partitions, and recover the columns in the data directory. Raises OSError,
+        Corrupt; ValueError if the package for the address `join` is not installed."""
         self._transports += await started(self._config.transports, self._config.host, self._config.told)
         self._choice = TransportChoice(self._transports)
         self._peers.start()
@@ -201,7 +202,7 @@ class Hosts:
         before, self._known = self._known, dict(self.membership.members)
         gone = before.keys() - self._known.keys()
         there = {member.address for member in self._known.values()}
-        for address in {before[node].address for node in gone} - there:  # another may listen where the gone one did
+        for address in {before[node].address for node in gone} - there:  # a new member may listen there
             self._peers.forget(address)  # requests to it fail at once
         self._offers.gone(gone)
 
@@ -256,8 +257,8 @@ class Hosts:
         return Done(getattr(request, "id", 0))
 
     async def observed(self, request: ReadClock | ListRings | ReadRing) -> Reply:
-        """Another node's rings, or its clock compared with this one's by the shortest of several round trips. Raises
-        PeerUnavailable, and the errors of that node."""
+        """Another node's rings, or the comparison of its clock with the clock here by the shortest of several round
+        trips. Raises PeerUnavailable, and the errors of that node."""
         member = self.membership.members.get(request.node)
         if member is None:
             raise PeerUnavailable(f"node {request.node.hex()} is not in the cluster", address="")
@@ -302,8 +303,8 @@ class Hosts:
         return pm.Described(request.id, described)
 
     def statistics(self) -> dict[str, int]:
-        """Bytes received from and sent to other nodes; the number of their shards known here; requests to
-        them and from them."""
+        """Bytes received from and sent to other nodes, the number of shards of other nodes known here, and the number
+        of requests to and from other nodes."""
         peers, fetcher = self._peers, self.fetcher
         return {
             "fetched_bytes": fetcher.fetched_bytes,
@@ -337,7 +338,7 @@ class Hosts:
         return roles
 
     def _roles(self) -> dict[str, dict[str, dict[str, int]]]:
-        """By role and node, the partitions that this node knows and the epochs of their configurations."""
+        """By role and node, the partitions that this node knows, each with the epoch of its configuration."""
         leads: dict[str, dict[str, int]] = {}
         follows: dict[str, dict[str, int]] = {}
         for partition, configuration in self.partitions.configurations().items():

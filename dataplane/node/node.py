@@ -4,8 +4,8 @@ It ends on SIGTERM (on SIGINT too if it was started by hand), or with the proces
 the next node that starts there removes its socket and spill files, which are in directories that it locks
 (`store.directory_claim`). Its memory has no name, so the kernel frees it.
 
-Invariants: a failed system call does not end the node. A client that cannot be served is rejected;
-background work continues after a pause; at the end the node waits a bounded time for work that hangs.
+Invariants: a failed system call does not end the node. A client that cannot be served is rejected. Background work
+continues after a pause. At the end the node waits a bounded time for work that hangs.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class NodeServer:
         cluster: ClusterConfig | None = None,
         clock: Clock = monotonic,
     ) -> None:
-        """Listen at `path`, or in a directory of its own, and for other nodes as `cluster` says. Leases use `clock`,
-        which must be that of the event loop. Raises OSError if that is not possible, ValueError for an invalid key;
-        for the data directory DirectoryUnusable, Corrupt or Backpressure."""
+        """Listen for clients at `path`, or in a directory of the node's own. `cluster`: the cluster that `serve` joins.
+        `clock` times leases, and must be the event loop's. Raises OSError if the node cannot listen, ValueError for an
+        invalid key of the cluster; for the data directory DirectoryUnusable, Corrupt or Backpressure."""
         self.config = config
         if beyond := beyond_host(config):
             log.warning("%s; the kernel kills processes when memory runs out", beyond)
@@ -150,7 +150,8 @@ class NodeServer:
 
     @property
     def _clustered(self) -> Hosts | SingleNode | None:
-        """The streams and tables if they are partitions, else None."""
+        """The owner of the streams and tables if these are partitions; None if the node is outside a cluster and has no
+        data directory."""
         return self._single if self.hosts is None else self.hosts
 
     @property
@@ -163,7 +164,8 @@ class NodeServer:
         return self._observing.exported
 
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
-        """Answer clients until `stop` is set. `ready` is called once they can connect."""
+        """Answer clients until `stop` is set, then close the node. `ready` is called once clients can connect. Raises
+        Rejected if the cluster does not admit this node."""
         loop = asyncio.get_running_loop()
         try:
             if self._single is not None:
@@ -334,7 +336,7 @@ class NodeServer:
             log.warning("leaving the cluster failed: %s", error)
 
     def abandon(self) -> None:
-        """Remove everything of this node from the host, whether or not it has served. Idempotent."""
+        """Remove everything of this node from the host, even if `serve` was never called. Idempotent."""
         if self._abandoned:
             return
         self._abandoned = True
@@ -348,15 +350,15 @@ class NodeServer:
 
 
 async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
-    """Run `work` repeatedly until cancelled. A boundary: an unexpected error is logged, and does not end the node,
-    which holds the data of other processes."""
+    """Run `work` until it returns; after an error, log it, pause and run `work` again. A boundary: an unexpected error
+    must not end the node, which has the data of other processes. Raises Rejected."""
     pause_s = _AGAIN_S
     while True:
         began = time.monotonic()
         try:
             await work()
             return
-        except Rejected:  # to try again would not help
+        except Rejected:  # another attempt would not help
             raise
         except Exception:
             log.exception("unexpected error; the node continues")

@@ -1,11 +1,11 @@
 """A node's measurements of its own work and of its clients, for metrics and traces.
 
-It owns the rings of events (`observe.ring`): its own, one of each client, and the last events of the clients that ended
-last. Every `FOLD_S` it adds the new events to histograms and reads the leader of each partition.
+It owns the rings of events (`observe.ring`) of the node and of each client, and the last events of the clients that
+ended last. Every `FOLD_S` it adds the new events to histograms and reads the leader of each partition.
 
-Invariants: memory is bounded: for rings of connected clients by 1/64 of the node's memory (or 32 MiB); for ended
-clients by the last `_GONE`; for histograms and sums independently of the number of streams. Invalid events of a client
-affect only its own figures. Nothing here is on the path of a request.
+Invariants: the rings of connected clients take at most 1/64 of the node's memory, or `_LEAST_RINGS` rings if that is
+more. Of ended clients the last `_GONE` are remembered. The memory of histograms and sums does not depend on the number
+of streams. Invalid events of a client affect only its own figures. Nothing here is on the path of a request.
 """
 
 from __future__ import annotations
@@ -125,7 +125,8 @@ class Telemetry:
     # rings
 
     def grant(self, client: Hashable, pid: int, label: str) -> int | None:
-        """The descriptor of a new client's ring, which the node keeps open. None if the client gets no ring."""
+        """Create a ring for a new client. Returns its descriptor, which the node keeps open; None if the client gets no
+        ring."""
         if not self.records or client in self._rings:
             return None
         if len(self._rings) >= self._most_rings:
@@ -182,7 +183,8 @@ class Telemetry:
         self._forget()
 
     def watch(self, hosts: Hosts | None, clustered: Hosts | SingleNode | None) -> None:
-        """Begin to count, when the node has started. `clustered`: the streams and tables, if they are partitions."""
+        """Begin to count, when the node has started. `clustered`: the owner of the streams and tables if these are
+        partitions."""
         self._hosts = hosts
         self._clustered = clustered
         if hosts is not None:
@@ -216,7 +218,7 @@ class Telemetry:
             self.recorder.record(ring.CODE[operation], began, nbytes)
 
     def answer(self, request: m.ListRings | m.ReadRing | m.ReadClock) -> m.Reply:
-        """Answer a request for this node's rings or clock. Raises Freed if the ring does not exist any more."""
+        """The reply to a request for this node's rings or clock. Raises Freed if the ring does not exist any more."""
         match request:
             case m.ReadClock():
                 return m.ClockRead(request.id, time.monotonic_ns())
@@ -262,7 +264,7 @@ class Telemetry:
                 self.failovers += 1
                 if self.recorder is not None:
                     self.recorder.record(ring.CODE["failover"], time.monotonic_ns())
-            elif not leads:  # it has not taken over yet: keep the former leader for the next comparison
+            elif not leads:  # this node has not taken over yet: keep the former leader for the next comparison
                 leaders[hosted.partition] = before if before != leader and leader == hosted.me[0] else leader
         self._led, self._leaders = led, leaders
 

@@ -49,7 +49,8 @@ class AppendMerger:
         self._router = router
         self._background = background
         self._queues: dict[str, list[_WaitingAppend]] = {}
-        """By partition, the appends that wait; there is none if no request is in flight and no flush is scheduled."""
+        """By partition, the appends that wait. A partition has no entry if no request is in flight and no flush is
+        scheduled."""
 
     def takes(self, asked: r.StreamRequest) -> bool:
         """Whether this append may be merged: a few rows without keys, stored in one shard of this node."""
@@ -59,8 +60,8 @@ class AppendMerger:
         return len(shards) == 1 and shards[0][0] == self._me and len(asked.ref) <= _ROWS
 
     async def append(self, partition: str, client: str, sequence: int, asked: r.Append) -> r.AppendResult | None:
-        """Append together with others. Returns None if the append has to be sent alone. Raises PeerUnavailable,
-        OutcomeUnknown."""
+        """Append rows in one request with other appends. Returns None if the append has to be sent alone. Raises
+        PeerUnavailable, OutcomeUnknown."""
         loop = asyncio.get_running_loop()
         if partition not in self._queues:
             self._queues[partition] = []
@@ -78,7 +79,7 @@ class AppendMerger:
         left = self._queues[partition] = []
         for each in waiting:
             alike = len(some) < _MOST and _kind(each.asked) == kind
-            # an append of rows of a shard that another append of this request has is not merged either
+            # two appends with rows of the same shard are not merged either
             if not alike or some.setdefault(each.asked.ref.shards(), each) is not each:
                 left.append(each)
         if some:
@@ -103,7 +104,7 @@ class AppendMerger:
             elif not each.future.done():
                 each.future.set_result(first)
             first = None if first is None else first + len(each.asked.ref)
-        for each in self._queues[partition] if error is not None else ():  # each has a deadline of its own
+        for each in self._queues[partition] if error is not None else ():  # they are sent alone, by their own deadlines
             if not each.future.done():
                 each.future.set_result(None)
         self._flush(partition)

@@ -61,8 +61,8 @@ class RetainedClaim:
 
 
 class ColumnHolders:
-    """The claims that this node makes, and the claims of other nodes to columns of this node. `me`: this node. `keep`:
-    see `durable.DurableColumns.keep`."""
+    """The claims that this node makes, and the claims of other nodes to columns of this node. `keep`:
+    `DurableColumns.keep`; None without a data directory."""
 
     def __init__(
         self, me: bytes, retained: RetainedShards, members: Membership, peers: Peers, keep: Keep | None = None
@@ -82,9 +82,10 @@ class ColumnHolders:
         self, holder: str, ref: BatchRef, copies: Iterable[bytes] = (), until: Deadline | None = None, *, rows: int = 0
     ) -> RetainedClaim:
         """Retain the columns of a reference for a holder, on all nodes that store them and on the nodes with `copies`.
-        `rows`: number of new rows that have the columns. `until`: if the holder has not reported its needs to this node
-        since the node's restart, the deadline to wait for that. Raises Freed, Corrupt, LimitExceeded, OwnerDied,
-        PeerUnavailable; then nothing is retained."""
+        `rows`: number of new rows that have the columns. `until`: the deadline to wait for a durable holder that has
+        not reported its needs since this node's restart. Raises Freed, Corrupt, LimitExceeded, OwnerDied,
+        PeerUnavailable, and for a durable holder Backpressure, Misuse or DirectoryUnusable; then nothing is
+        retained."""
         nodes = [node for node in dict.fromkeys((*(node for node, _ in ref.shards()), *copies)) if node != self._me]
         need = self.retained.retain(holder, ref, rows)
         claim = RetainedClaim(self, need, nodes, next(self._numbers))
@@ -134,8 +135,8 @@ class ColumnHolders:
     # of others
 
     def retain(self, request: pm.RetainColumns) -> Awaitable[None] | None:
-        """Retain columns that another node claims. This is done at once, so that a later release finds the claim. If
-        the partition is durable, returns an awaitable for the columns to be on disk, which raises Backpressure, Misuse.
+        """Retain columns that another node claims, at once, so that a later release finds the claim. For a durable
+        partition, returns an awaitable that ends when the columns are on disk. It raises Backpressure, Misuse.
 
         Raises Freed, Corrupt, LimitExceeded; PeerUnavailable if that node is not a member yet, since this node would
         not notice when it ends."""

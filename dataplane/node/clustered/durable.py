@@ -1,10 +1,10 @@
 """Columns of durable partitions: written to disk before the command that names them, and retained again after a
 restart.
 
-The node stores on disk the partitions that need columns of this node, but not the columns that they need. After a
-restart it asks their leaders for these columns. Until the leader of a partition has answered, no recovered column is
-freed, and the partition gets no new columns from this node. Afterwards the recovered columns that no partition needs
-are freed.
+The node stores on disk the names of the partitions that need columns of this node, but not which columns they need.
+After a restart it asks the leaders of these partitions. Until the leader of a partition has answered, no recovered
+column is freed, and the partition gets no new columns from this node. Afterwards the recovered columns that no
+partition needs are freed.
 
 Invariant: when a command is answered, the columns that it names are on disk. If the partition is led by this node, they
 are written in the transaction of the command or an earlier one, otherwise before the leader is asked.
@@ -81,8 +81,8 @@ class DurableColumns:
 
     async def keep(self, partition: str, shards: Sequence[ShardKey], until: Deadline) -> None:
         """Write the columns in these shards, or copies of them, to disk before the next command of the partition is
-        answered. Raises Backpressure if the disk is full, Freed, Corrupt, Misuse, DirectoryUnusable; PeerUnavailable
-        if the partition does not report its needs since the restart in time."""
+        answered. Raises Backpressure if the disk is full, Freed, Corrupt, Misuse, DirectoryUnusable; PeerUnavailable if
+        the partition has not reported its needs since the restart by the deadline `until`."""
         pending = self._pending.get(partition)
         if pending is not None:
             await self._said(partition, pending, until)
@@ -118,7 +118,8 @@ class DurableColumns:
             ) from None
 
     def settled(self, partition: str, last: int, entries: Sequence[bytes]) -> None:
-        """As `RetainedShards.settled`, once the partition has reported its needs."""
+        """Execute entries of the partition's outbox (`RetainedShards.settled`), now or once the partition has reported
+        its needs."""
         if partition in self._pending:
             self._early.setdefault(partition, []).append((last, entries))
         else:
@@ -127,8 +128,8 @@ class DurableColumns:
     # Recovered columns
 
     async def recover(self, ready: asyncio.Event | None = None) -> None:
-        """Load the columns from disk, and start to ask the partitions which of them they need, once `ready` is set.
-        Called once, when partitions can be asked. Raises Corrupt."""
+        """Load the columns from disk. Once `ready` is set, ask the partitions in the background which columns they
+        need. Called once, when partitions can be asked. Raises Corrupt."""
         shards = {number: (self._me, number) for number in await self._persistence.recover()}
         for name, value in self._copies.load().items():
             key, number = copy_key(name), _decode(value)
@@ -164,7 +165,7 @@ class DurableColumns:
                 log.info("%s does not exist any more, so its columns here are freed: %s", partition, error)
                 self._named.discard(partition)
                 hosted = self.partitions.replicas.find(partition)
-                if hosted is not None and not hosted.configuration.epoch:  # it was deleted while this node was away
+                if hosted is not None and not hosted.configuration.epoch:  # deleted while this node was away
                     self.partitions.replicas.end(hosted, forget=True)
                 await self._notes.write({partition: None}, lazily=True)
                 break
@@ -178,8 +179,8 @@ class DurableColumns:
 
     async def _held(self, partition: str) -> tuple[list[bytes], int]:
         """The encoded references whose columns of this node the partition needs, and the number of the last entry of
-        this node's outbox as of the first answer. The partition may have released some of the references meanwhile:
-        later entries of the outbox name those."""
+        this node's outbox as of the first answer. Later entries of the outbox name the references that the partition
+        has released meanwhile."""
         refs: list[bytes] = []
         last, after, pieces = None, -1, 0
         while True:

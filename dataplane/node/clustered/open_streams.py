@@ -1,8 +1,8 @@
 """The streams of the cluster that are open on this node, by name and by token.
 
 The token of a stream is derived from its name and generation, so it is the same on every node, and keys of rows never
-change. A stream has one partition. If every replica of the partition has died, the next node that needs the stream
-creates another one, whose row and grant numbers begin far above those of the lost one.
+change. A stream has one partition. If every replica has died, the next node that needs the stream creates another
+partition. Its row and grant numbers begin far above those of the lost one.
 
 Invariant: a dropped stream is `Closed` for clients that had it open, even if a new stream has its name.
 """
@@ -60,7 +60,7 @@ class ClusteredStream:
         self.settings = decode_settings(record.settings)
         self._directory = directory
         self.unreported: list[LostRowsTaken] = []
-        """Lost rows that the partition has reported and no client was told of."""
+        """Reports of lost rows by the partition that no client has received."""
 
     @property
     def dropped(self) -> bool:
@@ -70,7 +70,7 @@ class ClusteredStream:
 
     @property
     def record(self) -> Record:
-        """Its record as last seen here. Raises Closed if it was dropped."""
+        """The record as last seen here. Raises Closed if the stream was dropped."""
         record = self._directory.records.find(self.name)
         if record is None or record.generation != self.generation:
             raise Closed(f"the stream {self.name!r} was dropped")
@@ -95,8 +95,9 @@ class OpenStreams:
         return iter([*self._by_name.values()])
 
     async def open(self, name: str, settings: StreamSettings | None) -> ClusteredStream:
-        """The stream with this name; created if there is none and settings are given. Raises Misuse if there is
-        none, or one with other settings; LimitExceeded, Unavailable, OutcomeUnknown."""
+        """Return the stream with this name; create it if there is none and settings are given. Raises Misuse if there
+        is none without settings, or if its settings differ; LimitExceeded, Unavailable, OutcomeUnknown,
+        PeerUnavailable."""
         stream = self._by_name.get(name)
         if stream is None or stream.dropped:
             if len(self._by_name) >= MAX_STREAMS:

@@ -1,9 +1,9 @@
 """The shards of this node that partitions need. The partitions may be led by any node.
 
-Before a partition is asked to append or extend, the nodes that store the columns or have copies retain them for it. The
-partition releases them by its outbox (`partitions.column_releases`) when no row needs them any more.
+Before a partition is asked to append or extend, the nodes that store the columns or have copies retain these for the
+partition. The partition releases them by its outbox (`partitions.column_releases`) when no row needs them any more.
 
-Invariants: columns that a partition has taken are retained until it releases them or no longer exists; an entry of an
+Invariants: columns that a partition has taken are retained until it releases them or no longer exists. An entry of an
 outbox that arrives twice is executed once.
 """
 
@@ -42,7 +42,7 @@ class Need:
 
 
 class RetainedShards:
-    """The retained shards of one node. A holder is the key of a partition, or a name of another kind, whose user calls
+    """The retained shards of one node. A holder is the key of a partition, or any other name, whose user has to call
     `release`."""
 
     def __init__(self, needed: NeededShards) -> None:
@@ -59,7 +59,7 @@ class RetainedShards:
         return need
 
     def release(self, need: Need) -> None:
-        """End a need that the holder did not take; other needs stay. Idempotent."""
+        """End a need whose columns the holder did not take. Other needs of the shards stay. Idempotent."""
         if self._take(need):
             self._needed.unneed(need.shards)
 

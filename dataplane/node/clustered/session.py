@@ -1,13 +1,13 @@
 """The requests of one client to partitions.
 
-A request that changes rows has the client's name and a sequence number of the client for that partition, and is
-repeated until its outcome is known: the partition executes it once even if it is sent several times. Other requests
-have neither, and may be executed more than once. The number of requests without a known outcome is bounded for each
-partition (`replication.sessions`); further requests wait.
+A request that changes rows has a sequence number of the client for that partition, and is repeated until its outcome is
+known. The partition executes it once, even if it is sent several times. Other requests have no number, and may be
+executed more than once. The number of requests without a known outcome is bounded for each partition
+(`replication.sessions`); further requests wait.
 
-Invariants: a sequence number is used for one request; a request whose caller got `OutcomeUnknown`, or was cancelled, is
-repeated in the background until its outcome is known. When the client has ended, `EndClient` is sent last, after the
-outcomes of all others are known.
+Invariants: a sequence number is used for one request. A request whose caller got `OutcomeUnknown`, or was cancelled, is
+repeated in the background until its outcome is known. When the client has ended, its leases are released at once. The
+final `EndClient` is sent after the outcomes of all other requests are known.
 """
 
 from __future__ import annotations
@@ -148,10 +148,10 @@ class PartitionSession:
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """The answer of the partition's leader. `waits` returns the queue of a request that may wait at the leader
-        until its deadline. `settled`, for a request that changes rows, is called once with the outcome: before this
-        returns or raises, or later if it raises OutcomeUnknown or is cancelled. `late`, for other requests, is called
-        with each answer that arrived too late to be returned.
+        """Return the answer of the partition's leader. `waits` returns the queue of a request that may wait at the
+        leader until its deadline. `settled`, for a request that changes rows, is called once with the outcome: before
+        this returns or raises, or later if it raises OutcomeUnknown or is cancelled. `late`, for other requests, is
+        called with each answer that arrived too late to be returned.
 
         Raises the error with which the partition refuses; at the deadline NotReady or, for an append, Backpressure;
         Lost, PeerUnavailable, OutcomeUnknown."""
@@ -316,7 +316,7 @@ class PartitionSession:
         self._background.spawn(self._settled(partition, r.encode_request(request)))
 
     def leave(self) -> None:
-        """Release the leases of a client that has ended: its rows are delivered to others."""
+        """Release the leases of a client that has ended, so that its rows are delivered to others."""
         self._unknown.clear()
         for key, sequences in self._asked.items():  # not removed: requests for late results take the next numbers
             self._background.spawn(self._leave(key, sequences))
@@ -365,8 +365,8 @@ async def _quietly(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
 
 
 async def patiently(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Repeat `work`, which sends a request to the coordinator, until the coordinator answers. If it does not, raises
-    PeerUnavailable, or OutcomeUnknown if a change may have reached it."""
+    """Repeat `work`, a request to the coordinator, until the coordinator answers, and return the result. Without an
+    answer for `_PATIENCE_S`, raises PeerUnavailable, or OutcomeUnknown if a change may have reached the coordinator."""
     deadline = Deadline.after(_PATIENCE_S)
     unanswered = False
     while True:

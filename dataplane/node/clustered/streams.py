@@ -1,7 +1,7 @@
 """The streams of the cluster on one node: handles requests of its clients and of other nodes.
 
-Invariants: each client has one session, which ends with it; columns of this node that a partition needs are released
-when the partition no longer exists, even if another node dropped the stream.
+Invariants: each client has one session, which ends with the client. Columns of this node that a partition needs are
+released when the partition no longer exists, even if another node dropped the stream.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ClusteredStreams:
         return PartitionSession(client, self.partitions, self._background, together=self._together)
 
     def label(self, client: str) -> str:
-        """The label of a client of this node; of another node's, the node."""
+        """The label of a client of this node; for a client of another node, a text that names the node."""
         node = client.partition("/")[0]
         return str(self._owners.get(client, ENDED)) if node == self._me else f"a process of node {node}"
 
@@ -122,8 +122,9 @@ class ClusteredStreams:
         self._retained.drop(restored.partition)
 
     async def on(self, stream: ClusteredStream, work: Callable[[str], Awaitable[T]]) -> T:
-        """Do `work` with the partition of the stream. If every replica of it has died, create another and use that.
-        Raises Closed once the stream is dropped, PeerUnavailable, and the errors of `work`."""
+        """Return the result of `work` with the partition of the stream. If every replica has died, create another
+        partition, and call `work` again. Raises Closed once the stream is dropped, PeerUnavailable, and the errors of
+        `work`."""
         directory, until = self.partitions.directory, Deadline.after(ASK_S)
         while True:
             partition = stream.partition
@@ -151,7 +152,7 @@ class ClusteredStreams:
 
     async def _tell_dropped(self, member: Member, record: Record) -> None:
         said = pm.StreamDropped(self._peers.next_id(), record.name, record.generation)
-        with suppress(DataplaneError):  # then the coordinator notifies that node
+        with suppress(DataplaneError):  # the coordinator notifies a node that does not answer
             await self._peers.request(member, said, Done, _TELL_S)
 
     def _dropped(self, record: Record) -> None:
@@ -167,7 +168,7 @@ class ClusteredStreams:
     async def take_lost(
         self, request: rm.TakeLostRows, stream: ClusteredStream, session: PartitionSession
     ) -> rm.LostRowsTaken:
-        """Lost rows, each reported once. If every replica of a partition has died, only the number of its rows is
+        """Return lost rows, each once. If every replica of a partition has died, only the numbers of its rows are
         known, by the node of their producers. Raises Closed, PeerUnavailable, OutcomeUnknown."""
         waits = True
 
@@ -197,8 +198,7 @@ class ClusteredStreams:
     # figures
 
     def figures(self, after: str | None = None, most: int = MAX_STREAMS) -> dict[str, Any]:
-        """Statistics of at most `most` streams whose partitions are led here, those whose names come after
-        `after`."""
+        """Statistics by name of the first `most` streams after the name `after` whose partitions are led here."""
         led, now = self._led(), monotonic()
         names = sorted(name for name in led if after is None or name > after)[:most]
         return {
@@ -235,7 +235,7 @@ class ClusteredStreams:
     # other nodes
 
     def answer(self, request: Any) -> Message | Awaitable[Message] | None:
-        """The answer to another node; None if the request is not about streams. Raises as `RetainedShards.retain`."""
+        """The answer to another node; None if the request is not about streams. Raises as `ColumnHolders.retain`."""
         match request:
             case pm.RetainColumns():
                 waits = self.holders.retain(request)

@@ -1,8 +1,8 @@
 """The tables of the cluster and their partitions. A table has one partition, with a follower, and a record at the
 coordinator.
 
-A record without a partition is kept for `REMEMBER_S`. It contains the number of the next row, so that a later partition
-of the same name reuses no row number, and the tokens of lost partitions, so that clients that used one get an error.
+A record without a partition is kept for `REMEMBER_S`. It has the number of the next row, so that a later partition of
+the same name reuses no row number. It also has the tokens of lost partitions, so that clients of these get an error.
 
 Invariant: a table has one partition. The partition ends when its table has been dropped and its outbox empty for
 `IDLE_S`, or when every replica has died.
@@ -67,7 +67,7 @@ def opening(record: Record) -> bytes:
 
 
 class TableDirectory(Directory):
-    """See the module. `run` works until cancelled."""
+    """The directory of the tables; see the module."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class TableDirectory(Directory):
         return record if record is not None and record.key is not None else await self.records.read(name)
 
     async def made(self, name: str, *, durable: bool = False) -> Record:
-        """The record of a table, with a partition, which is created if there is none. Raises LimitExceeded,
+        """Return the record of a table with a partition; create either if there is none. Raises LimitExceeded,
         Unavailable, OutcomeUnknown, PeerUnavailable. If the table is to be durable, raises Misuse if this node has no
         data directory, or if the table exists and is not durable."""
         record = await self.record(name)
@@ -130,8 +130,8 @@ class TableDirectory(Directory):
         return record.without(_encode(PastPartitions(0, lost)))
 
     async def retire(self, key: str) -> bool:
-        """End a partition that has no table, unless it is in use again. Returns whether it ended. Raises as
-        `Router.ask`; Unavailable, OutcomeUnknown."""
+        """End a partition that has no table, unless it is in use again. Returns whether the partition ended. Raises as
+        `Router.ask`; Unavailable."""
         name = name_of(key)
         answer = r.decode_result(await self._router.ask(key, r.encode_request(r.Retire()), Deadline.after(_ASK_S)))
         if not isinstance(answer, r.Retired) or not answer.gone:

@@ -1,11 +1,11 @@
 """Tables of the cluster, for the clients of one node: each call is a request to the leader of the table's partition.
 
-A table is created by the first write, or by a client that waits for its rows. A client identifies it by the token of
-its partition. If every replica of the partition has died, the client gets `OwnerDied`, so it cannot mistake a new table
-of the same name for the old one.
+A table is created by the first write, or by a client that waits for its rows. A client identifies a table by the token
+of the partition. If every replica of the partition has died, the client gets `OwnerDied`, so it cannot mistake a new
+table of the same name for the old one.
 
 Invariants: the columns of a write are retained before the partition is asked, and released if the partition did not
-take them; a call that is repeated is executed once.
+take them. A repeated call is executed once.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CALLS = PartitionProtocol(
 
 
 def machine(partition: str) -> StateMachine:
-    """The state machine of a partition, before its first command: a node that is asked for a replica knows only the
+    """The state machine of a partition, before its first command. A node that is asked to host a replica knows only the
     key."""
     return (TableMachine if kinds.kind_of(partition) == kinds.TABLES else StreamMachine)(kinds.name_of(partition))
 
@@ -120,7 +120,7 @@ class ClusteredTables:
         }
 
     def figures(self, after: str | None = None, most: int = 1 << 30) -> dict[str, Any]:
-        """Statistics of at most `most` tables that are led here, those whose names come after `after`."""
+        """Statistics by name of the first `most` tables after the name `after` that are led here."""
         led = self._led()
         names = sorted(name for name in led if after is None or name > after)[:most]
         return {name: figures_of(led[name]) for name in names}
@@ -154,8 +154,8 @@ class ClusteredTables:
                 log.info("checking the columns that tables need here failed, and is tried again: %s", error)
 
     async def sweep(self) -> None:
-        """Release the columns of this node that were needed by partitions that no longer exist. Raises Unavailable,
-        Corrupt."""
+        """Release the columns of this node for partitions that no longer exist. Raises Unavailable, Corrupt,
+        OutcomeUnknown."""
         unknown, self._unknown = self._unknown, {}
         directories = {kinds.TABLES: self.directory, kinds.STREAMS: self.partitions.directory}
         for key in self.holders.retained.holders:
@@ -186,7 +186,7 @@ class TableClient:
         return partial(self._answer, request, checked(request), deadline)
 
     def write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> Waiting:
-        """As `answer`, for a write whose columns are `ref`; `what.ref` is ignored."""
+        """A function to call and await for the reply to a write. The columns are `ref`; `what.ref` is ignored."""
         what = msgspec.structs.replace(what, ref=b"" if ref is None else ref.encode())
         return partial(self._answer, request, what, deadline)
 
@@ -212,8 +212,9 @@ class TableClient:
             await asyncio.sleep(_PAUSE_S)
 
     async def _table(self, request: rm.AskTable, what: r.FromClient, deadline: Deadline) -> Record | None:
-        """The record of the table, which is created if the request is one that creates tables; else None if there is
-        none. Raises OwnerDied if the client's table was lost, Misuse if the table has to be durable and is not."""
+        """The record of the table. If there is none, the table is created if the request may create tables, else None
+        is returned. Raises OwnerDied if the client's table was lost, Misuse if the table has to be durable and is
+        not."""
         durable = request.durable
         makes = isinstance(what, r.Upsert) and bool(what.keys)
         makes = makes or (isinstance(what, r.FindReady) and what.least > 0 and deadline.remaining_s > 0)

@@ -1,7 +1,7 @@
 """The streams of a node outside a cluster, by name and by token. They end with the process.
 
-Invariants: only this module reads the clock of a stream; the columns that rows need are kept
-(`node.shards.needed_shards`); a waiting request is answered once, and a grant that cannot be sent is given back.
+Invariants: only this module reads the clock of a stream. The columns that rows need are kept
+(`node.shards.needed_shards`). A waiting request is answered once, and a grant that cannot be sent is given back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LOOK_S = 0.5  # the interval at which samplers that judge rows by age run again
 
 
 class LocalStream(UnreplicatedStream):
-    """A stream with its name and clock. `token` identifies it to clients and in references; `generation` is the
+    """A stream with its name and clock. `token` identifies the stream to clients and in references. `generation` is the
     prefix of generated keys."""
 
     def __init__(
@@ -78,8 +78,8 @@ class LocalStream(UnreplicatedStream):
     # requests
 
     def run(self, asked: Any) -> Any:
-        """The result of a request that does not wait. Raises the error with which the stream refuses it; Closed if the
-        stream was dropped."""
+        """Return the result of a request, which does not wait. Raises the error with which the stream refuses the
+        request; Closed if the stream was dropped."""
         self._check()
         try:
             return super().run(asked)
@@ -87,8 +87,8 @@ class LocalStream(UnreplicatedStream):
             self._schedule()
 
     def wait(self, asked: Any, queue: str, done: Callable[[Any], None], timeout_s: float) -> WaitingRequest:
-        """As `run`, for a request that may wait. `done` is called once: with the result, with the error, or with
-        `NOTHING` at the timeout. Raises Closed, and Backpressure if too many requests wait."""
+        """Execute a request that may wait. `done` is called once, with the result, the error, or `NOTHING` at the
+        timeout. Raises Closed, and Backpressure if too many requests wait."""
         self._check()
         waiting = WaitingRequest(queue, asked, done, until_s=self.clock() + timeout_s)
         self.add(waiting)
@@ -135,7 +135,7 @@ class LocalStream(UnreplicatedStream):
             self._timer = None
 
     def end(self) -> None:
-        """Drop the stream. Waiting requests are refused."""
+        """Drop the stream. Waiting requests get Closed."""
         self.dropped = True
         self._stop()
         super().end()
@@ -338,7 +338,7 @@ class LocalStreams:
         self.freed()
 
     async def take_lost(self, request: rm.TakeLostRows, stream: LocalStream, session: LocalSession) -> rm.LostRowsTaken:
-        """None: the columns of a local stream are on this node."""
+        """Return no rows, since all columns of a local stream are on this node."""
         return rm.LostRowsTaken(request.id, stream.token, [])
 
     def report_again(self, reply: rm.LostRowsTaken) -> None:
@@ -361,8 +361,9 @@ class LocalStreams:
         return _KeptColumns(self._needed, ref)
 
     def append(self, stream: LocalStream, asked: r.Append, shard: int, nbytes: int) -> r.AppendResult:
-        """Append rows whose columns are all of `shard`, which has `nbytes` bytes and was just stored. Raises the error
-        with which the stream refuses them. If the rows are refused or not new, no need of the shard is added."""
+        """Append rows whose columns are all of `shard`, which has `nbytes` bytes of values and was just stored. Raises
+        the error with which the stream refuses the rows. If the rows are refused or not new, no need of the shard is
+        added."""
         self._needed.keep_stored(shard, nbytes, stream.owner)
         new = False
         try:

@@ -3,8 +3,8 @@
 A table is created by the first write and ends when it is dropped. The numbers of its rows continue those of the last
 table with its name, so that no number is reused.
 
-Invariants: the columns that rows need are kept, and others freed (`node.shards.needed_shards`); columns that a client
-staged and did not write are freed when the client ends; a waiting client is answered as soon as its rows are ready, or
+Invariants: the columns that rows need are kept, and others freed (`node.shards.needed_shards`). Columns that a client
+staged and did not write are freed when the client ends. A waiting client is answered as soon as its rows are ready, or
 at its deadline.
 """
 
@@ -65,7 +65,7 @@ class LocalTables:
         return self._by_name.get(name)
 
     def open(self, name: str) -> TableRows:
-        """The table with this name; created if it does not exist. Raises LimitExceeded."""
+        """Return the table with this name; create it if there is none. Raises LimitExceeded."""
         table = self._by_name.get(name)
         if table is None:
             if len(self._by_name) >= MAX_TABLES:
@@ -94,8 +94,8 @@ class LocalTables:
                 future.set_result(unready)
 
     async def wait(self, name: str) -> set[_Asked]:
-        """Wait until the table has changed. Callers that are woken together get the same set, to which they add
-        requests that are not ready, so that only one of several equal requests is checked."""
+        """Wait until the table has changed. Callers that are woken together get the same set. They add requests that
+        are not ready to it, so that only one of several equal requests is checked."""
         future: asyncio.Future[set[_Asked]] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(name, []).append(future)
         try:
@@ -108,7 +108,7 @@ class LocalTables:
                     del self._waiting[name]
 
     def figures(self, after: str | None = None, most: int = MAX_TABLES) -> dict[str, Any]:
-        """Statistics of at most `most` tables, those whose names come after `after`."""
+        """Statistics by name of the first `most` tables after the name `after`."""
         names = sorted(name for name in self._by_name if after is None or name > after)[:most]
         return {name: figures_of(self._by_name[name]) for name in names}
 
@@ -172,8 +172,8 @@ class LocalTableClient:
     # writing
 
     def write(self, request: rm.AskTable, what: r.Upsert, ref: BatchRef | None, deadline: Deadline) -> m.Reply:
-        """Write the rows of `what`. Their columns are `ref`; `what.ref` is ignored. Never waits. If it raises, nothing
-        has changed."""
+        """Write the rows of `what`, without waiting. The columns are `ref`; `what.ref` is ignored. An error leaves
+        everything unchanged."""
         _check_here(request)
         answers.check_write(what, ref)
         new = self._tables.find(request.table) is None
@@ -239,14 +239,14 @@ def checked(request: rm.AskTable) -> r.FromClient:
 
 
 def _check_name(name: str) -> None:
-    """Raises LimitExceeded, ProtocolMismatch for an invalid name of a table, task or claim."""
+    """Raise LimitExceeded or ProtocolMismatch for an invalid name of a table, task or claim."""
     checks.bound("the name of a table, task or claim", sm.MAX_SCOPE, len(name))
     if not name:
         raise ProtocolMismatch("a table, task or claim without a name")
 
 
 def _check_here(request: rm.AskTable) -> None:
-    """Raises Misuse if the table has to be durable, since tables of this module end with the process."""
+    """Raise Misuse if the table has to be durable, since tables of this module end with the process."""
     if request.durable:
         raise Misuse(
             f"the table {request.table!r} can't be durable: the node has no data directory; start it with"

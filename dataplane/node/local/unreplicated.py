@@ -42,8 +42,8 @@ class UnreplicatedStream:
         return self.machine.leased
 
     def run(self, asked: r.StreamRequest) -> Any:
-        """The result of a request that does not wait. Raises the error with which the stream refuses it; NotReady or
-        Backpressure if it cannot be served now."""
+        """Return the result of a request, which does not wait. Raises the error with which the stream refuses the
+        request; NotReady or Backpressure if it cannot be served now."""
         leased, now = self.machine.leased, self.clock()
         while True:
             changes = leased.changes
@@ -51,7 +51,7 @@ class UnreplicatedStream:
                 if self.waiters and isinstance(asked, r.Admit) and self._passes_others():
                     raise refusal(leased, self.machine.entry_of(asked))
                 return self.machine.run(asked, now)
-            except NotReady:  # settle rows that its sampler has expired, and try again
+            except NotReady:  # settle rows that the sampler has expired, and try again
                 self._settle(now)
                 if leased.changes == changes:
                     raise
@@ -59,8 +59,8 @@ class UnreplicatedStream:
                 self._settle(now)
 
     def add(self, waiting: WaitingRequest) -> None:
-        """As `run`, for a request that may wait. `waiting.done` is called with the result, the error, or `NOTHING`.
-        Raises Backpressure if too many requests wait."""
+        """Execute a request that may wait. `waiting.done` is called once, with the result, the error, or `NOTHING` at
+        the deadline. Raises Backpressure if too many requests wait."""
         now = self.clock()
         self.waiters.add(waiting, now)
         self._settle(now)
@@ -116,7 +116,7 @@ class UnreplicatedStream:
         return any(getattr(sampler, "judges_age", False) for sampler in samplers)
 
     def end(self) -> None:
-        """Drop the stream. Waiting requests are refused."""
+        """Drop the stream. Waiting requests get Closed."""
         for waiting in self.waiters.drain():
             waiting.done(Closed(f"the stream {self.machine.name!r} was dropped"))
         self.machine.run(r.Clear(), self.clock())

@@ -36,8 +36,7 @@ _MAX_ABANDONED = 1 << 16  # the most abandoned requests whose answers are still 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Question:
-    """A request without an answer yet. `late` is called with the answer if the caller was cancelled or has timed
-    out."""
+    """A request without an answer yet. `late`: see `Late`."""
 
     node: str
     future: asyncio.Future[Any]

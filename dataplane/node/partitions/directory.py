@@ -224,10 +224,9 @@ class Directory:
         return record.losing(rows)
 
     async def exists(self, partition: str) -> bool | None:
-        """Whether this partition exists, according to the coordinator. None if the coordinator knows nothing of the
-        partition, for example after it lost its data. Without a record that names it, as during a restore, a partition
-        exists until it is deleted or every replica has died. The record is watched from then on. Raises as
-        `Records.read`."""
+        """Whether this partition exists, by the coordinator. None if the coordinator has no value for it, for example
+        after it lost its data. A partition that no record names, as during a restore, exists until it is deleted or
+        every replica has died. The record is watched from then on. Raises as `Records.read`."""
         record = await self.records.read(name_of(partition))
         if record is not None and record.generation == generation_of(partition):
             return record.key == partition

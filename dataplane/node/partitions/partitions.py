@@ -94,8 +94,8 @@ class ClientDepartures:
     delivered to others at once, not only when the leases expire.
 
     A client is called NODE/LIFE/NUMBER: its node, the incarnation of the node, and its number there. An incarnation
-    counts as ended when its process is known to have ended, when its node is gone, or when its node was seen with
-    another incarnation afterwards. `_REPLACED_S` is about incarnations that were never seen.
+    counts as ended when its process has ended, its node is gone, or its node was seen with a later one. For
+    incarnations that were never seen see `_REPLACED_S`.
 
     `run` removes the clients of ended processes at intervals, until cancelled.
     """

@@ -21,8 +21,7 @@ EPOCHS = 1 << 18
 that the numbers of grants stay unique."""
 
 DURABLE = ".durable"
-"""Suffix of the keys of durable partitions. It is part of the key because a node that is asked to host a replica knows
-only the key."""
+"""Suffix of the keys of durable partitions. A node that is asked to host a replica knows only the key."""
 
 
 class LostPartition(msgspec.Struct, frozen=True, array_like=True):

@@ -92,8 +92,7 @@ class Recruiter:
 
     async def ask(self, node: str, partition: str) -> int:
         """Make another node create a replica, if it has none. Returns the incarnation of the replica. Raises
-        PeerUnavailable, Corrupt, Misuse if a durable replica needs a data directory there, and Backpressure or
-        DirectoryUnusable if the disk there is full or fails."""
+        PeerUnavailable, and the errors of `Replicas.host` there."""
         incarnation: int = await self._channel.ask(node, lambda number: m.HostReplica(number, partition), _ASK_S)
         return incarnation
 

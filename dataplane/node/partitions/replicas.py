@@ -126,8 +126,8 @@ class Replicas:
 
     async def host(self, partition: str) -> HostedReplica:
         """Return the replica of a partition on this node. If there is none, open its durable log, or create it with an
-        empty log. Raises Misuse if the partition is durable and this node has no data directory; Corrupt, Backpressure,
-        DirectoryUnusable."""
+        empty log. Raises Misuse for a durable partition if this node has no data directory; Corrupt; Backpressure or
+        DirectoryUnusable if the disk is full or fails."""
         async with self._opening if is_durable(partition) else nullcontext():
             hosted = self._hosted.get(partition)
             if hosted is None:

@@ -76,8 +76,8 @@ class Router:
         the leader, and for how long. After a failover, or when the leader stops answering, the request waits at the
         next leader. `late` is called with each answer that arrives too late to be returned. `patient`: repeat a request
         without a queue until the deadline while a limit of the partition refuses it. Raises the error with which the
-        partition refuses, such as Backpressure; Lost if certainly no replica is left; without an answer PeerUnavailable
-        or, if it may have been executed, OutcomeUnknown."""
+        partition refuses; Lost if certainly no replica is left; without an answer PeerUnavailable or, if the request
+        may have been executed, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable("no leader was found")
         pause_s = _SHORT_S

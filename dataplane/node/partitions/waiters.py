@@ -31,8 +31,8 @@ NOTHING = b""
 @dataclass(slots=True, eq=False)
 class WaitingRequest:
     """A request of a node that may wait until the monotonic time `until_s`. `done(outcome)` is called once.
-    `withdrawn`: the request waits no longer, because its caller gave up or its deadline has passed. `in_vain`: the
-    `version` of the state machine at which the request was last not served."""
+    `withdrawn`: its caller gave up, or its deadline has passed. `in_vain`: the `version` of the state machine at which
+    the request was last not served."""
 
     queue: str
     request: Any

@@ -1,7 +1,7 @@
 """The deliveries of one client: its `consume` calls, and the candidates for samplers that run in the client.
 
-Invariants: rows that were granted but cannot be sent to the client are given back; the lease of a delivery begins when
-the client can receive it.
+Invariants: leased rows that cannot be sent to the client are given back. The lease of a delivery begins when the client
+can receive the rows.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _Member = tuple[bytes, str, str, int | None]
 
 @dataclass(slots=True)
 class _LastGrant:
-    """The last grant that a replica received. The requests of a replica run one at a time: each says which grant was
-    received last, so that a grant whose answer was lost is sent again."""
+    """The last grant that a replica received. The requests of a replica run one at a time. Each names the grant that
+    was received last, so that a grant whose answer was lost is sent again."""
 
     last: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -56,7 +56,8 @@ class Deliveries:
         self._members: dict[_Member, _LastGrant] = {}
 
     def undelivered(self, request: Any, stream: bytes, given: r.Delivered) -> None:
-        """Give back rows that were granted to a request of a stream and cannot be sent."""
+        """Give back rows that were leased for a request and cannot be sent. A replica of a member asks for them again
+        instead."""
         if given.replica is not None:
             received = self._received(request)
             received.last = min(received.last, given.grant - 1)
@@ -77,7 +78,7 @@ class Deliveries:
             async with asyncio.timeout(deadline.remaining_s) as waiting, received.lock:
                 waiting.reschedule(None)
                 given = await self._take(asked, stream, deadline, received.last)
-                received.last = max(received.last, given.grant)  # one that was given back may come after later ones
+                received.last = max(received.last, given.grant)  # a grant that was given back may follow later ones
                 return rm.StreamAnswer(request.id, stream.token, given)
         except TimeoutError:
             raise not_ready(stream.name, asked.task, deadline) from None
@@ -85,7 +86,7 @@ class Deliveries:
     async def look(
         self, request: rm.AskStream, wanted: r.Look, stream: OpenedStream, deadline: Deadline
     ) -> rm.StreamAnswer:
-        """The candidate rows for a sampler of the client; waits until they have changed. Raises NotReady, Closed,
+        """Return the candidate rows for a sampler of the client, once they have changed. Raises NotReady, Closed,
         Misuse."""
         asked = msgspec.structs.replace(
             wanted,
@@ -151,7 +152,7 @@ class Deliveries:
 
 
 def _check_consume(request: r.Consume, stream: OpenedStream) -> None:
-    """Check what needs no partition. Raises Misuse."""
+    """Validate a request without its partition. Raises Misuse, LimitExceeded."""
     checks.bound("rows of a delivery", rm.MAX_ROWS, request.rows)
     stream.settings.task(request.task)
     if not 1 <= request.min_rows <= request.rows:
@@ -166,7 +167,7 @@ def _check_consume(request: r.Consume, stream: OpenedStream) -> None:
 
 
 def _queue(asked: r.Consume | r.Look) -> str:
-    """The queue of a waiting request: equal requests share one; each replica of a member has its own."""
+    """The queue of a waiting request. Equal requests share one. Each replica of a member has its own."""
     what = asked.task, asked.columns, asked.member, asked.replica
     if isinstance(asked, r.Consume):
         return msgspec.json.encode((*what, asked.rows, asked.min_rows, asked.sampler)).decode()

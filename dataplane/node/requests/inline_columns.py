@@ -1,11 +1,11 @@
 """Requests that contain the bytes of their columns: a put, an append, an extend or a write of a table in one message.
 
 The node stores the bytes as a new shard, to which the rows refer. If there is room in the stream and in memory, the
-request is completed at once. Otherwise the message waits; its bytes count against the bound for waiting requests
+request is completed at once. Otherwise the message waits, and its bytes count against the bound for waiting requests
 (`node.requests.waiting_bytes`).
 
-Invariants: rows are admitted before their columns are stored; a stored shard whose rows were refused is freed, even if
-the client disconnects or cancels in between. A request that has to wait holds neither a permit nor a shard until its
+Invariants: rows are admitted before their columns are stored. A stored shard whose rows were refused is freed, even if
+the client disconnects or cancels in between. A request that has to wait has neither a permit nor a shard until its
 coroutine runs, since it may be refused first.
 """
 
@@ -66,8 +66,8 @@ class InlineRequests:
         self._numbers = itertools.count(1)
 
     def put(self, request: sm.PutShard, deadline: Deadline) -> m.Reply | Waiting:
-        """Store columns. Returns the reply, or a function to call and await for it. Raises as `Store.put`. In all
-        methods, the shards that a request has stored are freed if it raises."""
+        """Store columns. Returns the reply, or a function to call and await for it. Raises as `Store.put`. If a method
+        of this class raises, the shards that the request has stored are freed."""
         _check(request)
         checks.bound("scope", sm.MAX_SCOPE, len(request.scope))
         self._staged.begin(request.scope)
@@ -114,7 +114,7 @@ class InlineRequests:
         return partial(self._append_later, request, columns, admit, deadline) if reply is None else reply
 
     def _append_now(self, request: rm.AppendRows, columns: rm.Inline, versions: Index, ticket: int) -> m.Reply | None:
-        """Append rows that were admitted. If there is no memory, their permit is given back, and None returned."""
+        """Append rows that were admitted. If there is no memory, give back their permit, and return None."""
         shard, reply = None, None
         try:
             shard = self._put_now(columns, "append")

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Ticket(NamedTuple):
-    """A permit to append and the partition that gave it; no partition if no limit applies."""
+    """A permit to append, and the partition that gave it; None if no limit applies."""
 
     stream: OpenedStream
     partition: Any = None
@@ -119,7 +119,8 @@ class Permits:
 
 
 def _check_amount(rows: int, nbytes: int) -> None:
-    """Raises LimitExceeded, ProtocolMismatch for more rows or bytes than an append can have."""
+    """Raise LimitExceeded for more rows than an append can have, ProtocolMismatch for less than one row or negative
+    bytes."""
     checks.bound("rows of an append", rm.MAX_ROWS, rows)
     if rows < 1 or nbytes < 0:
         raise ProtocolMismatch(f"an append of {rows} rows and {nbytes} bytes")

@@ -1,7 +1,8 @@
-"""Streams that one client restores from a checkpoint: a partition is filled, and gets its name once it is complete.
+"""Streams that one client restores from a checkpoint. A partition is filled, and its stream gets a name once all is
+restored.
 
-The partition is replicated from its first row like any other. The record of the stream is written last, so the stream
-cannot be opened before it is complete.
+The partition is replicated from its first row like any other. The record of the stream is written last, so an
+incomplete stream cannot be opened.
 
 Invariant: a stream that has no name yet is dropped when its client ends.
 """

@@ -112,13 +112,13 @@ _MOST = 1 << 16  # shards of a client
 class PendingShards:
     """Shards that a client has put and is about to append to a stream. They are freed if the client ends first.
 
-    Shards outlive the process that put them. Without this, the shards of a process that is killed while its `append` of
-    a reference waits for room would never be freed.
+    Shards outlive the process that put them. Without this class, shards would never be freed if their process is killed
+    while its `append` of a reference waits for room.
 
     Invariant: only shards that the client itself put without a scope, and that no row of a stream needs, are freed
     here.
 
-    The request for a permit to append them lists them. `free(shards)` frees those that this client may free.
+    The request for a permit lists the shards that it is for. `free(shards)` frees those that the client may free.
     """
 
     def __init__(self, free: Callable[[Sequence[int]], None]) -> None:
@@ -129,8 +129,8 @@ class PendingShards:
         return sum(map(len, self._shards.values()))
 
     def begin(self, request: int, shards: list[int]) -> None:
-        """Note shards that are to be appended once the request of this id has got a permit (`stream.admission`).
-        Raises LimitExceeded."""
+        """Note shards that are to be appended once the request with this id has a permit (`stream.admission`). Raises
+        LimitExceeded."""
         if shards:
             asked = len(self) + len(shards)
             if asked > _MOST:

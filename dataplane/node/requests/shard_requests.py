@@ -205,7 +205,7 @@ class ShardRequests:
         )
 
     async def _when_room(self, held: list[Pinned]) -> None:
-        """Wait until the client can receive these. If that fails, release its pins."""
+        """Wait until the client can receive a reply. If that fails, release these pins."""
         try:
             await self._channel.room()
         except BaseException:
@@ -236,7 +236,7 @@ class ShardRequests:
         self._channel.send(reply, descriptors)
 
     def _carried(self, held: Sequence[Pinned]) -> bytes:
-        """The bytes of pinned shards, concatenated, and release a pin of each. If they have more than
+        """Return the concatenated bytes of pinned shards, and release a pin of each. If these are more than
         `sm.MAX_CARRIED` bytes, return no bytes and release nothing."""
         if len(held) > sm.MAX_CARRIED >> 6 or sum([each.extent.size for each in held]) > sm.MAX_CARRIED:
             return b""
@@ -272,8 +272,8 @@ class ShardRequests:
     # Other nodes
 
     def _fetcher(self, node: bytes, why: str) -> Fetcher:
-        """The fetcher of shards. Raises OwnerDied if this node is in no cluster, with the message `why`, in which
-        `node` replaces the braces."""
+        """The fetcher of shards. Raises OwnerDied if this node is in no cluster. `why`: the message, with braces in
+        place of `node`."""
         if self._hosts is None:
             raise OwnerDied(why.format(node.hex()), node=node.hex())
         return self._hosts.fetcher
@@ -294,7 +294,7 @@ class ShardRequests:
         parts: Sequence[sm.RowParts] = (),
         chunks: Sequence[sm.ChunkPart] = (),
     ) -> list[int]:
-        """Fetch shards of other nodes, or these `parts` or `chunks`. Returns the numbers of the local copies."""
+        """Fetch shards of other nodes, or only their `parts` or `chunks`. Returns the numbers of the local copies."""
         own = f"this is node {self._node.hex()}; either it was stopped, or it is another host's, and this node is alone"
         fetcher = self._fetcher(shards[0][0] if shards else b"", f"the shards were put on node {{}}, and {own}")
         try:
@@ -353,7 +353,8 @@ class ShardRequests:
 
 
 class Grants:
-    """The segments whose descriptors a client has: each once for each right, read, or write as its owner."""
+    """The segments whose descriptors a client has. Each descriptor is sent at most once for reading, and once for
+    writing."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -361,7 +362,7 @@ class Grants:
         self._closed = arena.closed
 
     def new(self, segments: Iterable[int], *, writable: bool) -> tuple[list[m.SegmentGrant], list[int]]:
-        """Grants for the segments that the client does not have yet, and their descriptors. The arena keeps these
+        """Grants for the segments that the client does not have yet, and their descriptors, which the arena keeps
         open."""
         grants, descriptors = [], []
         for number in segments:

@@ -2,9 +2,8 @@
 
 Invariants: columns are retained before the partition is asked to take them, and released only if it is known that the
 partition did not take them. An append with an unknown outcome raises OutcomeUnknown, and is repeated in the background
-under its sequence until the outcome is known. When a client ends, its staged columns, permits and leases end too. Rows
-that were granted but cannot be sent to the client are given back; the lease of a delivery begins when the client can
-receive it.
+under its sequence until the outcome is known. When a client ends, its staged columns, permits and leases end too.
+`deliveries` says what becomes of rows that cannot be sent.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class StreamClient:
         self._service.forget(self._session.client)
 
     def undo(self, request: Any, reply: m.Reply) -> None:
-        """Give back what a reply that cannot be sent has granted."""
+        """Give back the lease, snapshot, report or permit in a reply that cannot be sent."""
         match reply:
             case rm.StreamAnswer(stream=stream, result=r.Delivered() as given):
                 self._deliveries.undelivered(request, stream, given)
@@ -138,7 +137,7 @@ class StreamClient:
         return self._soon(partial(self._answer, request, stream, deadline))
 
     def _forward(self, request: rm.AskStream, stream: OpenedStream, deadline: Deadline) -> m.Reply | Waiting:
-        """As `answer`, for a request to the partition."""
+        """The reply to a request to the partition, or a function to call and await for it."""
         match request.asked:
             case r.Consume() as asked:
                 return partial(self._deliveries.consume, request, asked, stream, deadline)
@@ -237,9 +236,8 @@ class StreamClient:
     async def append_staged(
         self, request: rm.AppendRows, ref: BatchRef, scope: str, number: int, deadline: Deadline
     ) -> rm.RowsAppended:
-        """Append rows with the columns `ref`, staged under `scope` if that is not empty, by the permit with this
-        number. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied, PeerUnavailable,
-        OutcomeUnknown."""
+        """Append rows with the columns `ref`, staged under `scope` if that is not empty. `number`: the permit. Raises
+        LeaseExpired, Misuse, SchemaMismatch, LimitExceeded, Closed, OwnerDied, PeerUnavailable, OutcomeUnknown."""
         stream = self._service.find(request.stream)
         ticket = self.permits.use(number, stream)
         try:
@@ -256,9 +254,9 @@ class StreamClient:
     def append_stored(
         self, request: rm.AppendRows, versions: checks.Index, ref: BatchRef, shard: int, nbytes: int, number: int
     ) -> rm.RowsAppended:
-        """Append rows to a stream of a node outside a cluster. The columns of the rows are all of `shard`, which was
-        just stored and has `nbytes` bytes of values. If the rows are refused or not new, no need of the shard is added.
-        `number`: the permit of the rows. Raises as `append_staged`."""
+        """Append rows to a stream of a node outside a cluster. `ref`: all of `shard`, which was just stored and has
+        `nbytes` bytes of values. If the rows are refused or not new, no need of the shard is added. `number`: the
+        permit of the rows. Raises as `append_staged`."""
         assert self._local is not None, "it is of this node"
         stream = self._local.find(request.stream)
         ticket = self.permits.use(number, stream)
@@ -271,7 +269,8 @@ class StreamClient:
         return rm.RowsAppended(request.id, reply.first, reply.new)
 
     def extend_stored(self, request: rm.ExtendRows, ref: BatchRef) -> bool:
-        """As `append_stored`, for an extend. Returns whether the columns are new. Raises as `_extend`."""
+        """Add columns to rows, on a node outside a cluster. `ref`: all of a shard that was just stored. Returns whether
+        the columns are new. Raises as `_extend`."""
         stream = self._service.find(request.stream)
         if request.piece is not None:
             return at_once(self._extend_row(request, ref, request.piece, stream))
@@ -281,8 +280,8 @@ class StreamClient:
     async def _append_to(
         self, stream: OpenedStream, partition: Any, asked: r.Append, ticket: Ticket, until: Deadline
     ) -> r.AppendResult:
-        """Append to a partition. If the permit is one of an earlier leader, request another one first. A permit that
-        the append has not used is given back once that is known."""
+        """Append to a partition. If a limit refuses the append, since an earlier leader gave the permit, request
+        another permit and repeat. A permit that the append has not used is given back once that is known."""
 
         def ended(claim: ColumnClaim, permit: Ticket, outcome: Outcome) -> None:
             happened((claim,), outcome)
@@ -308,7 +307,7 @@ class StreamClient:
             ticket = await self.permits.let_in(stream, partition, wanted, waiting)
 
     async def extend_staged(self, request: rm.ExtendRows, ref: BatchRef, scope: str) -> m.Done:
-        """As `append_staged`, for an extend. Raises as `_extend`."""
+        """Add the columns `ref` to rows, staged under `scope` if that is not empty. Raises as `_extend`."""
         stream, again = self._service.find(request.stream), False
         if request.piece is None:
             await self._extend(request, ref, stream)

@@ -27,7 +27,7 @@ SHARE = 256 << 10
 """Bytes of requests that each client may always have waiting, independent of the others."""
 
 REQUEST = 4096
-"""Bytes that a waiting request is assumed to take besides its message: its task and the objects of that."""
+"""Bytes that a waiting request is assumed to take besides its message, mostly for its task."""
 
 SMALL = 512
 """The size of a message up to which its values are counted as part of `REQUEST`."""
@@ -52,7 +52,7 @@ class WaitingBytes:
         """The bytes of all clients."""
 
     def client(self) -> ClientUsage:
-        """The usage of a new client, which is empty."""
+        """An empty usage, for a new client."""
         return ClientUsage(self)
 
 
@@ -64,7 +64,8 @@ class ClientUsage:
         self.nbytes = 0
 
     def take(self, nbytes: int, most: int = MAX_WAITING_BYTES) -> None:
-        """Add `nbytes` to the client's usage. Raises LimitExceeded if it would be more than `most`."""
+        """Add `nbytes` to the client's usage. Raises LimitExceeded if the usage would be more than `SHARE`, and more
+        than `most` or beyond the bound of all clients."""
         waits, own = self._waits, self.nbytes + nbytes
         if own > waits.share:
             _bound("bytes of requests that wait", most, own)

@@ -24,7 +24,7 @@ _MAX_LENGTH = 1 << 40  # the most items of a row: the sum of 65,536 lengths fits
 
 
 def bound(what: str, limit: int, asked: int) -> None:
-    """Raises LimitExceeded if `asked` is more than the limit."""
+    """Raise LimitExceeded if `asked` is more than the limit."""
     if asked > limit:
         raise LimitExceeded(f"{asked} is more than {limit}: {what}", what=what, asked=asked, limit=limit)
 

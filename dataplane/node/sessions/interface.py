@@ -81,10 +81,10 @@ class StreamSession(Protocol):
         settled: Callable[[Outcome], None] | None = None,
         late: Callable[[R], None] | None = None,
     ) -> R:
-        """The answer of the partition. `waits` returns the queue of a request that may wait until its deadline.
+        """Return the answer of the partition. `waits` returns the queue of a request that may wait until its deadline.
         `settled`, for a request that changes rows, is called once with the outcome. `late`, for other requests, is
-        called with each answer that arrived too late to be returned. Raises the error with which the partition
-        refuses; at the deadline NotReady or, for an append, Backpressure."""
+        called with each answer that arrived too late to be returned. Raises the error with which the partition refuses;
+        at the deadline NotReady or, for an append, Backpressure."""
 
     async def ack(self, partition: Any, grant: int, replica: int | None) -> None:
         """Acknowledge the rows of a grant. Raises LeaseExpired."""
@@ -99,7 +99,7 @@ class StreamSession(Protocol):
         """Give back rows of a grant that the client never saw."""
 
     def leave(self) -> None:
-        """Release the leases of a client that has ended: its rows are delivered to others."""
+        """Release the leases of a client that has ended, so that its rows are delivered to others."""
 
 
 class ColumnClaim(Protocol):
@@ -135,7 +135,8 @@ class StreamService(Protocol):
         """Forget a client that has gone."""
 
     async def open(self, name: str, settings: StreamSettings | None) -> OpenedStream:
-        """The stream with this name; created if there is none and settings are given. Raises Misuse, LimitExceeded."""
+        """Return the stream with this name; create it if there is none and settings are given. Raises Misuse,
+        LimitExceeded."""
 
     def find(self, token: bytes) -> OpenedStream:
         """The stream with this token. Raises Closed."""
@@ -144,20 +145,20 @@ class StreamService(Protocol):
         """The stream with this token, or None."""
 
     def on(self, stream: Any, work: Callable[[Any], Awaitable[T]]) -> Awaitable[T]:
-        """Do `work` with the partition of the stream or, if that is lost, with its successor. Raises Closed, and the
-        errors of `work`."""
+        """Return the result of `work` with the partition of the stream or, if that is lost, with its successor. Raises
+        Closed, and the errors of `work`."""
 
     async def drop(self, stream: Any) -> None:
         """Drop the stream."""
 
     async def take_lost(self, request: rm.TakeLostRows, stream: Any, session: Any) -> rm.LostRowsTaken:
-        """Lost rows, each reported once."""
+        """Return lost rows, each once."""
 
     def report_again(self, reply: rm.LostRowsTaken) -> None:
         """Report these rows again, since the reply cannot be sent."""
 
     def figures(self, after: str | None = None, most: int = ...) -> dict[str, Any]:
-        """Statistics of at most `most` streams, those whose names come after `after`."""
+        """Statistics by name of the first `most` streams after the name `after`."""
 
     async def claim(
         self,
@@ -168,10 +169,11 @@ class StreamService(Protocol):
         *,
         rows: int = 0,
     ) -> ColumnClaim:
-        """Retain columns for a partition. Raises Freed, Corrupt, LimitExceeded, OwnerDied, PeerUnavailable."""
+        """Retain columns for a partition; see `ColumnHolders.claim`."""
 
     async def prepare(self, name: str, settings: StreamSettings, mark: str) -> RestoringStream:
-        """A stream to be restored. Raises Misuse if its name is taken, LimitExceeded, PeerUnavailable."""
+        """Create a stream to be restored, without a name yet. Raises Misuse if the name is taken, LimitExceeded,
+        PeerUnavailable."""
 
     async def publish(self, restored: Any) -> None:
         """Give a restored stream its name. Raises Misuse if it was taken meanwhile."""
@@ -181,7 +183,8 @@ class StreamService(Protocol):
 
 
 def happened(claims: Sequence[ColumnClaim], outcome: Outcome) -> None:
-    """End the claims of an append or extend by its outcome: as taken, or by a release if it was refused."""
+    """End the claims of an append or extend by its outcome: by a release if it was refused or repeated, else as
+    taken."""
     refused = isinstance(outcome, DataplaneError) or (isinstance(outcome, r.AppendResult) and not outcome.new)
     for claim in claims:
         (claim.release if refused else claim.taken)()

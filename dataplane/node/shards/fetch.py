@@ -1,7 +1,7 @@
 """Shards of other hosts as local shards: described at the first request, fetched when they are read.
 
 A fetched shard is a copy. The store keeps it like a shard that is also on disk: it is fetched once for many readers,
-counts in the same budget, and its memory is the first to be reclaimed; a later read fetches it again. A copy in memory
+counts in the same budget, and its memory is the first to be reclaimed. A later read fetches it again. A copy in memory
 outlives its owner.
 
 Invariants: a copy's contents are validated like everything that a client writes. A copy never has another shard's
@@ -33,7 +33,7 @@ from dataplane.wire.peer import Peers
 from dataplane.wire.shard_messages import Selection
 
 MAX_COPIES = 1 << 16
-"""Shards of other nodes that are remembered; those that were requested longest ago are forgotten."""
+"""The most copies that are remembered. Those that were requested longest ago are forgotten."""
 
 _CONTROL_S = 4.0  # less than clients wait for this node, so that the error names the node that is silent
 
@@ -69,9 +69,9 @@ class Fetcher:
         return len(self._copies)
 
     async def find(self, wanted: Sequence[tuple[bytes, int, Sequence[Want]]], deadline: Deadline) -> list[int]:
-        """The local numbers of shards of other nodes. `wanted`: for each its node, its number there, and the parts to
-        be read. When this returns, these parts are here, or the next pin fetches them. Raises OwnerDied, Freed,
-        PeerUnavailable, Backpressure, Misuse for columns or rows that a shard does not have."""
+        """Return the local numbers of shards of other nodes. `wanted`: for each its node, its number there, and the
+        parts to be read. When this returns, these parts are here, or the next pin fetches them. Raises OwnerDied,
+        Freed, PeerUnavailable, Backpressure, Misuse for columns or rows that a shard does not have."""
         keys = [(owner, shard) for owner, shard, _ in wanted]
         unknown: defaultdict[bytes, dict[int, None]] = defaultdict(dict)
         for owner, shard, wants in wanted:
@@ -88,15 +88,15 @@ class Fetcher:
         copy = self._copies.get(key)
         if copy is None or not self._store.shards.clear_error(copy):
             return False
-        self._copies[key] = self._copies.pop(key)  # it is forgotten after all that were not asked for since
+        self._copies[key] = self._copies.pop(key)  # now the last to be forgotten
         remote = self._remotes[copy]
         return remote.source in self._membership.members or (
             self._store.shards.find(copy).coming and remote.covers(wants)
         )
 
     async def _ready(self, key: ShardKey, wants: Sequence[Want], deadline: Deadline) -> int:
-        """The local number of a shard that was known or described just now; it is described again if it was freed or
-        forgotten meanwhile. If it is in memory without the wanted parts, fetch them first."""
+        """Return the local number of a shard that was known or described just now. Describe the shard again if it was
+        freed or forgotten meanwhile. If it is in memory without the wanted parts, fetch them first."""
         replica = self.replicas.here(key)
         if replica is not None:
             return replica
@@ -175,8 +175,8 @@ class Fetcher:
         return reply.shards
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
-        """Free parts of the owner's shards, and of their local copies; parts that went with the owner are ignored.
-        Raises OutcomeUnknown if the owner does not answer, ProtocolMismatch for invalid parts."""
+        """Free parts of the owner's shards, of their local copies and, if the owner is gone, of their replicas. Raises
+        OutcomeUnknown if the owner does not answer, ProtocolMismatch for invalid parts."""
         member = self._membership.members.get(owner)
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
@@ -209,8 +209,8 @@ class Fetcher:
                 self.forget((owner, shard))
 
     async def retain(self, owner: bytes, shards: list[tuple[int, Selection]]) -> list[int]:
-        """Have the owner make links to parts of its shards. Returns their numbers. Raises OwnerDied,
-        PeerUnavailable, and as `Store.retain`. Links whose numbers arrive after that, or after a cancellation, are
+        """Have the owner make links to parts of its shards. Returns the numbers of the links. Raises OwnerDied,
+        PeerUnavailable, Freed, Corrupt, LimitExceeded. Links whose numbers arrive after an error or a cancellation are
         freed."""
         member = member_of(self._membership, owner)
         request = pm.RetainParts(self._peers.next_id(), shards)
@@ -224,7 +224,7 @@ class Fetcher:
         return linked.links
 
     def patch(self, number: int, patch: Patch) -> Callable[[], None]:
-        """Until the returned function is called, a read of the copy with this number makes it by `patch`."""
+        """Let a read of the copy with this number make the copy by `patch`, until the returned function is called."""
         remote = self._remotes.get(number)
         if remote is None:  # a replica, or forgotten meanwhile
             return lambda: None
@@ -237,7 +237,7 @@ class Fetcher:
         return undo
 
     def forget(self, key: ShardKey) -> None:
-        """Forget the copy of another node's shard, if there is one: no local client is expected to need it soon."""
+        """Forget the copy of another node's shard, if there is one, and free its memory."""
         number = self._copies.pop(key, None)
         if number is not None:
             del self._remotes[number]

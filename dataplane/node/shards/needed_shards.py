@@ -1,8 +1,8 @@
 """The shards of a node that rows of streams and tables need.
 
-Rows own the columns of their appends and extends: these are freed when no row needs them any more. Each append or
-extend counts as one *need* of each shard that it refers to. If rows that one stream delivers are appended to another,
-or to the same, the stored columns have two needs, and are freed with the last.
+Rows own the columns of their appends and extends. Columns are freed when no row needs them any more. Each append or
+extend counts as one *need* of each shard that it refers to. If delivered rows are appended to another stream, or to the
+same, the stored columns have two needs, and are freed with the last.
 
 Invariants: a part of a shard that a row needs exists; a part that no row needs is freed at once.
 """
@@ -51,8 +51,8 @@ class NeededShards:
             self._note(key, [(tuple(columns), rows)])
 
     def _note(self, key: ShardKey, parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> None:
-        """Let these parts of a shard be freed with its last need. A part may be given repeatedly, for example if rows
-        are appended again before they are acked."""
+        """Note parts of a shard to be freed with its last need. A part may be noted repeatedly, for example if rows are
+        appended again before they are acked."""
         spent = self._spent[key]
         spent.extend(parts)
         if len(spent) > _MANY:
@@ -65,7 +65,8 @@ class NeededShards:
             shard.owner = owner
 
     def free_replica(self, key: ShardKey, columns: tuple[int, ...], rows: RowIndices | None) -> None:
-        """Free a part of a replica, or all of it (None), that its owner freed: now, or with the last need."""
+        """Free a part of a replica that its owner has freed, now or with the last need. `rows`: None for all of the
+        replica."""
         number = self.replica(key)
         if number is None:
             return
@@ -97,8 +98,8 @@ class NeededShards:
         self._free([key for key in shards.values() if not self._needed[key]])
 
     def keep(self, ref: BatchRef, owner: str) -> None:
-        """Add a need of each shard of `ref`, for rows of an unreplicated stream or table, `owner`. Raises Freed,
-        Corrupt; OwnerDied if another node stored one."""
+        """Add a need of each shard of `ref`, for rows of `owner`, an unreplicated stream or table. Raises Freed,
+        Corrupt, LimitExceeded; OwnerDied for a shard of another node."""
         _check_bytes(ref.stored_nbytes)
         for (node, shard), selected in locations.footprint(ref).items():
             if node != self._node:
@@ -113,8 +114,8 @@ class NeededShards:
             self._attribute(shard, owner)
 
     def need(self, ref: BatchRef, owner: str) -> tuple[ShardKey, ...]:
-        """Add a need of each local shard of `ref`, for rows of a partition, wherever it is led. `owner`: its stream
-        or table. Returns the keys of those shards. Raises Freed, Corrupt, LimitExceeded."""
+        """Add a need of each local shard of `ref`, for rows of a partition. `owner`: the stream or table. Returns the
+        keys of the local shards. Raises Freed, Corrupt, LimitExceeded."""
         _check_bytes(ref.stored_nbytes)
         found = []
         for key, selected in locations.footprint(ref).items():
@@ -128,28 +129,28 @@ class NeededShards:
         return tuple(found)
 
     def unneed(self, shards: Iterable[ShardKey]) -> None:
-        """Subtract a need from each shard. If it was the last, free the parts that were freed meanwhile."""
+        """Subtract a need from each shard. With the last need, free the noted parts of the shard."""
         shards = tuple(shards)
         self._needed.subtract(shards)
         self._free(shards)
 
     def done(self, ref: BatchRef, shards: Iterable[ShardKey]) -> None:
-        """Subtract a need from each of these shards of `ref`, and free its parts that `ref` names with the last need.
-        The rows of the partition no longer need them."""
+        """Subtract a need from each of these shards of `ref`, whose rows no longer need them. Parts that `ref` names
+        are freed with the last need."""
         shards = tuple(shards)
         self._spend(ref, shards)
         self.unneed(shards)
 
     def _spend(self, ref: BatchRef, shards: Iterable[ShardKey]) -> None:
-        """Let the parts of these shards that `ref` names be freed with the last need."""
+        """Note the parts of these shards that `ref` names, to be freed with the last need."""
         footprint = locations.footprint(ref)
         for key in shards:
             if self.number(key) is not None:
                 self._note(key, footprint[key])
 
     def thin(self, ref: BatchRef) -> None:
-        """Free cells that no row of a table needs, each stored by itself: now if their shard has no other need, else
-        with the last."""
+        """Free cells that no row of a table needs and that share no storage: now if their shard has one need, else with
+        the last."""
         for key, selected in locations.footprint(ref).items():
             number = self.number(key)
             if number is not None and self._needed[key] > 1:
@@ -159,7 +160,8 @@ class NeededShards:
                     self._store.free_part(number, columns, rows, punch=True)
 
     def keep_stored(self, shard: int, nbytes: int, owner: str) -> None:
-        """As `keep`, for a whole shard with `nbytes` bytes of values that was stored here just now."""
+        """Add a need of a whole shard with `nbytes` bytes of values, just stored here, for rows of `owner`. Raises
+        LimitExceeded."""
         _check_bytes(nbytes)
         self._needed[self._node, shard] += 1
         self._attribute(shard, owner)
@@ -169,7 +171,7 @@ class NeededShards:
         self._needed.update(ref.shards())
 
     def forget(self, ref: BatchRef) -> None:
-        """Subtract a need of each shard of `ref`, as `unneed`."""
+        """Subtract a need from each shard of `ref`; see `unneed`."""
         self.unneed(ref.shards())
 
     def free(self, ref: BatchRef) -> None:
@@ -221,7 +223,7 @@ class NeededShards:
         return key[1] if key[0] == self._node else self.replica(key)
 
     def free_scope(self, scope: str) -> None:
-        """Free the shards under a scope: now, or with the last need if rows need them."""
+        """Free the shards under a scope, now or, if rows need them, with the last need."""
         for number in self._store.shards.under(scope):
             key = (self._node, number)
             if self._needed[key] > 0:
@@ -232,7 +234,7 @@ class NeededShards:
         self._store.free(self._store.shards.under(scope))
 
     def free_unhanded(self, numbers: Iterable[int], holder: str) -> None:
-        """Free the shards among these that the holder put under no scope and that no row needs."""
+        """Free those of these shards that the holder put under no scope and that no row needs."""
         own = [number for number in numbers if self._needed[self._node, number] <= 0]
         self._store.free(number for number in own if self._store.owners.put_by(number) == (holder, ""))
 

@@ -1,9 +1,9 @@
-"""Offers of shards to other nodes: each holds a shard for one reader, who reads it by a ticket.
+"""Offers of shards to other nodes. An offer keeps a shard for one reader, which reads the shard by a ticket.
 
-Invariants: an offered shard stays as it is until it was read, the offer expired, or the reader is no longer a member:
-it is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` exist at a time; further
-requests, of which each node sends few at a time (`reading`), wait in order, and after a long wait the reader is told to
-ask again.
+Invariants: a shard that is offered here stays as it is until it was read, the offer expired, or the reader is no longer
+a member. It is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` such offers exist at
+a time. Further requests, of which each node sends few at a time (`reading`), wait in order. After a long wait they are
+refused with Backpressure, and repeated.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ READERS = 1
 SHARED = 1 << 20
 """Bytes of the smallest shard whose readers are sent to copies."""
 
-_MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # that are remembered; the oldest are forgotten
-_WAIT = 0.8  # part of the reader's timeout after which it is told to ask again
+_MOST_SHARDS, _MOST_HOLDERS = 4096, 64  # the most remembered, and holders of each; the oldest are forgotten
+_WAIT = 0.8  # part of the reader's timeout after which the request is refused
 _LONGEST_S = 3600.0
 _SLOW_S, _SLOWEST_S, _SLOW_RATE = 1.0, 15.0, 10e6  # the least and the most seconds of a slow read; bytes/s in between
 
@@ -53,7 +53,7 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """`undo` releases its pin or file. `own`: whether it is this node's own shard, not a copy. `here`: whether the
+    """`undo` releases the pin or file. `own`: whether the shard is this node's own, not a copy. `here`: whether the
     shard is read here, not at a third node."""
 
     reader: _Reader
@@ -72,7 +72,7 @@ class Others(Protocol):
         """Whether this is a member."""
 
     def copy(self, owner: bytes, shard: int) -> int | None:
-        """The local number of a shard that is here as a whole, or None."""
+        """The local number of a copy that is in memory as a whole, or None."""
 
 
 class Offers:
@@ -93,8 +93,8 @@ class Offers:
         return len(self._offers)
 
     async def offer(self, request: pm.Offer) -> pm.Offered:
-        """Permit another node to read a shard, here or at a third node. Raises Freed, Corrupt, ProtocolMismatch,
-        Backpressure; PeerUnavailable for a copy that is not here."""
+        """Permit another node to read a shard. Returns the ticket, and the third node if the shard is to be read there.
+        Raises Freed, Corrupt, ProtocolMismatch, Backpressure; PeerUnavailable for a copy that is not here."""
         if not request.timeout_s >= 0:  # NaN too
             raise ProtocolMismatch(f"a timeout is seconds, not {request.timeout_s}")
         transport = next((t for t in self._transports if t.name == request.transport), None)
@@ -155,7 +155,8 @@ class Offers:
     async def _offer_file(
         self, transport: Transport, request: pm.Offer, shard: int, undo: AsyncExitStack
     ) -> pm.Offered | None:
-        """Offer a shard on disk to a reader that checks it. It is sent from the file and takes no memory."""
+        """Offer a shard that is only on disk to a reader that verifies checksums. The shard is sent from its file, and
+        takes no memory. Returns None if the shard cannot be offered so."""
         found = self._store.shards.find(shard)
         if not request.checks or not isinstance(transport, SendsFiles):
             return None
@@ -188,7 +189,7 @@ class Offers:
         return pm.Offered(request.id, ticket)
 
     def withdraw(self, request: pm.Withdraw) -> None:
-        """End an offer: its reader has finished. A ticket that was not given to that reader is ignored."""
+        """End an offer, since its reader has finished. A ticket of another reader is ignored."""
         offer = self._offers.get(request.ticket)
         if offer is not None and offer.reader.node == request.node:
             if offer.here:
@@ -221,9 +222,10 @@ class Sources:
     If many hosts want one shard, each place serves few readers at a time. The others wait until further hosts have read
     the shard, and read it there. The number of places doubles with each round.
 
-    Invariants: a reader waits a bounded time; if no read ends for as long as a slow read takes, it is sent to the place
-    with the fewest readers. A node is named as a place only while it is a member, and not again after a reader found no
-    copy there. A copy only provides bytes: this node, asked first, decides whether a shard exists and what was freed.
+    Invariants: a reader waits a bounded time. If no read ends for as long as a slow read takes, the reader is sent to
+    the place with the fewest readers. A node is named as a place only while it is a member, and not again after a
+    reader found no copy there. A copy only provides bytes. This node is asked first, and decides whether a shard exists
+    and what was freed.
 
     Rejected: all hosts read here at once (the sixth waits as long as six reads take); hosts forward pieces as they
     arrive (perhaps faster, but each host of the chain may stall or die in the middle).
@@ -238,8 +240,9 @@ class Sources:
     async def choose(
         self, shard: int, reader: bytes, avoid: Collection[bytes], patience_s: float, deadline: Deadline
     ) -> bytes:
-        """Choose the node at which a reader reads the shard. The read counts until `ended`. Waits until a place has
-        few readers; if no read ends for `patience_s`, or at the deadline, returns the place with the fewest."""
+        """Choose the node at which a reader reads the shard, and count the read until `ended`. `avoid`: nodes that have
+        no copy. Waits until a place has few readers. If no read ends for `patience_s`, or at the deadline, returns the
+        place with the fewest."""
         idle = False
         for node in avoid:
             self._holders.get(shard, {}).pop(node, None)

@@ -1,11 +1,11 @@
 """Shards of other nodes that are made here, from a local shard and its changes.
 
-A request names for a shard the steps that lead to it: a base shard, the delta (`weights.deltas`) that turns the base
-into the shard, then the same for the base, and so on. If a base is in memory here as a whole, the deltas from there on
-are fetched, like any shard, before memory is reserved for the result.
+A request names the steps that lead to a shard: a base shard, the delta (`weights.deltas`) that turns the base into the
+shard, then the same for the base, and so on. If a base is in memory here as a whole, the deltas that follow it are
+fetched like any shard, before memory is reserved for the result.
 
-Invariants: if this fails for any reason, the shard is fetched as if no steps had been given. The result has the
-bytes of the owner's shard, by the checksums of the delta.
+Invariants: if a step fails for any reason, the shard is fetched as if no steps had been given. By the checksums of the
+deltas, the result has the bytes of the owner's shard.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class Patching:
 
     @asynccontextmanager
     async def ready(self, wanted: Sequence[tuple[int, Sequence[Step]]], deadline: Deadline) -> AsyncIterator[None]:
-        """A context in which copies, by local number, are made from local shards where that is possible."""
+        """A context in which copies are made from local shards where possible. `wanted`: for each the local number and
+        the steps."""
         chosen = {number: found for number, steps in wanted if steps and (found := self._found(number, steps))}
         keys = list(dict.fromkeys(key for _, needed in chosen.values() for key in needed))
         async with AsyncExitStack() as undo:
@@ -71,7 +72,8 @@ class Patching:
             yield
 
     def _found(self, number: int, steps: Sequence[Step]) -> tuple[int, list[ShardKey]] | None:
-        """A local base of the copy, and the keys of the deltas from there; None if no base is here."""
+        """A local base of the copy, and the keys of the deltas that follow it. None if no base is here, or the copy
+        needs none."""
         if self._store.shards.find(number).coming:
             return None
         needed: list[ShardKey] = []
@@ -89,7 +91,7 @@ class Patching:
             self._fetcher.forget(key)
 
     async def _patch(self, base: int, needed: Sequence[Pinned], layout: bytes, memory: memoryview) -> bool:
-        """Make a shard of this layout in `memory`. Returns whether it equals the owner's."""
+        """Make a shard of this layout in `memory`. Returns whether the shard was made."""
         held: Sequence[Pinned] | None = None
         with suppress(DataplaneError):  # it was freed or forgotten meanwhile
             held = self._store.pin_now(self, [base])
@@ -132,7 +134,7 @@ def _make(target: Shard, old: Shard, changes: Sequence[Shard]) -> None:
 
 
 def _place(shard: Shard) -> tuple[int, int]:
-    """The place of the values of the shard's only column, which is ragged. Raises Corrupt."""
+    """The offset and size of the values of the shard's only column, which is ragged. Raises Corrupt."""
     memory, encoded = shard
     layout = check_layout(encoded, len(memory)).layout
     if len(layout.columns) != 1 or layout.columns[0][1].field != FIELD:

@@ -1,8 +1,9 @@
-"""Reads shards of other nodes: at their owner or a copy that it names, by the best transport that works.
+"""Reads shards of other nodes, at the owner or a copy that the owner names, by the best transport that works.
 
-Invariants: at most `_FROM_ONE` reads from one node run at a time, so that a thousand shards come one after the
-other. A read ends with OwnerDied when its owner is no longer a member; a read of a copy whose holder is gone begins
-again at the owner. Bytes from another node's disk are compared with the checksums of the offer before they are used.
+Invariants: at most `_FROM_ONE` reads from one node run at a time, so that a thousand shards come one after the other.
+When the owner is no longer a member, a read ends with OwnerDied or, if the owner may return, PeerUnavailable. A read of
+a copy whose holder is gone begins again at the owner. Bytes from another node's disk are compared with the checksums of
+the offer before they are used.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _PATIENCE_S, _AGAIN_S = 120.0, 0.1  # for how long an overloaded node is asked a
 
 
 def member_of(membership: Membership, node: bytes) -> Member:
-    """The member. Raises OwnerDied if the node has died, PeerUnavailable if it is away."""
+    """The member. Raises OwnerDied if the node has died, PeerUnavailable if it may return."""
     member = membership.members.get(node)
     if member is None:
         raise absent(membership, node)
@@ -65,8 +66,9 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
 class WantedRanges:
     """Byte ranges of a shard, and the memory to write them to.
 
-    `there`: ranges that the memory has already. `whole`: once `ranges` have been read, it has the whole shard. `fresh`:
-    the memory has no readers yet, so invalid or additional bytes may be written to it, except to the ranges `there`.
+    `there`: ranges that the memory has already. `whole`: whether the memory has the whole shard once `ranges` were
+    read. `fresh`: the memory has no readers yet, so invalid or additional bytes may be written to it, except to the
+    ranges `there`.
     """
 
     owner: bytes
@@ -84,8 +86,8 @@ class WantedRanges:
 
 class RemoteOperations:
     """Operations that need another node. Each is aborted as soon as that node leaves the cluster or does not answer a
-    ping, even before the connection to it fails. A node is pinged every second while it is needed: if its host becomes
-    unreachable, though the node may be alive, the operations must end soon.
+    ping, even before the connection fails. A node is pinged every second while it is needed, so that operations end
+    soon if its host becomes unreachable.
 
     Invariants: an aborted operation raises TimeoutError, so it is never mistaken for a cancellation by the caller;
     operations that have ended are forgotten.
@@ -188,8 +190,8 @@ class ShardReads:
         return True
 
     async def read(self, wanted: WantedRanges) -> ByteRanges:
-        """Fill the wanted memory, by the best transport that both nodes have and that works. Returns the ranges read,
-        at least the wanted ones. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
+        """Fill the wanted memory, by the best working transport that both nodes have. Returns the ranges read, at least
+        the wanted ones. Raises OwnerDied, Freed, Corrupt, PeerUnavailable, Backpressure."""
         turns = self._turns_of.setdefault(wanted.owner, asyncio.Semaphore(_FROM_ONE))
         async with turns, self._turns:
             with self._one_more():
@@ -217,8 +219,8 @@ class ShardReads:
         raise PeerUnavailable(f"a shard of node {owner.hex()} did not come: {why}", address=member.address)
 
     async def _read_by(self, transport: Transport, address: str, member: Member, wanted: WantedRanges) -> ByteRanges:
-        """Read at the owner, or at a copy that it names. If that copy is gone, ask for another; if bytes from the
-        owner's disk were wrong, read again from its memory."""
+        """Read at the owner, or at a copy that the owner names. If that copy is gone, ask for another. If bytes from
+        the owner's disk were wrong, read again from its memory."""
         avoid: list[bytes] = []
         while True:
             whole = wanted.whole and len(avoid) < _COPIES_TRIED
@@ -244,7 +246,7 @@ class ShardReads:
                 avoid.append(offered.holder)
 
     async def _take(self, transport: Transport, address: str, offered: pm.Offered, wanted: WantedRanges) -> ByteRanges:
-        """Read an offered shard at that address, and check bytes from a disk. Returns the ranges read."""
+        """Read an offered shard at this address, and verify bytes from a disk. Returns the ranges read."""
         ranges, began = wanted.ranges, time.monotonic_ns()
         if offered.chunk:
             size = len(wanted.memory)
@@ -270,7 +272,7 @@ class ShardReads:
         return ranges
 
     async def _read_copy(self, transport: Transport, holder: bytes, wanted: WantedRanges) -> ByteRanges:
-        """Read at a node with a copy; nothing if that fails."""
+        """Read at a node with a copy. Returns the ranges read; none if that fails."""
         member = self._membership.members.get(holder)
         address = None if member is None else member.transports.get(transport.name)
         if member is None or address is None:
@@ -299,7 +301,8 @@ class ShardReads:
         avoid: Sequence[bytes] = (),
         patience_s: float = _PATIENCE_S,
     ) -> pm.Offered:
-        """Ask for an offer; repeat this for `patience_s` while the node is busy. Raises Backpressure."""
+        """Request an offer, and repeat the request for `patience_s` while the node is busy. Raises Backpressure, and
+        the errors of the node."""
         patience = Deadline.after(patience_s)
         timeout_s, node, checks = wanted.timeout_s, self._node, wanted.fresh and not owner
         while True:

@@ -1,7 +1,7 @@
-"""A shard of another host, in place of the file of a local shard.
+"""A shard of another host, which takes the place of the file of a local shard.
 
 A small shard is read as a whole. Of a larger one the tables of its columns are read and validated, and the values of
-those rows that any reader has asked for.
+the rows that any reader has asked for.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from dataplane.wire import shard_messages as sm
 
 Want: TypeAlias = tuple[Sequence[int], RowIndices, sm.EncodedCut] | bytes
 """A part of a shard: columns by ordinal, ascending rows, and the part of each row; or byte ranges of the values of the
-only column, as in `Pin.chunks`."""
+only column, as in `PinShards.chunks`."""
 
 Patch: TypeAlias = Callable[[bytes, memoryview], Awaitable[bool]]
-"""Makes a shard with this encoded layout in memory. Returns whether it could."""
+"""Makes a shard with this encoded layout in memory. Returns whether the shard was made."""
 
 _WORTH = 256 << 10  # bytes: a smaller shard is fetched as a whole
 _NAMING = 1 << 10  # bytes that arrive in the time that it takes to plan, name and gather one range
@@ -36,8 +36,8 @@ _MOST_WANTS, _MOST_RANGES = 64, 1 << 16
 def wanted_of(
     shards: Sequence[sm.Wanted], parts: Sequence[sm.RowParts], chunks: Sequence[sm.ChunkPart] = ()
 ) -> list[tuple[bytes, int, list[Want]]]:
-    """For each shard its node, its number, and the wanted rows, `parts` of rows, or byte ranges of `chunks`. Raises
-    ValueError if the message is invalid."""
+    """For each shard its node, its number, and the wanted rows: those of `shards`, `parts` of rows, or byte ranges of
+    `chunks`. Raises ValueError if the message is invalid."""
     for told in (parts, chunks):
         if told and len(told) != len(shards):
             raise ValueError(f"parts of {len(told)} shards where {len(shards)} are wanted")
@@ -60,7 +60,7 @@ class Remote:
     """A shard of another host. All parts wanted so far are read again whenever its local memory was reclaimed.
 
     Invariants: the byte ranges `_there` are in the shard's present memory; the wanted parts only grow; `_behind` is set
-    from the time that a part is wanted until the fetch that included it has succeeded.
+    from the time that a part is wanted until a fetch of all wanted parts has succeeded.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Remote:
         """Makes the shard from its deltas, in place of a fetch."""
 
     def want(self, wants: Iterable[Want]) -> bool:
-        """Add wanted parts. Returns whether some wanted part must still be fetched, even if another reader has begun
-        to. Raises Misuse for a part that the shard does not have."""
+        """Add wanted parts. Returns whether some wanted part must still be fetched, even if another reader is fetching
+        it. Raises Misuse for a part that the shard does not have."""
         new = [want for want in wants if want not in self._wants]
         columns = self._layout.columns
         for want in new:

@@ -1,11 +1,11 @@
-"""Shards that are stored twice: replicas of other nodes' shards here, and the places of the replicas of this node's
-shards.
+"""Replicas of shards: those of other nodes' shards here, and the places of the replicas of this node's shards.
 
 A replica is a local shard with its own number, spilled and bounded like any other. If the owner is gone, a reader asks
-the other nodes for the replica. Parts that are freed of the original are freed of the replica. Replicas are made right
-after the shards, those of one put on the same other host, so that their rows stay together.
+the other nodes for the replica. A part that is freed of the original is freed of the replica. Replicas are made right
+after the shards. All replicas of one put are on the same other hosts, so that the rows stay together.
 
-Invariants: a put with replicas returns when they exist; a replica is complete, and as it was written.
+Invariants: a put with replicas returns when the replicas exist. A replica is complete, and has the bytes that were
+written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ShardReplicas:
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
         self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
-        self._taking: Counter[ShardKey] = Counter()  # the requests that store each, unless its owner freed it meanwhile
+        self._taking: Counter[ShardKey] = Counter()  # requests that store each now; removed when its owner frees it
         self.freeing: Callable[[ShardKey, tuple[int, ...], RowIndices | None], None] = lambda key, columns, rows: None
         """Frees a part of a replica here, or all of it, once nothing needs it."""
         self.forgotten: Callable[[ShardKey], None] = lambda key: None
@@ -64,9 +64,10 @@ class ShardReplicas:
     # of this node's shards
 
     async def replicate(self, shards: Sequence[ShardKey], replicas: int, deadline: Deadline) -> list[bytes]:
-        """Store these shards, of this node and of others, such that any `replicas` - 1 nodes may be lost. Returns the
-        nodes that have all of them: others than their owners, or one more if there are too few others. Raises
-        PeerUnavailable if the cluster has too few nodes or too few of them answer, OwnerDied, Backpressure, Freed."""
+        """Store these shards, of this node and of others, such that any `replicas` - 1 nodes may be lost. Returns
+        `replicas` - 1 nodes that have all shards and own none; if there are too few and the shards have several owners,
+        `replicas` nodes, of which some own shards. Raises PeerUnavailable if the cluster has too few nodes or too few
+        of them answer, OwnerDied, Backpressure, Freed."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline.remaining_s):
                 await self._membership.joined()  # before, this node does not know the others
@@ -120,7 +121,7 @@ class ShardReplicas:
         if len(request.shards) > pm.MAX_SHARDS or not 0 <= request.timeout_s <= 3600:
             raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
         member, shards = member_of(self._membership, request.node), sorted(set(map(shard_of, request.shards)))
-        for shard in shards:  # frees are sent to it: if it does not answer, it may have stored replicas
+        for shard in shards:  # frees are sent to this node, since it may store replicas without an answer
             holders = self._elsewhere.setdefault(shard, [])
             if request.node not in holders:
                 holders.append(request.node)
@@ -143,8 +144,8 @@ class ShardReplicas:
                 self._peers.tell(member, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
 
     def _freed(self, number: int, columns: Sequence[int], rows: RowIndices | None) -> None:
-        """Tell the holders of replicas that a part of a local shard, or of a link to one, was freed; all of it if
-        `rows` is None."""
+        """Tell the holders of replicas that a part of a local shard, or of a link to one, was freed. `rows` is None if
+        all of it was."""
         if shard_of(number) in self._keys and shard_of(number) not in self._store.shards:
             key = self._keys.pop(shard_of(number))
             del self._here[key]
@@ -208,7 +209,7 @@ class ShardReplicas:
                 number = await self._keep(request.node, shard, size, layout, payload, deadline)
                 if self._taking[key] > 0 and key not in self._here:
                     self.restored(key, number)
-                else:  # the owner freed it meanwhile, or another request stored it
+                else:  # the owner freed the shard meanwhile, or another request stored it
                     self._store.free([number])
 
     async def _keep(
@@ -230,7 +231,7 @@ class ShardReplicas:
 
     @contextmanager
     def _alive(self) -> Iterator[None]:
-        """A context of a read, in which its memory is not reclaimed like that of a silent client."""
+        """A context of a read, in which the reservation is not revoked like that of a silent client."""
         loop, going = asyncio.get_running_loop(), True
 
         def sign() -> None:
@@ -259,7 +260,7 @@ class ShardReplicas:
                 raise ProtocolMismatch(f"no part of a shard: {error}") from None
 
     def retain(self, request: pm.RetainReplicas) -> None:
-        """Make links to replicas, as their owner has made them to its shards. Shards without a replica here are
+        """Make the same links to replicas that their owner has made to its shards. Shards without a replica here are
         ignored. Raises ProtocolMismatch, Freed, Corrupt, LimitExceeded."""
         for number, selected in links_of(request.links):
             here = self._here.get((request.node, shard_of(number)))
@@ -275,8 +276,9 @@ class ShardReplicas:
         return pm.FoundReplicas(request.id, [self._here.get((request.node, shard), 0) for shard in request.shards])
 
     async def locate(self, owner: bytes, shards: Sequence[int]) -> dict[bytes, list[tuple[int, int]]]:
-        """For each node, the shards of the `owner`, which is gone, that it has replicas of, with their numbers there.
-        Raises OwnerDied if a shard has no replica."""
+        """Find replicas of the shards of an `owner` that is gone. Returns for each node with replicas the numbers of
+        the shards, each with the number of its replica there. If a shard has no replica, raises OwnerDied or, if the
+        owner may return, PeerUnavailable."""
         others = [(node, each) for node, each in self._membership.members.items() if node != self._node]
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first in range(0, len(shards), pm.MAX_SHARDS):
