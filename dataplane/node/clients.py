@@ -1,11 +1,11 @@
-"""One connected client of a node: executes its requests, and releases what it held when it ends.
+"""One connected client of a node: executes its requests, and releases its resources when it ends.
 
 Invariants: every request with an id gets exactly one reply, even if decoding, execution or encoding fails
-(`wire.boundary`) or the node ends the connection meanwhile; nothing is sent once the client has gone. A request that
+(`wire.boundary`) or the node ends the connection meanwhile. Nothing is sent once the client has ended. A request that
 does not have to wait is executed at once. A request that waits runs in an asyncio task, which is cancelled when the
-connection ends; the waiting requests of all clients share one memory bound (`node.requests.waiting_bytes`). A client
-that violates the protocol is disconnected, without effect on others. The descriptor of a segment is sent to a client at
-most twice: for reading, and for writing if the client owns the segment.
+connection ends. All waiting requests share one memory bound (`node.requests.waiting_bytes`). A client that violates the
+protocol is disconnected, without effect on others. The descriptor of a segment is sent to a client at most twice: for
+reading, and for writing if the client owns the segment.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Client:
         return True
 
     def _release_all(self) -> None:
-        """Release everything that the client held, when its process has ended or closed the connection."""
+        """Release all resources of the client, when its process has ended or closed the connection."""
         self._rows.pending.leave()
         self._store.leave(self)
         self._observing.leave(self)

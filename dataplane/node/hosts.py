@@ -257,8 +257,8 @@ class Hosts:
         return Done(getattr(request, "id", 0))
 
     async def observed(self, request: ReadClock | ListRings | ReadRing) -> Reply:
-        """Another node's rings, or the comparison of its clock with the clock here by the shortest of several round
-        trips. Raises PeerUnavailable, and the errors of that node."""
+        """Another node's rings, or its clock compared with the clock here by the shortest of several round trips.
+        Raises PeerUnavailable, and the errors of that node."""
         member = self.membership.members.get(request.node)
         if member is None:
             raise PeerUnavailable(f"node {request.node.hex()} is not in the cluster", address="")
@@ -303,8 +303,8 @@ class Hosts:
         return pm.Described(request.id, described)
 
     def statistics(self) -> dict[str, int]:
-        """Bytes received from and sent to other nodes, the number of shards of other nodes known here, and the number
-        of requests to and from other nodes."""
+        """Bytes received from and sent to other nodes, the number of their shards known here, and of requests to and
+        from them."""
         peers, fetcher = self._peers, self.fetcher
         return {
             "fetched_bytes": fetcher.fetched_bytes,

@@ -2,8 +2,8 @@
 
 The state of a stream is many small objects. When streams are dropped, the allocators keep the memory. A single object
 in Python's free lists keeps a whole arena of the allocator, and glibc keeps every page below the last one in use.
-Measured with 2,048 streams of a row each, which took 27 MiB: without this module all 27 stay; with it 10 to 14, which
-the next streams reuse.
+Measured with 2,048 streams of a row each, which took 27 MiB. Without this module all 27 stay. With it 10 to 14 stay,
+which the next streams reuse.
 
 glibc keeps large free blocks that are not at the end of the heap. Once a block of some MiB was freed, it allocates
 blocks of that size from the heap (mallopt(3): M_MMAP_THRESHOLD is dynamic). Rejected: a fixed threshold, with which

@@ -160,7 +160,7 @@ class NodeServer:
 
     @property
     def metrics_address(self) -> str | None:
-        """HOST:PORT at which `/metrics` is served; None if it is not, or not yet."""
+        """HOST:PORT at which `/metrics` is served; None before that, or without metrics."""
         return self._observing.exported
 
     async def serve(self, stop: asyncio.Event, ready: Callable[[], None] = lambda: None) -> None:
@@ -310,7 +310,7 @@ class NodeServer:
         }
 
     async def _close(self) -> None:
-        """Stop: tell the clients, leave the cluster, and wait for the disk, each within a bounded time."""
+        """Stop: end the clients, leave the cluster, and wait for the disk, each within a bounded time."""
         gone = PeerUnavailable("the node was stopped", address=self.address)
         await close_each(
             self._listener.close,
@@ -367,8 +367,8 @@ async def _lasting(work: Callable[[], Awaitable[None]]) -> None:
 
 
 def _listen(path: Path) -> socket.socket:
-    """Listen at `path`; replace the socket of a node that died. Raises OSError if a node is alive there, or the path
-    cannot be used."""
+    """Listen at `path`, and replace the socket of a node that has ended. Raises OSError if a process listens there, or
+    the path cannot be used."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return listen(path)

@@ -98,7 +98,7 @@ class Telemetry:
         memory: int = 1 << 40,
     ) -> None:
         """`figures`: the node's statistics without streams and tables. `records`: whether this node and its clients
-        record events; without them there are neither traces nor histograms. `memory`: the node's budget. Beyond the
+        record events, without which there are neither traces nor histograms. `memory`: the node's budget. Beyond the
         first `_LEAST_RINGS`, the rings of clients take at most the share `_PART` of it."""
         self._most_rings = max(_LEAST_RINGS, memory // _PART // ring.RING_BYTES)
         self._local = streams

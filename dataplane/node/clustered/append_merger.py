@@ -33,7 +33,7 @@ _ASK_S = 10.0
 
 
 class _WaitingAppend(NamedTuple):
-    """A waiting append. `future`: the number of its first row; None if it has to be sent alone."""
+    """A waiting append. `future`: the number of the first row; None if the append has to be sent alone."""
 
     client: str
     sequence: int

@@ -84,7 +84,7 @@ class ColumnHolders:
         """Retain the columns of a reference for a holder, on all nodes that store them and on the nodes with `copies`.
         `rows`: number of new rows that have the columns. `until`: the deadline to wait for a durable holder that has
         not reported its needs since this node's restart. Raises Freed, Corrupt, LimitExceeded, OwnerDied,
-        PeerUnavailable, and for a durable holder Backpressure, Misuse or DirectoryUnusable; then nothing is
+        PeerUnavailable, and for a durable holder Backpressure, Misuse, DirectoryUnusable. After an error nothing is
         retained."""
         nodes = [node for node in dict.fromkeys((*(node for node, _ in ref.shards()), *copies)) if node != self._me]
         need = self.retained.retain(holder, ref, rows)

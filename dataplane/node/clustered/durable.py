@@ -153,7 +153,7 @@ class DurableColumns:
         self._needed.recovered(shards)
 
     async def _ask(self, partition: str) -> None:
-        """Ask a partition for its needs until it answers or is lost, and retain those columns."""
+        """Ask a partition for its needs until it answers or is lost, and retain the columns that it needs."""
         while True:
             try:
                 refs, last = await self._held(partition)

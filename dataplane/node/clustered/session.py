@@ -3,7 +3,7 @@
 A request that changes rows has a sequence number of the client for that partition, and is repeated until its outcome is
 known. The partition executes it once, even if it is sent several times. Other requests have no number, and may be
 executed more than once. The number of requests without a known outcome is bounded for each partition
-(`replication.sessions`); further requests wait.
+(`replication.sessions`). Further requests wait.
 
 Invariants: a sequence number is used for one request. A request whose caller got `OutcomeUnknown`, or was cancelled, is
 repeated in the background until its outcome is known. When the client has ended, its leases are released at once. The
@@ -236,7 +236,7 @@ class PartitionSession:
         return outcome
 
     async def _plainly(self, call: _Call, kind: type[R], late: Callable[[R], None] | None) -> Outcome:
-        """Send a request without a sequence number; it may be executed more than once. `late` is called with each
+        """Send a request without a sequence number, which may be executed more than once. `late` is called with each
         answer that arrives too late to be returned, which may be a grant."""
         self._sequences(call.partition)
         body = r.encode_request(msgspec.structs.replace(call.request, client=self.client))

@@ -1,5 +1,5 @@
-"""The streams and tables of a node with a data directory outside a cluster. They use the same code as those of a
-cluster, without followers.
+"""The streams and tables of a node with a data directory outside a cluster. The code is that of a cluster, without
+followers.
 
 The coordinator runs in the process of the node. It stores the values of durable streams and tables in the data
 directory.

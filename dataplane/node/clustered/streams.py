@@ -92,7 +92,7 @@ class ClusteredStreams:
         return PartitionSession(client, self.partitions, self._background, together=self._together)
 
     def label(self, client: str) -> str:
-        """The label of a client of this node; for a client of another node, a text that names the node."""
+        """The label of a client of this node; for any other client, a text that names its node."""
         node = client.partition("/")[0]
         return str(self._owners.get(client, ENDED)) if node == self._me else f"a process of node {node}"
 

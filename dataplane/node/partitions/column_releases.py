@@ -92,7 +92,7 @@ class ColumnReleases:
                 self._background.spawn(self._tell(hosted, machine, node))
 
     def _performed(self, hosted: HostedReplica) -> None:
-        """Pass new entries of a partition that is led here to this node. Called when commands may have been applied."""
+        """Pass new entries of a partition that is led here to this node, after commands."""
         machine = hosted.machine
         if not hosted.replica.serves(monotonic()):
             return

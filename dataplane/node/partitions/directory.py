@@ -195,8 +195,8 @@ class Directory:
     # Dropping
 
     async def drop(self, name: str, generation: str = "") -> None:
-        """Drop the stream with this name, if there is one; with `generation`, only a stream of that generation. Raises
-        Unavailable, OutcomeUnknown."""
+        """Drop the stream with this name; with `generation`, only if it has that one. Raises Unavailable,
+        OutcomeUnknown."""
         while (record := await self.records.read(name)) is not None and generation in ("", record.generation):
             generation = record.generation
             if await self.records.delete(record):

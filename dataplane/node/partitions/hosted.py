@@ -130,9 +130,8 @@ class HostedReplica:
         self._perform(self.replica.request(number, request, monotonic()))
 
     def wait(self, waiting: WaitingRequest, *, first: bool = False) -> None:
-        """Decide a request. A request that cannot be served now waits in its queue until its deadline, and is then
-        answered with NOTHING. A request that is decided after its deadline is answered with the Backpressure that
-        refuses it, else with NOTHING."""
+        """Decide a request. A request that cannot be served waits in its queue until its deadline, and then gets
+        NOTHING. If it is decided after its deadline, it gets the Backpressure that refuses it, else NOTHING."""
 
         def decided(outcome: bytes | DataplaneError) -> None:
             now, refused = monotonic(), outcome

@@ -77,7 +77,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self.without(), lost=lost)
 
     def told(self, teller: str) -> Record:
-        """The record without its lost partitions, which the call with the token `teller` reports."""
+        """The record without its lost partitions. The call with the token `teller` reports them."""
         return msgspec.structs.replace(self, version=self.version + 1, lost=(), teller=teller)
 
 

@@ -87,7 +87,7 @@ class Replicas:
         self.performed: Callable[[HostedReplica], None] = lambda hosted: None
         """Called when a replica here may have applied commands."""
         self.retained: Callable[[str], int] = lambda partition: 0
-        """Returns the number of rows of a partition that producers of this node appended and whose columns it
+        """Returns the number of rows of a partition that producers here appended and whose columns this node
         retains."""
         self.directories: dict[str, Directory] = {}
         """The records of partitions, by their kind (`record.kind_of`)."""
@@ -145,9 +145,8 @@ class Replicas:
 
     async def create(self, partition: str, node: str, followers: int = 0, epoch: int = 1) -> Configuration:
         """Create a partition with `node` as its leader and `followers` other nodes, or fewer if some do not answer.
-        `epoch`: the first epoch of the partition. Returns the configuration at the coordinator; that of a partition
-        that exists is not changed. Raises Unavailable, OutcomeUnknown, and the errors of `host` for the replica of the
-        leader; PeerUnavailable if `node` does not answer."""
+        `epoch`: the first epoch of the partition. Returns the configuration at the coordinator, which stays as it is if
+        there is one. Raises Unavailable, OutcomeUnknown, PeerUnavailable, and the errors of `host` for the leader."""
         others = self.recruiting.others(partition, node, followers)
         there = await asyncio.gather(*(self._follower(partition, each) for each in others))
         first = Configuration(
@@ -220,8 +219,8 @@ class Replicas:
     def ask(
         self, partition: str, request: bytes, done: Done, waiting: WaitingRequest | None = None
     ) -> HostedReplica | None:
-        """Pass a request to the replica of this node; `waiting` if it may wait in a queue. `done` is called once with
-        the outcome. Returns the replica; None if there is none, after `done(NotLeader)`."""
+        """Pass a request to the replica of this node. `waiting`: the request, if it may wait in a queue. `done` is
+        called once with the outcome. Returns the replica; None, after `done(NotLeader)`, if there is none."""
         hosted = self._hosted.get(partition)
         if hosted is None:
             done(NotLeader(f"node {self.me} has no replica of {partition}"))

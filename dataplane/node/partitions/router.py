@@ -73,11 +73,10 @@ class Router:
         patient: bool = True,
     ) -> bytes:
         """Return the answer of the partition's leader. `queue`, `wait_s`: the queue in which the request may wait at
-        the leader, and for how long. After a failover, or when the leader stops answering, the request waits at the
-        next leader. `late` is called with each answer that arrives too late to be returned. `patient`: repeat a request
-        without a queue until the deadline while a limit of the partition refuses it. Raises the error with which the
-        partition refuses; Lost if certainly no replica is left; without an answer PeerUnavailable or, if the request
-        may have been executed, OutcomeUnknown."""
+        the leader, and for how long. After a failover it waits at the next leader. `late` is called with each answer
+        that arrives too late to be returned. `patient`: repeat a request without a queue until the deadline while a
+        limit of the partition refuses it. Raises the error with which the partition refuses; Lost if certainly no
+        replica is left; without an answer PeerUnavailable or, if the request may have been executed, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable("no leader was found")
         pause_s = _SHORT_S

@@ -2,8 +2,8 @@
 
 Equal requests (of one task, for the same columns) wait in one queue, first come first served. When the first request of
 a queue may be served, it is decided again, then the next one, until a request is not served. So after a commit about as
-many requests are decided as are served, and no others are woken. Among queues, the one whose first request arrived
-first is served first.
+many requests are decided as are served, and no others are woken. The queue whose first request arrived first is served
+first.
 """
 
 from __future__ import annotations

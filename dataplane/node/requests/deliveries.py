@@ -56,8 +56,8 @@ class Deliveries:
         self._members: dict[_Member, _LastGrant] = {}
 
     def undelivered(self, request: Any, stream: bytes, given: r.Delivered) -> None:
-        """Give back rows that were leased for a request and cannot be sent. A replica of a member asks for them again
-        instead."""
+        """Give back rows that were leased for a request and cannot be sent. A replica of a member asks for the rows
+        again instead."""
         if given.replica is not None:
             received = self._received(request)
             received.last = min(received.last, given.grant - 1)

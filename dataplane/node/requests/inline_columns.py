@@ -223,13 +223,13 @@ class InlineRequests:
 
 
 def _repeated(request: rm.AppendRows) -> rm.RowsAppended:
-    """The answer to an append that was made before, and whose answer was lost."""
+    """The answer to an append that was executed before, and whose answer was lost."""
     return rm.RowsAppended(request.id, 0, False)
 
 
 def stored(node: bytes, columns: rm.Inline, shard: int) -> BatchRef:
-    """A reference to a whole shard of this node. Raises ProtocolMismatch if its columns differ from those that the
-    request declared."""
+    """A reference to a whole shard of this node. Raises ProtocolMismatch if the columns differ from the declaration in
+    the request."""
     laid = check_layout(columns.layout, rounded(len(columns.payload)))
     named = _named(laid.outline)
     if len(columns.nbytes) != len(named) or min(columns.nbytes) < 0 or not laid.rows:

@@ -57,8 +57,8 @@ class Permits:
             self._session.soon(ticket.partition, r.GiveBack(ticket=ticket.number))
 
     def admit_now(self, request: rm.AdmitRows) -> int | None:
-        """A permit to append; 0 if the same append was made before, None if the request has to wait. Raises Closed,
-        LimitExceeded, ProtocolMismatch."""
+        """The number of a permit to append; 0 if the same append was executed before, None if the request has to wait.
+        Raises Closed, LimitExceeded, ProtocolMismatch."""
         stream = self._service.find(request.stream)
         _check_amount(request.rows, request.nbytes)
         if not stream.settings.limited and not (request.key and self._local is not None):
@@ -76,8 +76,8 @@ class Permits:
         return None
 
     async def admit(self, request: rm.AdmitRows, deadline: Deadline) -> int:
-        """A permit to append; 0 if the same append was made before. Raises Backpressure, Closed, LimitExceeded,
-        OutcomeUnknown."""
+        """The number of a permit to append; 0 if the same append was executed before. Raises Backpressure, Closed,
+        LimitExceeded, OutcomeUnknown."""
         if (number := self.admit_now(request)) is not None:
             return number
         stream = self._service.find(request.stream)

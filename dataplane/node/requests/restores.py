@@ -66,7 +66,7 @@ class Restores:
         restored = self._find(request.stream)
         await self._session.ask(restored.partition, r.FinishRestore(), r.Succeeded)
         await self._service.publish(restored)
-        self._streams.pop(request.stream, None)  # the client may have gone meanwhile
+        self._streams.pop(request.stream, None)  # the client may have ended meanwhile
         return m.Done(request.id)
 
     def drop(self, token: bytes) -> None:
@@ -75,7 +75,7 @@ class Restores:
             self._session.run_soon(lambda: self._service.discard(restored))
 
     def leave(self) -> None:
-        """Give up all restorations: the client has gone."""
+        """Give up all restorations, since the client has ended."""
         for token in list(self._streams):
             self.drop(token)
 

@@ -3,7 +3,7 @@
 Invariants: columns are retained before the partition is asked to take them, and released only if it is known that the
 partition did not take them. An append with an unknown outcome raises OutcomeUnknown, and is repeated in the background
 under its sequence until the outcome is known. When a client ends, its staged columns, permits and leases end too.
-`deliveries` says what becomes of rows that cannot be sent.
+Leased rows that cannot be sent are given back (`deliveries`).
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class StreamClient:
     """The streams of one service as one client uses them."""
 
     def __init__(self, service: StreamService, staged: StagedColumns, room: Room, *, owner: object) -> None:
-        """`owner` names the client in messages. `room()` is awaited before a large reply that had to wait; see
-        `wire.local.Channel.room`."""
+        """`owner` names the client in messages. `room()` (`LocalChannel.room`) is awaited before rows are delivered."""
         self._service = service
         self._local = service if isinstance(service, LocalStreams) else None
         self._staged = staged
@@ -87,7 +86,7 @@ class StreamClient:
         return self._local is not None
 
     def leave(self) -> None:
-        """Release everything that the client held, since it has ended."""
+        """Release the leases, permits and restorations of the client, since it has ended."""
         self.permits.revoke()
         self._restores.leave()
         self._session.leave()

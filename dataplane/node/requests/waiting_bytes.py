@@ -64,8 +64,8 @@ class ClientUsage:
         self.nbytes = 0
 
     def take(self, nbytes: int, most: int = MAX_WAITING_BYTES) -> None:
-        """Add `nbytes` to the client's usage. Raises LimitExceeded if the usage would be more than `SHARE`, and more
-        than `most` or beyond the bound of all clients."""
+        """Add `nbytes` to the client's usage. Above `SHARE`, raises LimitExceeded if the usage would be more than
+        `most`, or that of all clients more than the bound."""
         waits, own = self._waits, self.nbytes + nbytes
         if own > waits.share:
             _bound("bytes of requests that wait", most, own)

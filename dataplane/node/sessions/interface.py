@@ -32,7 +32,7 @@ ASK_S = 10.0
 NOT_ASKED = "it was given up before it was asked"
 
 ENDED = "a process that has ended"
-"""The label of a client that has gone."""
+"""The label of a client that has ended."""
 
 
 def asked_until(deadline: Deadline) -> Deadline:
@@ -128,11 +128,11 @@ class StreamService(Protocol):
         """A session for a new client. The text of `owner` names the client in messages of errors."""
 
     def label(self, client: str) -> str:
-        """The name of a session's client in error messages; `ENDED` for one that has gone. `client`: the name of the
+        """The label of a client in error messages; `ENDED` for one that has ended. `client`: the name of its
         session."""
 
     def forget(self, client: str) -> None:
-        """Forget a client that has gone."""
+        """Forget a client that has ended."""
 
     async def open(self, name: str, settings: StreamSettings | None) -> OpenedStream:
         """Return the stream with this name; create it if there is none and settings are given. Raises Misuse,

@@ -4,7 +4,8 @@ Rows own the columns of their appends and extends. Columns are freed when no row
 extend counts as one *need* of each shard that it refers to. If delivered rows are appended to another stream, or to the
 same, the stored columns have two needs, and are freed with the last.
 
-Invariants: a part of a shard that a row needs exists; a part that no row needs is freed at once.
+Invariants: a part of a shard that a row needs exists. A part that no row needs is freed at once, unless its shard has
+other needs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class NeededShards:
         self._node = node
         self._store = store
         self.replica: Callable[[ShardKey], int | None] = lambda _: None
-        """The local number of the replica of another node's shard; see `node.shards.shard_replicas`."""
+        """Returns the local number of the replica of another node's shard, or None (`ShardReplicas.here`)."""
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]] = defaultdict(list)
@@ -59,7 +60,7 @@ class NeededShards:
             spent[:] = locations.combined(spent)
 
     def _attribute(self, number: int, owner: str) -> None:
-        """Note the stream or table whose rows need the shard (empty: none), for statistics."""
+        """Note the stream or table whose rows need the shard, for statistics. `owner` is empty if there is none."""
         shard = self._store.shards.of(number)
         if shard is not None:
             shard.owner = owner

@@ -2,8 +2,8 @@
 
 Invariants: a shard that is offered here stays as it is until it was read, the offer expired, or the reader is no longer
 a member. It is pinned in memory or, if it is only on disk, its file is open. At most `MAX_OFFERS` such offers exist at
-a time. Further requests, of which each node sends few at a time (`reading`), wait in order. After a long wait they are
-refused with Backpressure, and repeated.
+a time. Further requests, of which each node sends few at a time (`reading`), wait in order. After a long wait they get
+Backpressure.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class Sources:
     reader found no copy there. A copy only provides bytes. This node is asked first, and decides whether a shard exists
     and what was freed.
 
-    Rejected: all hosts read here at once (the sixth waits as long as six reads take); hosts forward pieces as they
-    arrive (perhaps faster, but each host of the chain may stall or die in the middle).
+    Rejected: all hosts read here at once, since the sixth waits as long as six reads take. Rejected: hosts forward
+    pieces as they arrive. This may be faster, but each host of the chain may stall or die in the middle.
     """
 
     def __init__(self, node: bytes) -> None:

@@ -89,8 +89,8 @@ class RemoteOperations:
     ping, even before the connection fails. A node is pinged every second while it is needed, so that operations end
     soon if its host becomes unreachable.
 
-    Invariants: an aborted operation raises TimeoutError, so it is never mistaken for a cancellation by the caller;
-    operations that have ended are forgotten.
+    Invariants: an aborted operation raises TimeoutError, so it is never mistaken for a cancellation by the caller.
+    Operations that have ended are forgotten.
     """
 
     def __init__(self, membership: Membership, answers: Callable[[bytes], Awaitable[bool]]) -> None:
@@ -137,7 +137,7 @@ class RemoteOperations:
 
 
 class _Damaged(Exception):
-    """The bytes received are not those that were written."""
+    """The bytes received differ from the bytes that were written."""
 
 
 class ShardReads:

@@ -59,7 +59,7 @@ def wanted_of(
 class Remote:
     """A shard of another host. All parts wanted so far are read again whenever its local memory was reclaimed.
 
-    Invariants: the byte ranges `_there` are in the shard's present memory; the wanted parts only grow; `_behind` is set
+    Invariants: the byte ranges `_there` are in the shard's present memory. The wanted parts only grow. `_behind` is set
     from the time that a part is wanted until a fetch of all wanted parts has succeeded.
     """
 
@@ -143,7 +143,7 @@ class Remote:
                 await self._complete(memory, fresh=True)
 
     async def add(self, memory: memoryview) -> None:
-        """Fetch the wanted parts that are missing. Raises as `ShardReads.read`."""
+        """Fetch the wanted parts that are missing from `memory`. Raises as `ShardReads.read`."""
         async with self._turn:
             await self._complete(memory, fresh=False)
 

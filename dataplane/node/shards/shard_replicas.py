@@ -2,7 +2,7 @@
 
 A replica is a local shard with its own number, spilled and bounded like any other. If the owner is gone, a reader asks
 the other nodes for the replica. A part that is freed of the original is freed of the replica. Replicas are made right
-after the shards. All replicas of one put are on the same other hosts, so that the rows stay together.
+after the shards. The replicas of one put are on the same hosts, so that its rows stay together.
 
 Invariants: a put with replicas returns when the replicas exist. A replica is complete, and has the bytes that were
 written.
@@ -116,8 +116,8 @@ class ShardReplicas:
             await self._peers.request(member, asked, Done, asked.timeout_s + 2 * _CONTROL_S)
 
     async def copy(self, request: pm.CopyShards) -> Done:
-        """Store replicas of shards of this node, and of the links among them, on another node. Raises as
-        `replicate`."""
+        """Store replicas of shards of this node, and of the links among them, on another node. Raises OwnerDied,
+        PeerUnavailable, Backpressure, Freed."""
         if len(request.shards) > pm.MAX_SHARDS or not 0 <= request.timeout_s <= 3600:
             raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
         member, shards = member_of(self._membership, request.node), sorted(set(map(shard_of, request.shards)))
@@ -276,9 +276,9 @@ class ShardReplicas:
         return pm.FoundReplicas(request.id, [self._here.get((request.node, shard), 0) for shard in request.shards])
 
     async def locate(self, owner: bytes, shards: Sequence[int]) -> dict[bytes, list[tuple[int, int]]]:
-        """Find replicas of the shards of an `owner` that is gone. Returns for each node with replicas the numbers of
-        the shards, each with the number of its replica there. If a shard has no replica, raises OwnerDied or, if the
-        owner may return, PeerUnavailable."""
+        """Find replicas of the shards of an `owner` that is gone. Returns by node the number of each shard that has a
+        replica there, with the number of the replica. If a shard has no replica, raises OwnerDied or, if the owner may
+        return, PeerUnavailable."""
         others = [(node, each) for node, each in self._membership.members.items() if node != self._node]
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first in range(0, len(shards), pm.MAX_SHARDS):
