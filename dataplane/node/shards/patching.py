@@ -72,8 +72,8 @@ class Patching:
             yield
 
     def _found(self, number: int, steps: Sequence[Step]) -> tuple[int, list[ShardKey]] | None:
-        """A local base of the copy, and the keys of the deltas that follow it. None if no base is here, or the copy
-        needs none."""
+        """A local base of the copy, and the keys of the deltas that follow it. None if no base is here, or if the copy
+        is in memory or being read."""
         if self._store.shards.find(number).coming:
             return None
         needed: list[ShardKey] = []
