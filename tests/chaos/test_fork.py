@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from tests.processes import MIB, WAIT_S, StandingNode, eventually, pattern
 NODE = {"spill": 0}
 
 
-def in_child(work: Callable[[], Any], *, end: Callable[[int], Any] = os._exit) -> Any:
+def in_child(work: Callable[[], Any]) -> Any:
     """What `work` returns in a forked child, or the error it raises."""
     mine, theirs = multiprocessing.Pipe()
     pid = os.fork()
@@ -31,7 +33,7 @@ def in_child(work: Callable[[], Any], *, end: Callable[[int], Any] = os._exit) -
             except BaseException as error:
                 theirs.send(error)
         finally:
-            end(0)
+            os._exit(0)
     theirs.close()
     try:
         assert mine.poll(WAIT_S), "the child hangs"
@@ -153,21 +155,19 @@ def test_a_forked_child_cannot_read_views_when_its_node_is_frozen(
         assert np.array_equal(view, pattern(1, MIB))
 
 
+PROGRAM = """
+import os, sys
+import dataplane as dp
+plane = dp.connect(config=dp.NodeConfig(memory="16MiB", spill=0, spill_dir=sys.argv[1], prewarm=0))
+node = plane.stats().pid
+if not (child := os.fork()):
+    with dp.connect() as own:  # finds the parent's node
+        sys.exit(own.stats().pid != node)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert plane.stats().pid == node
+"""
+
+
 @pytest.mark.long
 def test_a_forked_child_leaves_the_embedded_node_running(tmp_path: Path) -> None:
-    config = dp.NodeConfig(memory="16MiB", spill=0, spill_dir=tmp_path, prewarm=0)
-    with dp.connect(config=config) as plane:
-
-        def work() -> int:
-            with dp.connect() as own:  # finds the parent's node
-                return own.stats().pid
-
-        def leave(code: int) -> None:
-            import atexit
-
-            atexit._run_exitfuncs()
-            os._exit(code)
-
-        node = plane.stats().pid
-        assert in_child(work, end=leave) == node
-        assert plane.stats().pid == node
+    subprocess.run([sys.executable, "-W", "ignore", "-c", PROGRAM, str(tmp_path)], check=True, timeout=WAIT_S)
