@@ -1,12 +1,12 @@
 """`Batch` and `Column`: rows of named columns that a process can read, over memory that it does not own.
 
-Constructing either costs nothing that grows with the bytes; each view is made when it is asked for. If the rows are
-contiguous, views are made without a copy: those of NumPy and Arrow are read-only, one of torch is writable and private
-to this process. Rows that are scattered, repeated or in several shards are gathered into new memory. A view keeps the
-memory behind it as long as it lives, even after the batch is gone.
+The cost of constructing either does not grow with the bytes: views are made by the calls that return them. Views of
+contiguous numbers are not copies, unless the numbers are stored in a narrower dtype. NumPy and Arrow views are
+read-only; a torch view is writable, and its writes are private to this process. Scattered or repeated rows, and those
+of several shards, are copied, unless a method says otherwise. A view keeps its memory alive after the batch is gone.
 
-The metadata within the bytes is validated at the first use, on copies; if it is invalid, a view raises Corrupt.
-Values are not validated, except that text is UTF-8.
+The tables among the bytes (offsets, shapes, indexes) are copied and validated at the first use. If one is invalid, the
+view raises Corrupt. Values are not validated, except that text is UTF-8.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 class Column:
     """One column of a batch. Immutable; `len(column)` rows.
 
-    It is the rows of `selections` concatenated, or the rows at the positions `order` among those, or the slice of each
-    that `cut` leaves. The selections may have narrower fields than `field`: ragged with fewer varying dimensions,
-    structs with fewer keys (`stored_column.opened`). Raises Corrupt for an order beyond them.
+    Its rows are those of `selections`, concatenated. With `order`, row i is row `order[i]` of those. With `cut`, each
+    row is the slice that the cut leaves. A selection's field may be narrower than `field`: ragged with fewer varying
+    dimensions, or a struct with fewer keys (`stored_column.opened`). Raises Corrupt for a position beyond the rows.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Column:
 
     @property
     def shape(self) -> tuple[int | None, ...]:
-        """The shape of the whole column, rows first; None if rows differ."""
+        """The number of rows, then the shape of a row; None for a dimension in which rows differ."""
         return (self._rows, *self.field.shape)
 
     @cached_property
@@ -94,8 +94,9 @@ class Column:
     @overload
     def __getitem__(self, rows: slice | str) -> Column: ...
     def __getitem__(self, rows: int | slice | str) -> Any:
-        """Row `rows` as `numpy()` gives it, or the column of a slice of rows. IndexError beyond the end. For a
-        struct column and the name of a key that all rows have: its values, as a column."""
+        """A row by its number, as `numpy()` gives it; or, as a column, a slice of rows or the values under a struct's
+        key. Raises IndexError for a row beyond the end, SchemaMismatch for a key that some row lacks, and Misuse for
+        any other index."""
         if isinstance(rows, str):
             return self._key(rows)
         if isinstance(rows, slice):
@@ -109,7 +110,7 @@ class Column:
         return views.numpy_rows(self.name, self.field, self._slice(range(row, row + 1)).reading)[0]
 
     def _key(self, key: str) -> Column:
-        """The values of all rows for a key. Raises SchemaMismatch."""
+        """The column of the values under a key. Raises SchemaMismatch unless all rows have the key."""
         keys = dict(self.field.children)
         if key not in keys:
             there = ", ".join(keys)
@@ -124,10 +125,11 @@ class Column:
         return self._derived(selections, order, self._cut, name=name, field=keys[key])
 
     def numpy(self) -> Any:
-        """Read-only arrays of the storage type: bfloat16 and float8 as their bits, in unsigned integers.
+        """Arrays of the storage type: bfloat16 and float8 as their bits, in unsigned integers.
 
-        dense: [rows, *shape]. ragged: a list of one array for each row, not copied even if the rows are scattered.
-        text, bytes and object: a 1-D array of Python objects. struct: a list of a dict for each row.
+        dense: a read-only array [rows, *shape]. ragged: a list of a read-only array for each row. Scattered rows are
+        not copied; rows that are stored in a narrower dtype, and zig-zag shares, are. text, bytes and object: a new 1-D
+        array of Python objects. struct: a list of a dict for each row.
         """
         if self.field.kind == "dense" and self._order is None and len(self._selections) == 1 and not self._cut:
             found = gather.in_place(self._selections[0], self.field)
@@ -136,9 +138,10 @@ class Column:
         return views.numpy(self.name, self.field, self.reading)
 
     def to(self, device: Any) -> Column:
-        """The same rows with tensors on this device. The copies may still run when this returns; work on the device's
-        current stream waits for them. Text, bytes, objects and the arrays of `numpy()` stay on the host. "cpu": the
-        tensors are on the host again. Raises Misuse if there is no such device. Imports torch."""
+        """The same rows with tensors on this device. Text, bytes, objects and the arrays of `numpy()` stay on the host.
+        The copies may still run when this returns; work on the device's current stream waits for them. With "cpu", the
+        tensors are on the host again. Raises Misuse if there is no such device, and SchemaMismatch if torch lacks the
+        dtype. Imports torch."""
         found = device_of(device)
         column = self._derived(self._selections, self._order, self._cut)
         column._device = None if found.type == "cpu" else found
@@ -148,12 +151,12 @@ class Column:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether some of its integers are stored in a narrower dtype than the column has."""
+        """Whether some of its integers are stored in a narrower dtype than they were given in."""
         return any(stored.layout.field.declared is not stored.layout.field for stored, _ in self._selections)
 
     def narrow(self) -> Column:
-        """The same rows in the dtypes in which they are stored, if those are narrower (`put(narrow=...)`), not
-        copied if they are contiguous. If they are stored in several dtypes, the narrowest that holds all is used."""
+        """The same rows, with integers in the dtype in which they are stored, if it is narrower (`put(narrow=...)`).
+        Contiguous rows are not copied. Rows stored in several dtypes get the narrowest one that holds all of them."""
         field = _narrowest(self.field, [stored.layout.field for stored, _ in self._selections])
         return self._derived(self._selections, self._order, self._cut, field=field)
 
@@ -165,59 +168,60 @@ class Column:
     def torch(self, *, device: Any = None) -> Any:
         """Writable tensors. Two calls return tensors of the same memory; writes to it are private to this process.
 
-        device: their device, if not the column's; each call then returns its own copy. dense: [rows, *shape]. ragged: a
-        nested tensor of the jagged layout if only the first dimension varies, else a list of tensors. struct: a list of
-        dicts of tensors, with its text and objects unchanged. Raises SchemaMismatch for text, bytes, object, and dtypes
-        that torch lacks; Misuse if there is no such device. Imports torch.
+        dense: [rows, *shape]. ragged: a nested tensor of the jagged layout if only the first dimension varies, else a
+        list of tensors. struct: a list of dicts of tensors, with text, bytes and objects as Python values. device: the
+        tensors' device, if not the column's; each call then returns a new copy. Raises SchemaMismatch for text, bytes,
+        object, and dtypes that torch lacks; Misuse if there is no such device. Imports torch.
         """
         if device is None or (found := device_of(device)) == device_of(self.device):
             return self._tensor
         return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
     def tensors(self) -> list[Any]:
-        """A writable tensor for each row, which shares no memory with another row's. A row for which `torch()` gives
-        something else, such as a dict, is given as that. Large rows of a ragged column are not copied, even if they are
-        scattered or repeated; others as by `torch()`. Raises SchemaMismatch as `torch()` does. Imports torch."""
+        """A list of a writable tensor for each row, or a dict of tensors for a row of a struct. The tensors of two rows
+        share no memory. Large rows of a ragged column are not copied, even if they are scattered or repeated. Raises
+        SchemaMismatch for text, bytes, object, and dtypes that torch lacks. Imports torch."""
         if self.field.kind in ("text", "bytes", "object"):
             return list(self._tensor)  # which raises
         return views.torch_rows(self.name, self.field, self.reading, self._device)
 
     def packed(self) -> tuple[Any, Any]:
         """A ragged column for variable-length kernels: all items, [total, *item], and the offset of each row among
-        them, int64 [rows + 1]. Writable tensors, not copied if the rows are contiguous; the first call is faster than
-        that of `torch()`, which makes torch import much.
+        them, int64 [rows + 1]. Both are writable tensors on the column's device. Contiguous rows are not copied. The
+        first call is faster than that of `torch()`, for which torch imports many modules.
 
-        Raises SchemaMismatch if more than the first dimension varies, or the column is not ragged. Imports torch.
+        Raises SchemaMismatch if the column is not ragged, if more than the first dimension varies, or if torch lacks
+        the dtype. Imports torch.
         """
         return views.packed(self.name, self.field, self.reading, self._device)
 
     def padded(self, value: Any = 0) -> Any:
-        """A ragged column as one writable tensor, [rows, longest, *item], with `value` where a row is shorter; if more
-        dimensions vary, each as long as its longest. A dense column as `torch()` gives it. On the column's device. A
-        copy; `lengths()` has the rows' own lengths.
+        """A ragged column as one new writable tensor, [rows, longest, *item], on the column's device, with `value`
+        where a row is shorter. If more dimensions vary, each has the size of its longest row. A dense column is
+        returned as by `torch()`. `lengths()` has the rows' own lengths.
 
-        Raises SchemaMismatch for text, bytes, struct and object, and Misuse if the dtype has no such value. Imports
-        torch.
+        Raises SchemaMismatch for text, bytes, struct, object, and dtypes that torch lacks; Misuse if the dtype has no
+        such value. Imports torch.
         """
         return self._tensor if self.kind == "dense" else views.padded(self, value)[0]
 
     def arrow(self) -> pa.Array:
         """An Arrow array: a primitive one or `arrow.fixed_shape_tensor` for dense; `large_list` or
         `arrow.variable_shape_tensor` for ragged; `large_string`, `large_binary` and `struct`. An object column is
-        `large_binary` of MessagePack. See `dataplane.batch.arrow_out` for dtypes that Arrow lacks.
+        `large_binary` of encoded rows. `dataplane.batch.arrow_out` describes dtypes that Arrow lacks.
 
-        Ragged rows with more than 2**31 - 1 elements in all are `large_list`s of `fixed_size_list`s. If more
-        dimensions than the first vary in so many elements, Arrow has no type for them, and this raises SchemaMismatch.
+        Ragged rows with more than 2**31 - 1 elements in all are `large_list`s of `fixed_size_list`s. Raises
+        SchemaMismatch if such rows vary in more dimensions than the first, since Arrow has no type for them.
         """
         from dataplane.batch import arrow_out  # pyarrow takes longer to import than all of this package
 
         return arrow_out.array(self.name, self.field, self.reading)
 
     def to_list(self, *, decode: bool = True) -> list[Any]:
-        """Plain Python values, one for each row: numbers (times as `numpy.ndarray.tolist` gives them), lists, str,
-        bytes, dicts, and objects as they were put. With `decode=False` each image is a dict, as from
-        `datasets.Image(decode=False)`: "bytes", those of its file, and "path", None; raw pixels are encoded then, as
-        PNG or TIFF."""
+        """A list of a plain Python value for each row: a number, list, str, bytes or dict, or an object as it was put.
+        Times are as `numpy.ndarray.tolist` gives them. With `decode=False`, each image is a dict, as from
+        `datasets.Image(decode=False)`: "bytes" of an image file, and "path", None. Images that are stored as raw pixels
+        are encoded as PNG or TIFF for that. Raises SchemaMismatch for an object of a class that is not imported."""
         return views.python(self.name, self.field, self.reading, decode=decode)
 
     def lengths(self) -> Index | None:
@@ -240,7 +244,7 @@ class Column:
         name: str = "",
         field: Field | None = None,
     ) -> Column:
-        """Other rows, on the same device."""
+        """A column of other rows, on the same device, with this name and field by default."""
         column = Column(name or self.name, field or self.field, selections, order, cut)
         column._device = self._device
         return column
@@ -255,7 +259,7 @@ class Column:
         return views.torch(self.name, self.field, self.reading, self._device)
 
     def _slice(self, rows: range) -> Column:
-        """The rows at these positions, which share the pieces and so their memory."""
+        """The rows at these positions, over the same memory."""
         positions = np.fromiter(rows, np.int64, len(rows))  # not arange: a step may be beyond 64 bits
         if self._order is not None or rows.step != 1:
             return taken(self, positions)
@@ -284,7 +288,7 @@ def _narrowest(field: Field, parts: Sequence[Field]) -> Field:
 
 
 def taken(column: Column, positions: Index) -> Column:
-    """The column of the rows at these positions, none of them negative. IndexError beyond the end."""
+    """The rows at these positions, none of them negative. Raises IndexError beyond the end."""
     order = np.arange(len(column)) if column._order is None else column._order
     return column._derived(column._selections, order[positions], cuts.take(column._cut, positions))
 
@@ -292,8 +296,8 @@ def taken(column: Column, positions: Index) -> Column:
 class Batch:
     """Named columns with equal row counts. Immutable; `len(batch)` rows, `batch[name]` a column.
 
-    Otherwise like a mapping of names to columns: iteration, `in` and `keys()` are over names, not rows. Raises
-    SchemaMismatch if the columns have different row counts, or without columns.
+    Iteration, `in` and `keys()` are over names, as in a mapping, not over rows. Raises SchemaMismatch if there are no
+    columns, or if their row counts differ.
     """
 
     def __init__(self, columns: Mapping[str, Column]) -> None:
@@ -359,8 +363,9 @@ class Batch:
         return Batch({name: column.to(device) for name, column in self._columns.items()})
 
     def padded(self, *names: str, value: Any = 0) -> dict[str, Any]:
-        """`Column.padded` of the columns with these names, or of all. value: one for all of them, or a mapping of
-        values by name; 0 for the others. Raises as `Column.padded`."""
+        """A dict of `Column.padded` of the columns with these names, or of all columns. value: one for all of them, or
+        a mapping of values by name, with 0 for other columns. Raises SchemaMismatch for an unknown name, and as
+        `Column.padded`."""
         values = {self[name].name: each for name, each in value.items()} if isinstance(value, Mapping) else None
         return {
             name: self[name].padded(value if values is None else values.get(name, 0)) for name in names or self._columns
@@ -371,9 +376,9 @@ class Batch:
         return {name: column.to_list() for name, column in self._columns.items()}
 
     def to_tensordict(self) -> Any:
-        """A `tensordict.TensorDict` with the batch size [rows]: dense columns and ragged ones with one varying
-        dimension as `torch()` gives them, everything else as a `NonTensorStack` with one value for each row. Structs
-        are dicts, even if they were put as a nested TensorDict: rows may differ in their keys from batch to batch.
+        """A `tensordict.TensorDict` with the batch size [rows]. Dense columns, and ragged ones with one varying
+        dimension, are as `torch()` gives them. Any other column is a `NonTensorStack` of one host value for each row.
+        Rows of structs are dicts, even if they were put as a nested TensorDict, since rows may differ in their keys.
 
         Raises SchemaMismatch for dtypes that torch lacks. Imports torch and tensordict.
         """
@@ -387,7 +392,8 @@ class Batch:
         return tensordicts.build(tensors, others, self._rows)
 
     def to_arrow(self) -> pa.Table:
-        """A `pyarrow.Table` of every column's `arrow()`, with metadata from which a put restores them exactly."""
+        """A `pyarrow.Table` of every column's `arrow()`. A put of the table restores the columns exactly, from its
+        metadata."""
         from dataplane.batch import arrow_out  # as in Column.arrow
 
         return arrow_out.table((name, column.field, column.reading) for name, column in self._columns.items())

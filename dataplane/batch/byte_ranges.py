@@ -1,8 +1,8 @@
 """The byte ranges of a shard that have to be read or sent for some rows of some columns.
 
 A column's tables (offsets, shapes, indexes, presence) locate its rows. They are small, and included as a whole, since
-they are checked as a whole. Of the values, only those of the rows are included. Ranges are (start, stop) in the extent,
-ascending and disjoint; ranges with only a small gap between them are merged.
+they are checked as a whole. Of the values, only those of the rows are included. Ranges are (start, stop) in the extent.
+They are ascending and disjoint, except those of `row_values`; ranges with a small gap between them are merged.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from dataplane.batch.rows import RowIndices
 
 ByteRanges: TypeAlias = list[tuple[int, int]]
 
-_GAP = 512  # a gap of so many bytes is included: that costs less than a range more, 1.5 us, see 0019
+_GAP = 512  # bytes: including a gap of this size costs less than another range, 1.5 us (decision 0019)
 
 
 def merged(ranges: Iterable[tuple[int, int]] | Index, gap: int = _GAP) -> ByteRanges:
-    """The ranges in ascending order, without overlaps; those within `gap` bytes are one."""
+    """The ranges in ascending order, without overlaps. Ranges with a gap of at most `gap` bytes become one."""
     array = ranges if isinstance(ranges, np.ndarray) else np.array(list(ranges), np.int64).reshape(-1, 2)
     array = array[array[:, 0] < array[:, 1]]
     if len(array) < 2:
@@ -38,7 +38,7 @@ def merged(ranges: Iterable[tuple[int, int]] | Index, gap: int = _GAP) -> ByteRa
 
 
 def without(wanted: ByteRanges, there: ByteRanges) -> ByteRanges:
-    """The parts of `wanted` that `there` does not cover."""
+    """The parts of `wanted` that `there` does not cover. Both are ascending and disjoint."""
     made: ByteRanges = []
     first = 0
     for start, stop in wanted:
@@ -56,7 +56,7 @@ def without(wanted: ByteRanges, there: ByteRanges) -> ByteRanges:
 
 
 def rounded(ranges: ByteRanges, unit: int, size: int) -> ByteRanges:
-    """The ranges, widened to multiples of `unit` within a memory of this size."""
+    """The ranges, widened to multiples of `unit` in a memory of `size` bytes."""
     return merged(((a // unit * unit, min(size, -(-b // unit) * unit)) for a, b in ranges), gap=0)
 
 
@@ -79,7 +79,7 @@ def _tables(column: ColumnLayout) -> ByteRanges:
 
 
 def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
-    """Whether rows of the field have the dimensions that an encoded cut is made along."""
+    """Whether rows of the field have all dimensions of the steps of an encoded cut."""
     if field.kind == "struct" and cut:
         return all(is_sliceable(child, cut) for _, child in field.children)
     return (
@@ -92,8 +92,8 @@ def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
 def values(
     layout: ShardLayout, ordinals: Sequence[int], rows: RowIndices, memory: Bytes, cut: Cut = NOTHING
 ) -> ByteRanges:
-    """The values of these rows, ascending, of these columns; with a cut, the part that its steps along the first
-    dimension leave. `memory` is the extent, whose tables were checked."""
+    """The ranges of the values of these ascending rows of these columns. With a cut, only the part that its steps along
+    the first dimension leave is included. `memory` is the extent, whose tables were checked."""
     columns = [layout.columns[ordinal][1] for ordinal in ordinals]
     return merged(each for column in columns for each in row_values(column, rows.array(), memory, cut))
 
@@ -101,9 +101,9 @@ def values(
 def row_values(
     column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut = NOTHING, *, shared: bool = True
 ) -> ByteRanges:
-    """The values of these rows, ascending, or the part that a cut leaves; unless `shared`, without those of indexed
-    columns, which other rows may share. Ranges are clipped to the buffers: a hostile process may have changed the
-    tables since the check."""
+    """The ranges of the values of these ascending rows, or of the part that a cut leaves, not merged. Without `shared`,
+    indexed columns are left out, since other rows may share their values. Ranges are clipped to the buffers: a hostile
+    process may have changed the tables since the check."""
     if not len(rows) or (column.indexed and not shared):
         return []
     if column.indexed:
@@ -129,7 +129,7 @@ def row_values(
 
 
 def _values(column: ColumnLayout, rows: Index, memory: Bytes) -> tuple[Index, Index]:
-    """Where runs of ascending rows begin and end among the values, in bytes."""
+    """The start and the stop of each run of ascending rows among the values, in bytes."""
     edges = np.flatnonzero(np.diff(rows) != 1) + 1
     begins, ends = rows[np.concatenate(([0], edges))], rows[np.concatenate((edges - 1, [len(rows) - 1]))] + 1
     unit = column.field.item_nbytes
@@ -141,8 +141,8 @@ def _values(column: ColumnLayout, rows: Index, memory: Bytes) -> tuple[Index, In
 
 
 def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> tuple[Index, Index]:
-    """The starts and stops of the parts of rows that a cut's steps along the first dimension leave. Other dimensions
-    are included whole: the bytes between are mostly fewer than a range for each would take."""
+    """The start and the stop of each run of a row that a cut's steps along the first dimension leave, in bytes. Other
+    dimensions are included whole: a range for each of their parts would mostly cost more than the bytes between."""
     shape = column.field.shape
     if column.field.kind == "dense":
         lengths = np.full(len(rows), shape[0] or 0, np.int64)

@@ -1,8 +1,8 @@
 """Concatenates references: the rows of each follow those of the previous one.
 
-References derived from one have their columns in the same frames, and keep them together. Others may not: columns stay
-in one frame if they share one in every reference. If all references have an origin, the result has one too. The work is
-proportional to the number of references and their columns, not to their rows.
+Columns share a frame in the result if they share one in every reference, as in references that derive from one. If all
+references with rows have an origin, the result has one too. The work is proportional to the number of references and
+columns; it grows with their rows only if a frame has an order, a cut or joined rows, or many short parts.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dataplane.errors import Misuse, SchemaMismatch
 def concat(refs: Iterable[BatchRef]) -> BatchRef:
     """The rows of all references, one reference after the other; columns in the order of the first.
 
-    All have the same columns. Dense ones agree in dtype and shape; a ragged column of the result may vary in more
-    dimensions than any of them, and structs have the keys of all. Raises SchemaMismatch naming the column,
-    and Misuse for no references.
+    All have the same columns. Dense columns must agree in dtype and shape. A ragged column of the result may vary in
+    more dimensions than in any reference, and a struct has the keys of all. Raises SchemaMismatch, naming the column,
+    Misuse for no reference or another value, and LimitExceeded if the references are cut in too many different ways.
     """
     if not isinstance(refs, Iterable):
         raise Misuse(f"references are concatenated, not {type(refs).__name__}")
@@ -38,7 +38,7 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
         return several[0]
     fields = _fields(several)
     filled = [ref for ref in several if len(ref)] or several[:1]
-    together: dict[tuple[int, ...], list[str]] = {}  # columns that share a frame in every reference
+    together: dict[tuple[int, ...], list[str]] = {}  # columns by their frames, one for each reference
     for name in fields:
         together.setdefault(tuple([ref._columns[name].frame for ref in filled]), []).append(name)
     frames: list[Frame] = []
@@ -57,7 +57,8 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
 
 
 def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
-    """The fields of all, in the order of the first. Raises SchemaMismatch if they are not the same columns."""
+    """The merged field of each column, in the order of the first reference. Raises SchemaMismatch if the references
+    have different columns, or fields that do not merge."""
     first = refs[0]._columns
     for number, ref in enumerate(refs):
         odd = first.keys() ^ ref._columns.keys()
@@ -76,20 +77,19 @@ def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
 
 
 def joins(field: Field) -> bool:
-    """Whether pieces of such a column are concatenated; else the column has the value of the last piece."""
+    """Whether the pieces of a row are concatenated in a column of this field. In other columns the last piece is the
+    row's value."""
     return field.kind == "ragged" and field.varying == 1
 
 
 def joined(pieces: Sequence[BatchRef]) -> BatchRef:
-    """Join these pieces, each a reference of one row, into one row, in order. Columns in the order in which they came.
-    Raises SchemaMismatch if the pieces of a column differ in kind, dtype or item shape, Misuse if one has only parts of
-    rows."""
+    """Join these pieces, each a reference of one row, into one row, in order. Columns are in the order of their first
+    pieces. Raises SchemaMismatch if the pieces of a column differ in kind, dtype or item shape, Misuse if a piece is
+    sliced."""
     if any(piece.is_sliced() for piece in pieces):
         raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
     names = dict.fromkeys(name for piece in pieces for name in piece.columns)
-    alike: dict[
-        tuple[tuple[int, int], ...], list[str]
-    ] = {}  # columns of the same pieces, and in each of the same frame
+    alike: dict[tuple[tuple[int, int], ...], list[str]] = {}  # columns by their pieces, with the frame in each piece
     fields: dict[str, Field] = {}
     for name in names:
         having = [number for number, piece in enumerate(pieces) if name in piece.columns]
@@ -112,8 +112,8 @@ def joined(pieces: Sequence[BatchRef]) -> BatchRef:
 
 
 def require_alike(name: str, fields: Sequence[Field]) -> Field:
-    """The field of a column of these pieces. Raises SchemaMismatch if they differ in kind or dtype or, if they are
-    joined, in item shape."""
+    """The field of a column whose pieces have these fields. Raises SchemaMismatch if they do not merge, or if pieces
+    that are concatenated differ in item shape."""
     merged = merge_fields(name, fields)
     if any(joins(field) for field in fields if field != EMPTY_LISTS) and not joins(merged):
         raise SchemaMismatch(

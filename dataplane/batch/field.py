@@ -1,8 +1,8 @@
 """The type of a column's rows: kind, dtype and shape, as a value that crosses sockets.
 
-A `Field` depends only on the types and shapes of the values. It does not depend on the number of rows, nor on whether
-some rows have equal lengths, with one exception: a ragged field has the sizes of the trailing dimensions that all its
-rows share. So the fields of two parts of one column may differ in how many dimensions vary (`merge_fields`).
+A `Field` depends only on the types and shapes of the values, not on the number of rows or on equal lengths of some
+rows. The exception is a ragged field, which has the sizes of the trailing dimensions that all its rows share. So the
+fields of two parts of one column may differ in the number of dimensions that vary (`merge_fields`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ MAX_EMPTY = 1 << 24  # the largest product of rows and shape if rows take no byt
 
 
 class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The type of a column's rows. `shape` is that of one row; a dimension in which rows differ is None.
+    """The type of a column's rows. `shape` is the shape of one row; a dimension in which rows differ is None.
 
-    `dtype` is named as in `dataplane.batch.dtypes`, "" for text, bytes, struct and object, "null" for lists that are
+    `dtype` is named as in `dataplane.batch.dtypes`; "" for text, bytes, struct and object, "null" for lists that are
     all empty (`EMPTY_LISTS`). A dense row has a shape of integers, () for a scalar. In a ragged row one or more leading
-    dimensions are None, and the others integers. `children` are the keys of a struct.
+    dimensions are None, and the others integers. `children` are the keys of a struct, with their fields.
     """
 
     kind: Kind
@@ -48,17 +48,18 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def declared(self) -> Field:
-        """The field as its readers see it: with the dtypes that were given, even if narrower ones are stored."""
+        """The field that readers see: with the dtypes that were given, even if narrower ones are stored."""
         return _declared(self) if _is_narrow(self) else self
 
     @property
     def varying(self) -> int:
-        """How many leading dimensions differ from row to row."""
+        """The number of leading dimensions that differ from row to row."""
         return self.shape.count(None)
 
     @property
     def item_shape(self) -> tuple[int, ...]:
-        """The shape of the unit that lengths count: a dense row, or an item of a ragged one."""
+        """The shape of the unit that lengths count: a dense row, an item of a ragged row, or an element of a ragged row
+        if more than its first dimension varies."""
         if self.varying > 1:
             return ()
         return cast("tuple[int, ...]", self.shape[self.varying :])
@@ -84,7 +85,7 @@ EMPTY_LISTS = Field("ragged", NULL, (None,))
 
 
 def typed(field: Field) -> Field:
-    """The field as a column has it: int64 where no value shows the dtype."""
+    """The field with the dtype int64 in place of "null"."""
     return _typed(field) if _has_null(field) else field
 
 
@@ -99,7 +100,7 @@ def _typed(field: Field) -> Field:
 
 
 def is_text(name: Any) -> bool:
-    """Whether it is text that can be written as UTF-8, as names must be."""
+    """Whether the name is text that UTF-8 can represent, as every name must be."""
     if not isinstance(name, str):
         return False
     try:
@@ -110,19 +111,18 @@ def is_text(name: Any) -> bool:
 
 
 def refuse(name: str, reason: str) -> Corrupt:
-    """The error for an invalid column. Names and reasons come from other processes, so they are truncated."""
+    """The error for an invalid column. The name and the reason are truncated, since they come from other processes."""
     return Corrupt(f"column {name[:200]!r}: {reason[:600]}")
 
 
 def unit_bound(field: Field) -> int:
-    """The bytes of a dense row or ragged item, with every zero and varying dimension counted as one."""
+    """The bytes of a dense row or ragged item, if every dimension that is zero or varies had the size one."""
     return storage(field.dtype).itemsize * math.prod(dim or 1 for dim in field.shape)
 
 
 @lru_cache(maxsize=1024)
 def most_items(field: Field) -> int:
-    """The maximum number of dense rows, of items of all ragged rows, or of bytes of text, bytes and object, in a
-    column."""
+    """The most dense rows, items of all ragged rows, or bytes of text, bytes and objects, that a column may have."""
     if not field.dtype:
         return MAX_BYTES
     bound = unit_bound(field)
@@ -166,7 +166,8 @@ def _check_one(name: str, field: Field) -> None:
 
 
 def merge_fields(name: str, fields: Iterable[Field]) -> Field:
-    """The field of a column whose parts have these fields, at least one. Raises SchemaMismatch, naming the column."""
+    """The field of a column whose parts have these fields, at least one. Raises SchemaMismatch, naming the column, if
+    they differ in more than the keys of structs and the dimensions in which ragged rows vary."""
     merged: Field | None = None
     for field in fields:
         if merged is None:

@@ -1,25 +1,25 @@
 """The stored rows that the columns of a reference refer to: one selection, shared by columns that were stored together.
 
-A `Frame` has one or more columns over `parts`. A part is a selection (`RowIndices`) of one stored block of rows. It has
-a cell for each column of the frame, which says where that column of the rows is stored. The rows of a frame are the
-rows of its parts, concatenated. If `order` is given, row i of the frame is row `order[i]` of those. With a `cut`, each
-row is the slice that the cut leaves (`batch.cuts`); arrays in a cut are in the order of the frame's rows, not of the
-parts.
+A `Frame` has one or more columns over `parts`. A part is a selection (`RowIndices`) of rows of one stored block. It has
+a cell for each column of the frame: the place where this column of the block is stored. The listed rows of a frame are
+the rows of its parts, concatenated; with an `order`, listed row i is row `order[i]` of those. Each listed row is a row
+of the frame, unless there are `bounds`. With a `cut`, each row is the slice that the cut leaves (`batch.cuts`); arrays
+in a cut are in the order of the frame's rows, not of the parts.
 
-Invariants: no part is empty, and an order contains each row that a part lists. So a frame refers to exactly the rows
-that its parts list.
+Invariants: no part is empty, and an order contains each row of the parts. So a frame refers to exactly the rows of its
+parts.
 
 `order` is for rows that are picked from many parts in a mixed order, such as a shuffle of the rows of many workers:
 without it, each row would be a part, with Python objects for each. Rows in long runs are parts instead, since a part
 takes a few bytes independent of its length. `RUN` is the length of runs that decides between the two.
 
-A row may also be several stored rows joined end to end: those made piece by piece (`concat.joined`). Then `bounds`
-gives the range of listed rows that make up each row.
+A row that was made piece by piece (`concat.joined`) is several stored rows joined end to end. Then `bounds` gives the
+range of listed rows that make up each row.
 
-The origin of a reference is a frame too, whose parts name streams instead of shards: the one cell of a part has the
-stream (8 bytes) where a shard has its node, and the number under which the stream delivered the rows where a shard has
-its number. So an origin is sliced, picked and repeated in the same way as the rows. A reference and its origin may come
-from any process, so the only thing that is known of an origin is that it is a valid frame.
+The origin of a reference is a frame too, but its parts name streams instead of shards. A part has one cell, with the
+id of the stream (8 bytes) in place of a node, and the number of the delivery in place of a shard's number. So an origin
+is sliced, picked and repeated in the same way as the rows. A reference and its origin may come from any process, so no
+more is known of an origin than that it is a valid frame.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from dataplane.errors import SchemaMismatch
 
 T = TypeVar("T")
 
-#: A range of fewer rows than this is worth no part of its own. A part takes some 30 bytes in an encoded ref, and
-#: a row number one or two.
+#: The least rows of a range that gets a part of its own. A part takes some 30 bytes in an encoded ref, and a row number
+#: one or two.
 RUN = 32
 
 
 class ShardRef(NamedTuple):
-    """A stored object: the node that stores it, its number there, and the number of rows of its columns."""
+    """A shard: the id of the node that stores it (8 bytes), its number on that node, and its row count."""
 
     node: bytes
     id: int
@@ -69,7 +69,7 @@ class BlockRows(NamedTuple):
 
 
 class ColumnPlace(NamedTuple):
-    """A column of a reference: its field, and the place of its cells: the frame, and the slot in the frame's parts."""
+    """A column of a reference: its field, the index of its frame, and the slot of its cells in the frame's parts."""
 
     field: Field
     frame: int
@@ -77,7 +77,7 @@ class ColumnPlace(NamedTuple):
 
 
 def place_of(columns: Mapping[str, T], name: Any) -> T:
-    """The column with this name, or its place. Raises SchemaMismatch, naming the existing ones."""
+    """The value of the column with this name. Raises SchemaMismatch, naming the existing columns, if there is none."""
     try:
         return columns[name]
     except (KeyError, TypeError):
@@ -93,9 +93,9 @@ def place_of(columns: Mapping[str, T], name: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Rows over parts. `order`: None, or for each row its position among the rows of the parts. `bounds`: None, or row
-    i joins those rows from `bounds[i]` up to `bounds[i + 1]` (at least one). `cut`: the selected slice of each joined
-    row."""
+    """Rows over parts. `order`: the position of each listed row among the rows of the parts; None if they are the same.
+    `bounds`: row i joins the listed rows from `bounds[i]` up to `bounds[i + 1]`, at least one; None if each listed row
+    is a row. `cut`: the slice of each row."""
 
     parts: tuple[BlockRows, ...]
     order: RowIndices | None = None
@@ -115,7 +115,7 @@ class Frame:
 
     @property
     def width(self) -> int:
-        """The number of columns that its parts have cells for; 0 without parts."""
+        """The number of cells in each part; 0 without parts."""
         return len(self.parts[0].cells) if self.parts else 0
 
     def slice(self, start: int, stop: int) -> Frame:
@@ -160,7 +160,7 @@ class Frame:
         return _gather(self.parts, positions)
 
     def repeat(self, times: int) -> Frame:
-        """Each row `times` (at least once) in succession."""
+        """Each row `times` in succession, at least once."""
         if times == 1:
             return self
         if self.cut or self.bounds is not None:
@@ -171,14 +171,14 @@ class Frame:
         return Frame(tuple(repeated))
 
     def whole(self) -> Frame:
-        """The frame with whole rows, without a cut."""
+        """The frame without its cut."""
         return Frame(self.parts, self.order, self.bounds)
 
     def with_cut(self, cut: Cut) -> Frame:
         return Frame(self.parts, self.order, self.bounds, cut)
 
     def numbered(self, number: Callable[[ShardRef], int]) -> Frame:
-        """The same rows of shards that have these numbers."""
+        """The same rows, with `number(shard)` as the number of each shard."""
 
         def named(cell: Cell) -> Cell:
             return cell._replace(shard=cell.shard._replace(id=number(cell.shard)))
@@ -187,8 +187,8 @@ class Frame:
         return Frame(parts, self.order, self.bounds, self.cut)
 
     def joined(self, bounds: Index) -> Frame:
-        """A frame with rows `bounds[i]` up to `bounds[i + 1]` of this one joined, for each i; this one if each is by
-        itself."""
+        """A frame whose row i joins rows `bounds[i]` up to `bounds[i + 1]` of this one. Returns this frame if the
+        bounds join no rows."""
         return self if len(bounds) - 1 == self.rows else Frame(self.parts, self.order, RowIndices.index(bounds))
 
     def pick(self, slots: Sequence[int]) -> Frame:
@@ -206,7 +206,7 @@ class Frame:
         return Frame(tuple(both), self.order, self.bounds, self.cut)
 
     def counts(self) -> list[int]:
-        """The number of the frame's rows that each part gives."""
+        """For each part, how many of the listed rows are its rows."""
         lengths = [len(part.rows) for part in self.parts]
         if self.order is None:
             return lengths
@@ -215,15 +215,16 @@ class Frame:
         return counts
 
     def in_order(self) -> tuple[BlockRows, ...]:
-        """Parts whose rows, one after another, are the frame's rows: with an order, one part for each run."""
+        """Parts whose concatenated rows are the listed rows. With an order, there is a part for each run of rows of one
+        part."""
         if self.order is None:
             return self.parts
         owner, numbers = _locate(self.parts, self.order.array())
         return _runs(self.parts, owner, numbers)
 
     def distinct(self) -> tuple[Frame, Index | None]:
-        """The distinct rows of the frame, and for each row its place among them; the frame itself and None if no row
-        repeats. Rows are equal if their cuts are equal, too."""
+        """The distinct rows of the frame, and the position of each row among them. Rows with different cuts are
+        distinct. Returns the frame itself and None if no row repeats, or if rows are joined."""
         if self.bounds is not None:
             return self, None
         owner, numbers = self._located()
@@ -239,8 +240,8 @@ class Frame:
         return self.take(ascending[new]), index
 
     def wanted(self) -> list[tuple[tuple[Cell, ...], RowIndices, Cut]]:
-        """The rows to read. For each part: its cells, the ascending indices of the rows, and the cut to apply to each
-        row (see `cuts`). A row with two cuts is listed twice."""
+        """The rows to read. For each part: its cells, its row numbers, ascending, and the cut of these rows (see
+        `cuts`). A row with two cuts comes twice. Joined rows have no cut."""
         if self.bounds is not None or cuts.is_even(self.cut):  # a joined row's start is not known here
             cut = self.cut if self.bounds is None else NOTHING
             return [(part.cells, part.rows.distinct()[0], cut) for part in self.parts]
@@ -253,7 +254,7 @@ class Frame:
         return found
 
     def means(self, other: Frame, slots: Iterable[tuple[int, int]]) -> bool:
-        """Whether, for each (slot here, slot there), both name the same rows of the same stored columns."""
+        """Whether, for each (slot here, slot there), both frames have the same rows of the same stored column."""
         pairs = list(slots)
         if self.bounds != other.bounds or not cuts.equal(self.cut, other.cut):
             return False
@@ -269,7 +270,7 @@ class Frame:
         return all(_same(self.parts[a], other.parts[b], pairs) for a, b in met)
 
     def _located(self) -> tuple[Index, Index]:
-        """For each row, its part and its row number there."""
+        """For each listed row, the index of its part and its row number in the stored block."""
         if self.order is not None:
             return _locate(self.parts, self.order.array())
         lengths = [len(part.rows) for part in self.parts]
@@ -278,7 +279,8 @@ class Frame:
 
 
 def join(frames: Sequence[Frame]) -> Frame:
-    """The rows of all frames, one frame after the other; all have the same columns in the same slots."""
+    """The rows of all frames, one frame after the other. All frames have the same columns in the same slots. Raises
+    LimitExceeded if the joined cut has too many steps."""
     if any(frame.cut for frame in frames):
         cut = cuts.joined([(frame.rows, frame.cut) for frame in frames])
         return join([frame.whole() for frame in frames]).with_cut(cut)
@@ -310,7 +312,7 @@ def _worth_parts(runs: int, rows: int) -> bool:
 
 
 def _merged(parts: Iterable[BlockRows]) -> tuple[BlockRows, ...]:
-    """The same rows in fewer parts: neighbours of one source are merged if their rows touch or are few."""
+    """The same rows in fewer parts: neighbours with the same cells are merged if their rows touch or are few."""
     out: list[BlockRows] = []
     for cells, group in groupby(parts, key=lambda part: part.cells):
         touching: list[RowIndices] = []
@@ -330,7 +332,7 @@ def _merged(parts: Iterable[BlockRows]) -> tuple[BlockRows, ...]:
 
 
 def _locate(parts: Sequence[BlockRows], positions: Index) -> tuple[Index, Index]:
-    """For each position among the rows of the parts, its part and the row number there."""
+    """For each position among the rows of the parts: the index of its part, and its row number in the stored block."""
     ends = np.cumsum([len(part.rows) for part in parts])
     owner = np.searchsorted(ends, positions, side="right").astype(np.int64, copy=False)
     numbers = np.empty_like(positions)
@@ -356,7 +358,8 @@ def _runs(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> tuple[Blo
 
 
 def _gather(parts: Sequence[BlockRows], positions: Index) -> Frame:
-    """The rows at `positions` among the rows of the parts, in the form that costs least."""
+    """The rows at `positions` among the rows of the parts: as runs if these are few or long, else as parts with an
+    order."""
     if not len(positions):
         return Frame(())
     owner, numbers = _locate(parts, positions)
@@ -368,13 +371,13 @@ def _gather(parts: Sequence[BlockRows], positions: Index) -> Frame:
 
 
 def _canonical(parts: Sequence[BlockRows]) -> Index:
-    """For each part, the first part of the same source."""
+    """For each part, the index of the first part with the same cells."""
     firsts: dict[tuple[Cell, ...], int] = {}
     return np.array([firsts.setdefault(part.cells, index) for index, part in enumerate(parts)], dtype=np.int64)
 
 
 def _woven(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> Frame:
-    """One part for each source, with distinct, ascending rows, and the order that gives the wanted rows."""
+    """A frame of these rows with one part of distinct, ascending rows for each owner, and an order."""
     ascending = np.lexsort((numbers, owner))
     owner, numbers = owner[ascending], numbers[ascending]
     new: npt.NDArray[np.bool_] = np.ones(len(owner), dtype=np.bool_)
@@ -384,10 +387,10 @@ def _woven(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> Frame:
     return Frame(_runs(parts, owner[new], numbers[new]), RowIndices.index(order))
 
 
-#: Rows that a stream is taken to have.
+#: The row count of the `ShardRef` that stands for a stream: more than any stream's.
 _STREAM_ROWS = 1 << 47
 
-#: Of the number of a delivery, which is to be an int64.
+#: The mask that keeps the number of a delivery within an int64.
 _MOST_DELIVERY = (1 << 63) - 1
 
 
@@ -399,7 +402,7 @@ def origin_of(stream: bytes, rows: npt.ArrayLike, hold: int) -> Frame:
 
 
 def rows_by_stream(origin: Frame) -> list[tuple[bytes, Index, Index]]:
-    """For each stream, the positions of its rows, ascending, and their numbers in it."""
+    """For each stream: its id, the positions of its rows in the reference, ascending, and their numbers in it."""
     streams = [part.cells[0].shard.node for part in origin.parts]
     known = list(dict.fromkeys(streams))
     of = np.repeat([known.index(stream) for stream in streams], [len(part.rows) for part in origin.parts])
@@ -410,7 +413,7 @@ def rows_by_stream(origin: Frame) -> list[tuple[bytes, Index, Index]]:
 
 
 def delivery_numbers(origin: Frame) -> Index:
-    """The numbers under which the rows were delivered, in order, int64."""
+    """The delivery number of each row, in order, int64."""
     listed = [np.full(len(part.rows), part.cells[0].shard.id & _MOST_DELIVERY, np.int64) for part in origin.parts]
     return _in_origin_order(origin, np.concatenate(listed))
 

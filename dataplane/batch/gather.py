@@ -1,7 +1,7 @@
-"""Gathers the values of a reading: in place if they are contiguous, else by a copy with NumPy.
+"""Gathers the values of selected rows (`SelectedRows`): in place if they are contiguous, else by a copy with NumPy.
 
 The result has one form for each kind of column, however the rows are stored: an array for dense rows; items with
-offsets for ragged rows, text, bytes and objects. The views for NumPy, torch, Arrow and Python are created from that.
+offsets for ragged rows, text, bytes and objects. NumPy, torch, Arrow and Python views are created from this form.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LARGE_ROW = 256 << 10
 """The size of a row in bytes from which mapping it takes less time than copying it."""
 
 _MOST_IN_PLACE = 4096
-"""Rows of a column that are mapped: of some 65,000 mappings that Linux lets a process have."""
+"""The most rows of a column that get a mapping each. Linux lets a process have some 65,000 mappings."""
 
 
 def reading_of(
     field: Field, selections: tuple[Selection, ...], order: Index | None, cut: Cut = NOTHING
 ) -> SelectedRows:
-    """The rows of a column of this field. Rows that are stored in another dtype are widened to the field's; with a
-    `cut` of the rows, only its result is widened. Empty lists become rows of the field."""
+    """The selected rows as rows of this field. Integers that are stored in a narrower dtype are widened; with a `cut`,
+    only the slices are. Empty lists become rows of the field. No value is read yet."""
     if field.kind in ("dense", "ragged", "object"):
         selections = tuple([_fitted(field, selection, cut) for selection in selections])
     return SelectedRows(selections, order, cut)
@@ -76,8 +76,7 @@ class _Emptied(Copied):
 
 
 class _Widened(Copied):
-    """Selected rows of a stored column, converted to a wider dtype than the stored one. They are converted when their
-    values are accessed."""
+    """Selected rows of a stored column, converted to a wider dtype when their values are accessed."""
 
     def __init__(self, selection: Selection, dtype: str) -> None:
         self._field = selection.stored.layout.field
@@ -110,12 +109,13 @@ class Items(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _item(field: Field) -> tuple[np.dtype[Any], tuple[int, ...], int]:
-    """The storage type, shape and bytes of a row."""
+    """The storage type, the shape and the bytes of a dense row or a ragged item."""
     return storage(field.dtype), field.item_shape, field.item_nbytes
 
 
 def dense(reading: SelectedRows, field: Field, *, private: bool = False) -> npt.NDArray[Any]:
-    """The rows as an array [rows, *shape] of the storage type: read-only, unless private or gathered."""
+    """The rows as an array [rows, *shape] of the storage type, read-only if it is a view and not `private`. `private`:
+    a view is writable, and other processes do not see the writes."""
     dtype, shape, unit = _item(field)
     if reading.cut:
         return gather_slices.dense(reading, field, private=private)
@@ -142,13 +142,13 @@ def dense(reading: SelectedRows, field: Field, *, private: bool = False) -> npt.
 
 
 def stored_field(reading: SelectedRows, field: Field) -> Field:
-    """The field, or that of lists that are all empty, if these rows are stored so."""
+    """`EMPTY_LISTS` if these rows are stored as lists that are all empty, else `field`."""
     stored = [selection.stored.layout.field for selection in reading.selections]
     return EMPTY_LISTS if stored and all(own == EMPTY_LISTS for own in stored) else field
 
 
 def in_place(selection: Selection, field: Field) -> npt.NDArray[Any] | None:
-    """Dense rows in one run of a stored column, as `dense` gives them; None for others."""
+    """Dense rows as a read-only view [rows, *shape]; None unless they are one run of stored rows of this dtype."""
     stored, rows = selection
     span, (dtype, shape, unit) = rows.slice, _item(field)
     if (
@@ -163,15 +163,16 @@ def in_place(selection: Selection, field: Field) -> npt.NDArray[Any] | None:
 
 
 def _by_part(reading: SelectedRows, part: Index) -> list[tuple[StoredColumn, Index]]:
-    """Each part, and the positions in the result that have its rows. `part`: the number of the part of each
-    position."""
+    """The stored column of each part, and the positions of its rows in the result. `part`: the number of the part of
+    each position."""
     positions = np.argsort(part, kind="stable")
     edges = np.searchsorted(part[positions], np.arange(len(reading.parts) + 1)).tolist()
     return [(one.stored, positions[a:b]) for one, (a, b) in zip(reading.parts, pairwise(edges), strict=True)]
 
 
 def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Items:
-    """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the pieces'."""
+    """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the stored fields.
+    `private` as for `dense`."""
     if reading.cut:
         return Items(*gather_slices.packed(reading, field))
     dtype = storage(field.dtype) if field.dtype else _BYTE
@@ -182,7 +183,7 @@ def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Item
         first, last = int(offsets[0]), int(offsets[-1])
         data = (stored.private if private else stored.values)[first * unit : last * unit]
         values = _shaped(data, dtype, last - first, shape)
-        return Items(values, offsets - first, None if shapes is None else shapes[rows])  # the caller's offsets
+        return Items(values, offsets - first, None if shapes is None else shapes[rows])  # new offsets, for the caller
     lengths, runs = _runs(reading)
     total = int(lengths.sum())
     joined = np.empty(total, np.uint8)
@@ -195,7 +196,7 @@ def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Item
 
 
 def rows_of(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]]:
-    """Each row of a ragged column as a read-only array over the pieces. No copies."""
+    """Each row of a ragged column as a read-only array, in place unless it is widened or cut in several runs."""
     if reading.cut:
         return gather_slices.rows(reading, field)
     dtype = storage(field.dtype)
@@ -206,8 +207,8 @@ def rows_of(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]]:
 
 def own_rows(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]] | None:
     """Each row of a ragged column as a writable array that shares no memory with another row's. Large rows are mapped
-    in place, and a page is copied when it is first written to. None if the rows are small or contiguous: use `items`
-    then."""
+    in place, and a page is copied when it is first written to. None if the rows are contiguous, more than
+    `_MOST_IN_PLACE`, or smaller than `_LARGE_ROW` on average: use `items` then."""
     if reading.run is not None or not 0 < reading.rows <= _MOST_IN_PLACE:
         return None
     if nbytes(reading, field) < _LARGE_ROW * reading.rows:
@@ -217,13 +218,14 @@ def own_rows(reading: SelectedRows, field: Field) -> list[npt.NDArray[Any]] | No
 
 def _own_row(stored: StoredColumn, start: int, stop: int) -> Bytes:
     if stop - start >= _LARGE_ROW:
-        with suppress(LimitExceeded):  # only addresses ran out: memory is left for a copy
+        with suppress(LimitExceeded):  # only mappings ran out; there is memory for a copy
             return stored.own(start, stop)
     return stored.values[start:stop].copy()
 
 
 def _lookup(stored: StoredColumn) -> object_rows.Lookup:
-    """Gives the stored rows of a column by their numbers: copies, each made once, at its first request."""
+    """A function that returns a copy of a stored row by its number. It makes each copy once, at the first request, and
+    raises ValueError for an unknown number."""
 
     @cache
     def row_of(number: int) -> bytes:
@@ -236,7 +238,7 @@ def _lookup(stored: StoredColumn) -> object_rows.Lookup:
 
 
 def objects(reading: SelectedRows) -> Iterator[tuple[Bytes, object_rows.Lookup]]:
-    """Each row of an object column, with a lookup of the parts that it shares with other rows. No copies."""
+    """Each row of an object column, in place, with a lookup of the parts that it shares with other rows."""
     lookups = {id(stored): _lookup(stored) for stored, _ in reading.parts}
     for stored, row in _in_order_rows(reading):
         yield row, lookups[id(stored)]
@@ -248,7 +250,7 @@ def is_plain(reading: SelectedRows) -> bool:
 
 
 def whole(name: str, reading: SelectedRows) -> list[Any]:
-    """Each row of an object column as bytes that refer to no other rows. Raises Corrupt."""
+    """Each row of an object column as bytes that refer to no other rows. Raises Corrupt if a row is invalid."""
     try:
         return [object_rows.whole(row, lookup) for row, lookup in objects(reading)]
     except ValueError as error:
@@ -261,8 +263,9 @@ def spans(reading: SelectedRows) -> list[Bytes]:
 
 
 def _in_order_rows(reading: SelectedRows) -> Iterator[tuple[StoredColumn, Bytes]]:
-    """Each row as a view of its bytes, with its stored column. If the order alternates between several parts, the rows
-    are read part by part and then put in order: switching to a part takes ten times as long as reading a row."""
+    """Each row as a view of its bytes, with its stored column. With an order, rows are read part by part and then put
+    in order, since switching to a part takes ten times as long as reading a row. They are read in order if it selects
+    fewer than half of the parts' rows."""
     order = reading.order
     if order is None or sum(len(rows) for _, rows in reading.parts) > 2 * len(order):
         for stored, rows in in_order(reading):
@@ -281,7 +284,7 @@ def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
 
 
 def in_order(reading: SelectedRows) -> tuple[Selection, ...]:
-    """The parts, split so that their concatenated rows are those of the reading."""
+    """The parts, split at changes of the part, so that their concatenated rows are the reading's rows in order."""
     if reading.order is None:
         return reading.parts
     part, rows = reading.places()
@@ -294,14 +297,14 @@ def in_order(reading: SelectedRows) -> tuple[Selection, ...]:
 
 
 def presence(reading: SelectedRows, key: str, field: Field) -> tuple[npt.NDArray[np.bool_], SelectedRows]:
-    """A key of a struct column, a column of this field: which rows have it, and its rows."""
+    """For a key of a struct column: flags of the rows that have it, and its values as rows of `field`."""
     present, selections, order = keyed(reading, key)
     cut = reading.cut if present.all() else cuts.take(reading.cut, np.flatnonzero(present))
     return present, reading_of(field, selections, order, cut)
 
 
 def keyed(reading: SelectedRows, key: str) -> tuple[npt.NDArray[np.bool_], tuple[Selection, ...], Index | None]:
-    """A key of a struct column: flags of the rows that have it, its stored rows, and their order."""
+    """For a key of a struct column: flags of the rows that have it, and the selections and the order of its values."""
     flags, selections = [np.empty(0, np.bool_)], []
     for stored, rows in reading.parts:
         position = next((i for i, (name, _) in enumerate(stored.layout.field.children) if name == key), None)
@@ -368,7 +371,7 @@ def _part_rows(stored: StoredColumn, rows: RowIndices, dtype: np.dtype[Any]) -> 
 
 
 def _lengths(reading: SelectedRows, *, scaled: bool = False) -> Index:
-    """The number of items of each row, or of bytes if `scaled`."""
+    """The length of each row in items, or in bytes if `scaled`."""
     parts = [np.empty(0, np.int64)]
     for stored, rows in reading.parts:
         offsets, index = _offsets(stored), rows.array()
@@ -378,7 +381,8 @@ def _lengths(reading: SelectedRows, *, scaled: bool = False) -> Index:
 
 
 def _shapes(reading: SelectedRows, field: Field) -> Index:
-    """The rows' shapes, also of pieces that store none because only their first dimension varies."""
+    """The rows' shapes, int64 [rows, dims]. They are computed for parts that store no shapes, because only their first
+    dimension varies."""
     parts = [gather_slices.placed(stored, rows.array())[1] for stored, rows in reading.parts]
     shapes = np.concatenate([np.empty((0, len(field.shape)), np.int64), *parts])
     return shapes if reading.order is None else shapes[reading.order]

@@ -1,7 +1,7 @@
 """Reads slices inside rows: the part that a `Cut` leaves of each row, in place if it is one run.
 
-Invariants: the result is that of cutting each row by itself, in the column's dtype; only the part that the cut leaves
-of a row is read.
+Invariants: the result is that of cutting each row by itself, in the column's dtype. Of a ragged row, only the bytes
+from the first to the last run of its first dimension are read.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dataplane.batch.values import offsets_of
 
 Array = npt.NDArray[Any]
 Fetch = Callable[[StoredColumn, int, int], Bytes]
-"""Gives bytes of a stored column's values."""
+"""Returns the bytes from a start up to a stop of a stored column's values."""
 
 
 class _Group(NamedTuple):
-    """Rows of one stored column: their positions in the result, their starts among the column's items, their shapes
-    [rows, dims], and the cut of each."""
+    """Rows of one stored column: their positions in the result, their starts as in `placed`, their shapes [rows, dims],
+    and their cut."""
 
     stored: StoredColumn
     positions: Index
@@ -37,7 +37,8 @@ class _Group(NamedTuple):
 
 
 def rows(reading: SelectedRows, field: Field, fetch: Fetch | None = None) -> list[Array]:
-    """Each row as an array: read-only and in place, or the result of `fetch`."""
+    """Each row as an array over the stored values (then read-only), or over the bytes that `fetch` returns. A row of
+    several runs, or of a narrower dtype, is a copy. Raises Corrupt if a row does not fit `field`."""
     found: list[Any] = [None] * reading.rows
     for group in _groups(reading):
         for position, row in zip(group.positions.tolist(), _rows(group, fetch), strict=True):
@@ -52,7 +53,8 @@ def _other(stored: StoredColumn, field: Field) -> Exception:
 
 
 def packed(reading: SelectedRows, field: Field) -> tuple[Array, Index, Index | None]:
-    """All rows, concatenated: their items, the offset of each, and their shapes if `field` needs them."""
+    """All rows, concatenated: their items, the offset of each row, and their shapes if more dimensions than the first
+    vary."""
     offsets, shapes = tables(reading, field)
     parts: list[Any] = [None] * reading.rows
     for group in _groups(reading):
@@ -66,7 +68,8 @@ def packed(reading: SelectedRows, field: Field) -> tuple[Array, Index, Index | N
 
 
 def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
-    """The offsets of the concatenated rows, and their shapes if `field` needs them."""
+    """The offsets of the concatenated rows, and their shapes if more dimensions than the first vary. Raises Corrupt if
+    a row does not fit `field`."""
     shapes = np.empty((reading.rows, len(field.shape)), np.int64)
     for group in _groups(reading):
         cut = group.shapes.copy()
@@ -82,8 +85,8 @@ def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
 
 
 def dense(reading: SelectedRows, field: Field, *, private: bool) -> Array:
-    """The rows as an array [rows, *shape]: in place if they lie in one run and the cut leaves one run of each row; then
-    read-only unless private."""
+    """The rows as an array [rows, *shape]. It is a view if the rows are one run in the field's dtype, and the cut
+    leaves the same run of each row. A view is read-only unless `private`."""
     parts, shape, dtype = reading.parts, field.item_shape, storage(field.dtype)
     if not cuts.is_even(reading.cut):
         each = rows(reading, field)
@@ -100,7 +103,7 @@ def dense(reading: SelectedRows, field: Field, *, private: bool) -> Array:
 
 
 def _block(stored: StoredColumn, cut: Cut, *, private: bool) -> Array:
-    """All rows of a dense column, each cut alike."""
+    """All stored rows of a dense column after the same cut of each: a view if the cut leaves one run."""
     field = stored.layout.field
     values = (stored.private if private else stored.values).view(storage(field.dtype))
     block = values.reshape(stored.layout.stored, *field.item_shape)
@@ -142,8 +145,8 @@ def _groups(reading: SelectedRows) -> Iterator[_Group]:
 
 
 def placed(stored: StoredColumn, index: Index) -> tuple[Index, Index]:
-    """The offsets of these rows among the items of their first dimension (or among elements, if more dimensions vary),
-    and their length in each dimension."""
+    """The start of each of these rows in items of the first dimension, or in elements if more dimensions vary; and
+    their shapes, int64 [rows, dims]."""
     field, tables = stored.layout.field, stored.tables
     if tables.shapes is not None and tables.offsets is not None:
         return tables.offsets[index], tables.shapes[index]
@@ -158,7 +161,8 @@ def placed(stored: StoredColumn, index: Index) -> tuple[Index, Index]:
 
 
 def _rows(group: _Group, fetch: Fetch | None, *, join: bool = True) -> Iterator[Any]:
-    """The part left of each row: an array, or, if it need not be joined, a list of arrays along dimension 0."""
+    """The part of each row that the cut leaves: an array; without `join`, a list of an array for each run of dimension
+    0."""
     stored, _, starts, shapes, cut = group
     field = stored.layout.field
     dtype, varies = storage(field.dtype), stored.tables.shapes is not None

@@ -1,10 +1,10 @@
 """The layout of columns in a shard's bytes: its description, its encoding, and the tables among the bytes.
 
-A shard is one extent of bytes. `ShardLayout` lists its columns and, for each, the places of its buffers: offsets and
-lengths relative to the extent, each buffer starting at a multiple of `ALIGNMENT`. A layout comes from another process,
-so it is not trusted before `batch.layout_check` has passed it. Row offsets, indexes and presence flags lie in the bytes
-themselves, which a hostile process that still maps them may change after a check; so a reader takes its own copy of
-them, checks that (`tables`) and uses nothing else. Both checks are vectorised, and neither reads values.
+A shard is one extent of bytes. `ShardLayout` lists its columns and, for each, the offsets and lengths of its buffers in
+the extent. Each buffer starts at a multiple of `ALIGNMENT`. A layout comes from another process, so it is not trusted
+before `batch.layout_check` has passed it. Row offsets, indexes and presence flags lie among the bytes of the extent. A
+hostile process that still maps the extent may change them after a check, so a reader checks its own copy of them
+(`tables`) and uses nothing else. Both checks are vectorised, and neither reads values.
 
 The buffers of each kind, in order, for `stored` rows (which is `rows`, unless the column is indexed):
 
@@ -14,19 +14,19 @@ The buffers of each kind, in order, for `stored` rows (which is `rows`, unless t
              count single elements
     text     offsets int64 [stored + 1], counted in bytes; UTF-8
     bytes    offsets int64 [stored + 1]; bytes
-    object   offsets int64 [stored + 1]; one MessagePack value a row
-    struct   for each child one presence buffer uint8 [stored]; child k holds one row for each 1 in it
+    object   offsets int64 [stored + 1]; encoded rows (`object_rows`)
+    struct   for each child a presence buffer uint8 [stored]; the child has one row for each 1 in its buffer
 
 An indexed column stores each distinct row once: its last buffer is int64 [rows], the stored row of each row. An indexed
 object column may also store values that several of its rows share as parts; no index names these (`object_rows`). In a
 struct, only object children are indexed by themselves; otherwise the whole struct is. The bytes are arranged by
 `put_plan`, from buffers that `values` makes. Integers are little-endian.
 
-An encoded layout is an `Outline` (everything but the numbers) and then the numbers: of each column its rows, stored
-rows, the offset and bytes of each buffer, then its children's. Shards that are put a row at a time differ in their
-numbers alone, so an outline is decoded once, and the numbers of many layouts are read as one table.
+An encoded layout is an `Outline` (everything but the numbers), followed by the numbers. Each column has its rows, its
+stored rows, the offset and bytes of each buffer, and then the numbers of its children. Shards that are put a row at a
+time differ only in their numbers, so an outline is decoded once, and the numbers of many layouts are read as one table.
 
-A node needs only this module of the code for columns, so this module imports neither pyarrow nor torch.
+Nodes import this module, so it imports neither pyarrow nor torch.
 """
 
 from __future__ import annotations
@@ -54,11 +54,12 @@ ALIGNMENT = 64  # a cache line, and Arrow's alignment of buffers
 
 _CODES = {"H": 1 << 16, "I": 1 << 32, "q": 1 << 63}
 _HEAD = struct.Struct("<cI")
-_SMALL = 8 << 10  # bytes of an outline that is remembered
+_SMALL = 8 << 10  # the most bytes of an outline that is cached
 
 
 class ColumnLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The location of a column of `rows` rows. `buffers` are (offset, nbytes) in the extent, in the kind's order."""
+    """The location of a column of `rows` rows, of which `stored` are stored (see the module). `buffers` are (offset,
+    nbytes) in the extent, in the kind's order."""
 
     field: Field
     rows: int
@@ -78,10 +79,10 @@ class ColumnHeader(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Outline:
-    """The column headers of a layout, without its numbers (row counts, offsets and sizes; see the module): where the
-    numbers of each column begin, and how many numbers there are. `kinds`: one token for each column. Two columns have
-    the same token if they have the same header at the same start, in outlines with as many numbers. `rules`: the
-    constraints on the numbers, once `layout_check` has made them."""
+    """The column headers of a layout, without its numbers (row counts, offsets and sizes; see the module). `starts`:
+    the position of each column's first number. `width`: the count of all numbers. `kinds`: a token for each column, the
+    same for two columns with the same header and start in outlines of the same width. `rules`: the constraints on the
+    numbers, once `layout_check` has made them."""
 
     __slots__ = ("columns", "kinds", "rules", "starts", "width")
 
@@ -99,7 +100,8 @@ def _kind(header: ColumnHeader, start: int, width: int) -> object:
 
 
 def width(header: ColumnHeader) -> int:
-    """The number of numbers of a column, including those of its children."""
+    """The count of a column's numbers, its children's included. Raises ProtocolMismatch for a header with fewer than 0
+    buffers."""
     if header.buffers < 0:
         raise ProtocolMismatch(f"a column with {header.buffers} buffers")
     return 2 + 2 * header.buffers + sum(map(width, header.children))
@@ -164,7 +166,7 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def header_of(column: ColumnLayout, numbers: list[int]) -> ColumnHeader:
-    """The column without its numbers, which are appended to `numbers`."""
+    """The header of a column. Appends the column's numbers to `numbers`."""
     numbers += (column.rows, column.stored)
     for buffer in column.buffers:
         numbers += buffer
@@ -192,7 +194,7 @@ def aligned_bytes(nbytes: int) -> Bytes:
 
 
 def buffer_sizes(field: Field, rows: int, stored: int, indexed: bool) -> list[int | None]:
-    """The bytes of each buffer, None for the one whose size depends on the values."""
+    """The bytes of each buffer in the kind's order; None for a buffer whose size depends on the values."""
     sizes: list[int | None]
     if field.kind == "dense":
         sizes = [stored * field.item_nbytes]
@@ -206,8 +208,8 @@ def buffer_sizes(field: Field, rows: int, stored: int, indexed: bool) -> list[in
 
 
 class ColumnTables(NamedTuple):
-    """The tables of a column, copied out of its bytes, so that no other process can change them once they are
-    checked."""
+    """The tables of a column, copied out of the extent, so that no other process can change them after the check.
+    `stored_row`: the index, or None. The others are None or empty if the kind lacks them."""
 
     offsets: Index | None
     shapes: Index | None
@@ -216,9 +218,11 @@ class ColumnTables(NamedTuple):
 
 
 def tables(name: str, layout: ColumnLayout, read: Read) -> ColumnTables:
-    """Copies and checks the tables of a column whose layout was checked. `read(offset, nbytes)` returns its bytes.
+    """Copies and checks the tables of a column whose layout was checked. `read(offset, nbytes)` returns bytes of the
+    extent.
 
-    Raises Corrupt if they point outside the column's data. Of children only the row counts are checked.
+    Raises Corrupt if a table is incomplete, or points outside the column's data. Of children only the row counts are
+    checked.
     """
 
     def table(i: int, dtype: Any = np.int64) -> npt.NDArray[Any]:
@@ -226,7 +230,7 @@ def tables(name: str, layout: ColumnLayout, read: Read) -> ColumnTables:
         copy = np.array(read(offset, size), dtype=np.uint8)
         if len(copy) != size:
             raise refuse(name, f"{len(copy)} bytes at {offset}, {size} are missing")
-        copy.setflags(write=False)  # all views of the column rely on it
+        copy.setflags(write=False)  # all views of the column rely on the table
         return copy.view(dtype)
 
     field = layout.field
@@ -250,7 +254,7 @@ def tables(name: str, layout: ColumnLayout, read: Read) -> ColumnTables:
 def check_contents(layout: ShardLayout, memory: Bytes) -> None:
     """Checks the tables of every column of a layout that was checked; `memory` is the extent's bytes.
 
-    Raises Corrupt. No value is read.
+    Raises Corrupt if a table is invalid. Reads no value.
     """
 
     def one(name: str, column: ColumnLayout) -> None:
@@ -271,7 +275,7 @@ def _presence(name: str, flags: Bytes, child: ColumnLayout) -> npt.NDArray[np.bo
 
 
 def _check_offsets(name: str, offsets: Index, nbytes: int, field: Field) -> None:
-    # Monotonic and within bounds, tested without subtracting: a difference of hostile int64 could wrap around.
+    # Compared without subtracting: a difference of hostile int64 could wrap around.
     last, unit = int(offsets[-1]), field.item_nbytes
     if int(offsets[0]) != 0 or bool((offsets[1:] < offsets[:-1]).any()):
         raise refuse(name, "row offsets do not rise from 0")
@@ -280,7 +284,7 @@ def _check_offsets(name: str, offsets: Index, nbytes: int, field: Field) -> None
 
 
 def check_shapes(name: str, shapes: Index, offsets: Index, field: Field) -> None:
-    """Raises Corrupt if the shapes do not fit the offsets."""
+    """Raises Corrupt if the shapes, int64 [rows, dims], do not fit the offsets or the field."""
     if not len(shapes):
         return
     fixed = field.shape[field.varying :]

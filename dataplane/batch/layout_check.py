@@ -1,7 +1,7 @@
 """Checks layouts that come from other processes.
 
 The rules of an outline are created once (`_rules`), and everything except the numbers is checked then. The numbers are
-checked for one layout, or for many at once: the same expressions accept integers, or arrays with one for each layout.
+checked for one layout, or for many at once: the same expressions accept an integer, or an array of one for each layout.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from dataplane.batch.layout import (
 from dataplane.errors import Corrupt
 
 _MOST_ROWS = 1 << 48
-"""The most rows with which every size that is computed here fits into 63 bits."""
+"""The most rows of a column: every size that is computed here then fits into 63 bits."""
 
-_REMEMBERED = 1024  # the most bytes of a layout whose check is cached: such layouts recur
-_FEW = 16  # up to so many layouts, each is looked up in that cache
-_MANY = 8  # from so many layouts of one outline on, checking all at once is faster
+_REMEMBERED = 1024  # the most bytes of an encoded layout whose check is cached: small layouts recur
+_FEW = 16  # the most layouts that are looked up in the cache one by one
+_MANY = 8  # the least layouts of one outline for which one check of all is faster
 
 
 class _Buffer(NamedTuple):
-    """The position of a buffer's numbers, and the rule for its size: bytes for each stored row, for each row, and in
-    addition; or, if it has a `unit`, any multiple of that."""
+    """The position `at` of a buffer's numbers, and the rule for its size. With a `unit`, the size is any multiple of
+    it; else it is `by_stored` bytes for each stored row, `by_row` for each row, and `more` bytes."""
 
     at: int
     by_stored: int
@@ -48,7 +48,8 @@ class _Buffer(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A column: its path, where its numbers begin, the most stored rows, and where its parent's begin (-1: none)."""
+    """A column: its path, its field, the position of its first number, the most rows that it may store, the position of
+    its parent's first number (-1: none), whether it is indexed, and its buffers."""
 
     name: str
     field: Field
@@ -59,8 +60,8 @@ class _Rule(NamedTuple):
     buffers: tuple[_Buffer, ...]
 
     def fits(self, numbers: Any, nbytes: Any, first: int) -> Any:
-        """Whether the numbers of one layout, or of each layout, are valid for this column in an extent of `nbytes`.
-        `first`: the position of the numbers of the shard's first column."""
+        """Whether the numbers are valid for this column in an extent of `nbytes`: a bool for one layout, or an array of
+        one for each layout. `first`: the position of the first number of the shard's first column."""
         rows, stored = numbers[self.start], numbers[self.start + 1]
         fit = (rows >= 0) & (rows <= _MOST_ROWS) & (stored >= 0) & (stored <= self.most)
         if not self.indexed:
@@ -85,14 +86,15 @@ class _Rules:
             check_field(name, header.field)
             self._add(name, header, start, -1, 0)
         self._first = outline.starts[0]
-        #: Where the bytes of each buffer are.
+        #: The positions of the numbers that are sizes of buffers.
         self.sizes = [buffer.at + 1 for rule in self._columns for buffer in rule.buffers]
-        #: Whether any bytes say how to read others.
+        #: Whether a column has tables.
         self.tables = any(rule.field.kind != "dense" or rule.indexed for rule in self._columns)
         self._plain = not any(rule.indexed or rule.field.varying > 1 for rule in self._columns)
 
     def _add(self, name: str, header: ColumnHeader, start: int, parent: int, depth: int) -> int:
-        """Add the column whose numbers begin at `start`. Returns where they end."""
+        """Add the column whose numbers begin at the position `start`, and its children. Returns the position after its
+        last number. Raises Corrupt for an invalid header."""
         field = header.field
         if depth > MAX_DEPTH or len(self._columns) >= MAX_COLUMNS:
             raise refuse(name, f"more than {MAX_COLUMNS} columns or {MAX_DEPTH} structs in each other")
@@ -127,7 +129,8 @@ class _Rules:
                 raise refuse(rule.name, f"{where} are not {rule.field!r} in an extent of {nbytes} bytes")
 
     def fit(self, table: Numbers, sizes: Numbers) -> npt.NDArray[np.bool_]:
-        """Whether `check` would pass each row of the table (the numbers of a layout), in extents of these sizes."""
+        """For each row of the table (the numbers of a layout), whether `check` accepts it in an extent of the size at
+        the same position."""
         numbers = np.ascontiguousarray(table.T)
         fit: npt.NDArray[np.bool_] = np.ones(len(table), np.bool_)
         for rule in self._columns:
@@ -135,8 +138,9 @@ class _Rules:
         return fit
 
     def of_one_row(self, numbers: Sequence[int]) -> tuple[list[tuple[int, int, int, int]], list[int]] | None:
-        """For each column with offsets: where they begin, in words, its most items, and the bytes of one item and of
-        all; and the places of the flags of structs. None if a column has not one row, or has shapes or an index."""
+        """The places of the tables in an extent whose columns have one row each. For each column with offsets: their
+        start in words of 8 bytes, the most items, and the bytes of one item and of all. Then the start of each presence
+        flag. None if a column does not store one row, or has shapes or an index."""
         if not self._plain or any(numbers[rule.start + 1] != 1 for rule in self._columns):
             return None
         offsets: list[tuple[int, int, int, int]] = []
@@ -150,7 +154,7 @@ class _Rules:
 
 
 class CheckedLayout:
-    """One layout that was checked: an outline, and its numbers."""
+    """A layout that was checked: an outline, and its numbers."""
 
     def __init__(self, outline: Outline, numbers: Numbers) -> None:
         self.outline = outline
@@ -170,12 +174,13 @@ class CheckedLayout:
         return ShardLayout.of(self.outline, self.numbers)
 
     def check_contents(self, memory: Bytes) -> None:
-        """`layout.check_contents`, without a table for each column of one row. Raises as that does."""
+        """Check the tables of all columns; `memory` is the extent's bytes. Raises Corrupt if one is invalid. A shard of
+        one row is checked without copies of its tables."""
         if _rules(self.outline).tables and not self._holds_one_row(memory):
             check_contents(self.layout, memory)
 
     def _holds_one_row(self, memory: Bytes) -> bool:
-        """Whether each column stores one row, and its tables in the bytes are valid."""
+        """Whether each column stores one row, and all tables are valid."""
         if self._one_row is None or len(memory) % 8:
             return False
         offsets, flags = self._one_row
@@ -193,13 +198,14 @@ class CheckedLayout:
 
 
 def check_layout(encoded: bytes, size: int) -> CheckedLayout:
-    """Check the encoded layout of a shard in an extent of `size` bytes. Raises ProtocolMismatch if the bytes are no
+    """Check the encoded layout of a shard in an extent of `size` bytes. Raises ProtocolMismatch if `encoded` is no
     layout, Corrupt if the layout is invalid."""
     return _check_small(encoded, size) if len(encoded) <= _REMEMBERED else _check(encoded, size)
 
 
 def check_layouts(encoded: Sequence[bytes], sizes: Sequence[int]) -> list[CheckedLayout]:
-    """As `check_layout`, several layouts."""
+    """Check several layouts, each for an extent of the size at the same position. Raises as `check_layout` if any is
+    invalid."""
     if len(encoded) <= _FEW:
         return [check_layout(each, size) for each, size in zip(encoded, sizes, strict=True)]
     found = [CheckedLayout(*decode(each)) for each in encoded]

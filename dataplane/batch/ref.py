@@ -1,16 +1,17 @@
-"""`BatchRef`: a reference to a batch: a small immutable value that names rows and columns of shards.
+"""`BatchRef`, a reference to a batch: a small immutable value that names rows and columns of shards.
 
 All reshaping of batches happens on references: each operation returns a new one, copies no values and sends no message.
 The rows of a reference never change, since shards do not. A reference keeps nothing alive, so its rows may be freed
 (`Freed`) by the time they are read.
 
-Rows are counted as in a Python sequence. A position beyond the end raises IndexError, as sequences do and iteration
-needs; every other invalid operation raises `Misuse`, or, for an unsuitable column, `SchemaMismatch`, which names it.
+Rows are counted as in a Python sequence. A position beyond the end raises IndexError, as iteration needs. An unsuitable
+column raises `SchemaMismatch`, which names the column; a size beyond a limit raises `LimitExceeded`. Every other
+invalid operation raises `Misuse`.
 
 A reference without rows still has its columns' fields, and names no shard.
 
-A reference that a stream delivered also knows which rows of that stream its rows are: its origin. Every operation on
-rows keeps it, so that results computed from selected, sorted or sent rows can be assigned to the rows of the stream.
+A reference that a stream delivered has an origin: the numbers of its rows in that stream. Every operation on rows keeps
+the origin, so that results computed from selected, sorted or sent rows can be assigned to the rows of the stream.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from dataplane.batch.rows import Index, RowIndices, Selector, positions_of
 from dataplane.config import format_size
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 
-#: A shard as the rest of the system names it: the node that holds it and its number there.
+#: A shard as the rest of the system names it: the node that stores it, and its number on that node.
 ShardKey = tuple[bytes, int]
 
-#: Rows of a reference with repeated ones: a position each, 2 GiB of them.
+#: The most rows that `repeat` returns: their positions take 2 GiB.
 _MOST_REPEATED = 1 << 28
 
 
@@ -60,7 +61,7 @@ class BatchRef:
         self._frames = frames
         self._origin = origin
         self.traces = traces
-        """The spans that made its rows, as W3C trace parents, if they were traced; see `client.traced`."""
+        """The trace spans in which its rows were made, as W3C trace parents; see `client.traced`."""
 
     # its own properties
 
@@ -79,11 +80,11 @@ class BatchRef:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the rows, each counted as often as it is referred to, even if it is stored once.
+        """The bytes of the rows' values. A row counts each time that it is referred to, even if it is stored once.
 
-        Exact for dense columns and for whole ones. If only some rows of a ragged column are selected, each counts as
-        the column's average row. Rows of different lengths that were sliced by `start` and `stop` count as whole rows.
-        Narrow integers count as they are stored.
+        Exact for dense columns, and if all rows of a column are selected. If only some rows of a ragged column are
+        selected, each counts as the column's average row. Rows of different lengths that were sliced by `start` and
+        `stop` count as whole rows. Narrow integers count as they are stored.
         """
         total = 0
         for frame in self._frames:
@@ -95,7 +96,8 @@ class BatchRef:
 
     @property
     def stored_nbytes(self) -> int:
-        """As `nbytes`, but a repeated row counts once, as it is stored."""
+        """The bytes of the distinct rows' values, estimated as in `nbytes`. A repeated row counts once, and a sliced
+        row counts whole."""
         total = 0
         for frame in self._frames:
             stored: dict[tuple[Cell, ...], list[RowIndices]] = {}  # several parts may repeat rows of the same cells
@@ -110,7 +112,8 @@ class BatchRef:
         return total
 
     def __eq__(self, other: object) -> bool:
-        """Whether both refer to the same rows of the same stored columns, in the same order with the same names."""
+        """Whether both refer to the same rows of the same stored columns, with equal orders, names and fields. Origins
+        are not compared."""
         if not isinstance(other, BatchRef):
             return NotImplemented
         if self is other:
@@ -132,12 +135,13 @@ class BatchRef:
         return decode, (self.encode(),)
 
     def encode(self) -> bytes:
-        """The reference as bytes, for any channel. `decode` is the inverse."""
+        """The reference as bytes, which `decode` reads in any process."""
         return ref_codec.pack(self._rows, self._columns, self._frames, self._origin, self.traces)
 
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
-        """The reference that `encode` gave. Raises ProtocolMismatch for other bytes; executes nothing."""
+        """The reference that `encode` gave. Executes no code from the bytes. Raises ProtocolMismatch for other bytes,
+        Misuse for another type."""
         if not isinstance(encoded, bytes | bytearray | memoryview):
             raise Misuse(f"a reference is decoded from bytes, not {type(encoded).__name__}")
         return cls(*ref_codec.unpack(encoded))
@@ -148,7 +152,7 @@ class BatchRef:
         """The rows selected by a position, a slice, or a list, array or tensor of positions or flags.
 
         Positions may repeat, be in any order, and be negative, as in NumPy. One position gives a reference of one
-        row.
+        row. Raises IndexError for a position beyond the end, Misuse for any other index.
         """
         picked = positions_of(rows, self._rows)
         if isinstance(picked, range):
@@ -156,11 +160,12 @@ class BatchRef:
         return _picked(self, len(picked), lambda frame: frame.take(picked))
 
     def __iter__(self) -> Iterator[BatchRef]:
-        """The rows, a reference each."""
+        """A reference to each row, in order."""
         return _between(self, range(self._rows + 1))
 
     def repeat(self, times: int) -> BatchRef:
-        """Each row `times` in succession, as the responses of a group follow one another. Copies nothing."""
+        """Each row `times` in succession, as the responses of a group follow one another. Copies nothing. Raises
+        Misuse unless `times` is an integer of 0 or more, LimitExceeded for more than 2**28 rows in all."""
         _require_count(times, 0, "a row cannot be repeated {} times")
         if times == 0 or not self._rows:
             return _sliced(self, 0, 0)
@@ -173,14 +178,16 @@ class BatchRef:
         return _picked(self, rows, lambda frame: frame.repeat(int(times)))
 
     def chunk(self, count: int) -> list[BatchRef]:
-        """`count` consecutive parts of nearly equal length, the longer ones first; empty ones if there are few rows."""
+        """`count` consecutive parts, whose row counts differ by at most one, the longer ones first. The last parts are
+        empty if there are fewer rows. Raises Misuse unless `count` is an integer of 1 or more."""
         _require_count(count, 1, "a batch cannot be cut into {} parts")
         least, longer = divmod(self._rows, count)
         return self.split([least + (part < longer) for part in range(count)])
 
     def split(self, sizes: int | Sequence[int]) -> list[BatchRef]:
-        """Split into consecutive parts, as `torch.split` does. sizes: the rows of each part, which add up to all
-        rows; or an int, the rows of every part but the last, which may have fewer."""
+        """Split into consecutive parts, as `torch.split` does. sizes: the row count of each part; or an int, the row
+        count of every part but the last, which may have fewer rows. Raises Misuse if the sizes do not add up to all
+        rows, or for an int below 1."""
         if isinstance(sizes, int | np.integer):
             if sizes < 1 or isinstance(sizes, bool):
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
@@ -196,7 +203,7 @@ class BatchRef:
     # columns
 
     def select(self, *names: str) -> BatchRef:
-        """These columns, in this order."""
+        """These columns, in this order. Raises SchemaMismatch for an unknown or repeated name, or none."""
         for name in names:
             place_of(self._columns, name)
         if not names or len(set(names)) != len(names):
@@ -212,7 +219,7 @@ class BatchRef:
         return BatchRef(self._rows, columns, frames, self._origin, self.traces)
 
     def drop(self, *names: str) -> BatchRef:
-        """All columns but these."""
+        """All columns but these. Raises SchemaMismatch for an unknown name, or if no column would be left."""
         for name in names:
             place_of(self._columns, name)
         left = [name for name in self._columns if name not in names]
@@ -228,14 +235,14 @@ class BatchRef:
         stop: int | npt.ArrayLike | None = None,
     ) -> BatchRef:
         """The same reference, with each row of a column, or of several, cut to the items from `start` to `stop` of its
-        dimension `axis`, by Python's rules: negative numbers count from the row's end, None is the beginning or the
-        end, and positions beyond the row are ignored. Copies nothing; a reader maps, or is sent, only that part.
+        dimension `axis`. As in Python, negative numbers count from the row's end, None is the beginning or the end, and
+        positions beyond the row are ignored. Copies nothing; a reader maps, or is sent, only that part.
 
-        name: columns of numbers, or structs of such, whose keys are all sliced. axis: counted within a row, so 0 is
-        its tokens. start, stop: integers, or an array of one for each row (`len(ref)`). With an array, rows may have
-        different lengths afterwards; a dense column is ragged then. Slices of slices count within the earlier ones.
-        Freeing or retaining the reference concerns whole rows. Raises SchemaMismatch (there is no such column or
-        dimension), Misuse (not an integer), LimitExceeded (a column was cut more than 64 times by this and
+        name: columns of numbers, or structs of them, whose keys are all sliced. axis: a dimension of a row, so 0 is
+        its tokens. start, stop: integers, or an array of one for each row (`len(ref)`). With an array, a dense column
+        becomes ragged. A slice of a slice counts within the earlier one. Freeing or retaining the reference concerns
+        whole rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (not an integer; another axis
+        than 0 of rows that were made piece by piece), LimitExceeded (a column was cut more than 64 times by this and
         `share_rows`, or more than 4 times by `share_rows(zigzag=True)`).
         """
         return slicing.sliced(self, name, axis, slicing.slice_step(start, stop, self._rows))
@@ -250,20 +257,20 @@ class BatchRef:
         zigzag: bool = False,
         multiple: int | None = None,
     ) -> BatchRef:
-        """The same reference, with each row of a column, or of several, cut to the share of one of `ranks` ranks along
-        its dimension `axis`, as context and sequence parallel trainers cut packed rows. Copies nothing, as
-        `slice_rows`.
+        """The same reference, with each row of a column, or of several, cut to the share of rank `rank` of `ranks`
+        along its dimension `axis`, as context and sequence parallel trainers cut packed rows. Copies nothing.
 
-        Shares are computed as if each row were padded to a multiple of `multiple`. That has to be a multiple of `ranks`
-        (with `zigzag`, of 2 x ranks), which is also its default. Rank r gets the r-th of `ranks` equal parts; with
-        `zigzag` the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks chunks, as Megatron-LM and Transformer Engine
-        balance causal attention. There is no padding in the result: a share ends where the row does, so the last ones
-        may be shorter. Raises as `slice_rows`.
+        Shares are computed as if each row were padded to a multiple of `multiple`, which is `ranks` (with `zigzag`,
+        2 x ranks) by default, and else a multiple of this. Rank r gets the r-th of `ranks` equal parts; with `zigzag`
+        the r-th and the (2 x ranks - 1 - r)-th of 2 x ranks chunks, as Megatron-LM and Transformer Engine balance
+        causal attention. The result has no padding: a share ends where the row does, so the last ones may be shorter.
+        `name`, `axis` and errors are those of `slice_rows`.
         """
         return slicing.sliced(self, name, axis, slicing.share_step(rank, ranks, zigzag, multiple))
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> BatchRef:
-        """The same columns in the same order; those named here, old to new, with their new names."""
+        """The same columns in the same order, with new names. names, more: the new name by the old one, of the columns
+        to rename. Raises SchemaMismatch for an unknown, empty or repeated name, Misuse if `names` is no mapping."""
         if not isinstance(names, Mapping | None):
             raise Misuse(f"columns are renamed by a mapping of old names to new, not {type(names).__name__}")
         renaming = {**(names or {}), **more}
@@ -284,7 +291,8 @@ class BatchRef:
     def union(self, other: BatchRef) -> BatchRef:
         """The columns of both, this reference's first: row i of one is row i of the other.
 
-        A column that both have must be the same rows of the same stored column, and is kept once.
+        A column that both have must be the same rows of the same stored column, and is kept once. Raises SchemaMismatch
+        if it is not, or if the row counts differ; Misuse if `other` is no reference.
         """
         if not isinstance(other, BatchRef):
             raise Misuse(f"a reference is united with a reference, not {type(other).__name__}")
@@ -302,7 +310,7 @@ class BatchRef:
         return _beside(self, other.select(*new)) if new else self
 
     def shards(self) -> tuple[ShardKey, ...]:
-        """The shards referred to, each once, in order of first use."""
+        """The node and number of each shard referred to, each once, in order of first use."""
         cells = (cell for frame in self._frames for part in frame.parts for cell in part.cells)
         return tuple(dict.fromkeys([cell.shard[:2] for cell in cells]))
 
@@ -312,8 +320,9 @@ class BatchRef:
         return any(frame.cut for frame in frames)
 
     def distinct(self) -> list[tuple[BatchRef, Index | None]]:
-        """For each selection of rows (frame): a reference to its distinct rows, with the columns of that selection; and
-        for each row of this reference, its position among them (None: no row repeats, or rows are joined)."""
+        """For each frame, the columns that select rows alike: a reference to the distinct rows of these columns, and
+        the position of each row of this reference among them, int64. If no row repeats, or if rows are joined, the
+        reference has all rows and the positions are None."""
         found = []
         for number, frame in enumerate(self._frames):
             once, index = frame.distinct()
@@ -324,8 +333,8 @@ class BatchRef:
     # which rows of a stream it is
 
     def with_origin(self, stream: bytes, rows: npt.ArrayLike, hold: int = 0) -> BatchRef:
-        """The same reference, known to be these rows (numbers, int64) of the stream `stream` (8 bytes). `hold`: the
-        number of the delivery. Raises Misuse unless there is a number, 0 or more, for each row."""
+        """The same reference with an origin: its rows have the numbers `rows` (int64) in the stream `stream` (8 bytes).
+        `hold`: the number of the delivery. Raises Misuse unless there is a number, 0 or more, for each row."""
         numbers = np.asarray(rows)
         whole = numbers.shape == (self._rows,) and (not self._rows or numbers.dtype.kind in "iu")
         if len(stream) != 8 or hold < 0 or not whole or numbers.min(initial=0) < 0:
@@ -337,7 +346,7 @@ class BatchRef:
     def origin(self) -> tuple[bytes, Index] | None:
         """The id of the stream (8 bytes) and the rows' numbers in it, in order; None if no stream delivered them.
 
-        Raises Misuse if they are of several streams.
+        Raises Misuse for rows of several streams.
         """
         found = self.origins()
         if len(found) > 1:
@@ -345,12 +354,12 @@ class BatchRef:
         return (found[0][0], found[0][2]) if found else None
 
     def origins(self) -> list[tuple[bytes, Index, Index]]:
-        """As `origin`, for rows of several streams or partitions: for each its id (8 bytes), the positions of its rows
-        in this reference, ascending, and their numbers in it."""
+        """For each stream or partition that delivered rows: its id (8 bytes), the positions of its rows in this
+        reference, ascending, and the numbers of these rows in the stream."""
         return [] if self._origin is None or not self._rows else rows_by_stream(self._origin)
 
     def holds(self) -> Index:
-        """The numbers with which a stream delivered the rows, in order, int64; empty if no stream did."""
+        """The delivery number of each row, in order, int64; empty if no stream delivered the rows."""
         if self._origin is None or not self._rows:
             return np.empty(0, np.int64)
         return delivery_numbers(self._origin)
@@ -370,8 +379,8 @@ def _sliced(ref: BatchRef, start: int, stop: int) -> BatchRef:
 
 
 def _between(ref: BatchRef, bounds: Sequence[int]) -> Iterator[BatchRef]:
-    """The rows between each two of these ascending positions, which begin with the first row and end with the
-    last. By halves: to cut a reference of many parts goes through all of them."""
+    """The rows between each two neighbours of these ascending positions, from the first row to the end. Splits by
+    halves, since each slice of a reference visits all of its parts."""
     if len(bounds) < 4:
         for start, stop in pairwise(bounds):
             yield _sliced(ref, start - bounds[0], stop - bounds[0])
@@ -383,7 +392,7 @@ def _between(ref: BatchRef, bounds: Sequence[int]) -> Iterator[BatchRef]:
 
 
 def _same(ref: BatchRef, other: BatchRef, names: Iterable[str]) -> bool:
-    """Whether each of these columns is the same rows of the same stored column in both references."""
+    """Whether both references have the same rows of the same stored column under each of these names."""
     slots: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for name in names:
         ours, theirs = ref._columns[name], other._columns[name]
@@ -392,7 +401,7 @@ def _same(ref: BatchRef, other: BatchRef, names: Iterable[str]) -> bool:
 
 
 def _beside(ref: BatchRef, other: BatchRef) -> BatchRef:
-    """The columns of both, which share no name: frames that select alike become one."""
+    """The columns of both references, whose names differ. Frames that select the same rows become one."""
     frames = list(ref._frames)
     places: list[tuple[int, int]] = []  # for each frame of `other`: its frame here, and its first slot in that
     for theirs in other._frames:
@@ -414,8 +423,8 @@ def _beside(ref: BatchRef, other: BatchRef) -> BatchRef:
 
 
 def decode(encoded: bytes) -> BatchRef:
-    """A module-level function, so that a pickle stores its name; cloudpickle would send the code of a method with
-    each pickle."""
+    """`BatchRef.decode` as a function of this module, so that a pickle stores its name. With each pickle, cloudpickle
+    would send the code of a method."""
     return BatchRef.decode(encoded)
 
 
