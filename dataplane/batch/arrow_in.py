@@ -1,9 +1,8 @@
 """Arrow arrays as columns, without copying values if Arrow's layout of them is the same as ours.
 
 Of slices and chunks only the selected rows are read. Dictionaries are decoded. A null becomes NaT in a column of times,
-an absent key in a struct that was written by this package, and otherwise None in an object column. Arrow types that
-correspond to no kind of column become object columns too, if MessagePack can represent their Python values; otherwise
-they are refused.
+an absent key in a struct that was written by this package, and otherwise None in an object column. An array whose Arrow
+type corresponds to no kind of column is stored as the list of its Python values would be (`infer`).
 
 Invariant: no offset or index is followed before it was checked (`check`). The public functions check, or
 require that the caller has checked.
@@ -45,8 +44,8 @@ _NAT = np.iinfo(np.int64).min
 
 
 def columns_of(table: Any, *, checked: bool = False) -> Iterator[tuple[str, Values]]:
-    """The columns of a `pyarrow.Table` or `RecordBatch`, with their names. `checked`: they passed `check`.
-    Raises SchemaMismatch."""
+    """The names and columns of a `pyarrow.Table` or `RecordBatch`. `checked`: the arrays have passed `check`. Raises
+    SchemaMismatch for a repeated name, and as `values_of`."""
     names = Counter(table.schema.names)
     for field, column in zip(table.schema, table.columns, strict=True):
         if names[field.name] > 1:
@@ -55,15 +54,14 @@ def columns_of(table: Any, *, checked: bool = False) -> Iterator[tuple[str, Valu
 
 
 def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
-    """A `pyarrow.Array` or `ChunkedArray` as a column. Raises SchemaMismatch."""
+    """A `pyarrow.Array` or `ChunkedArray` as a column. Raises SchemaMismatch if it is invalid or cannot be stored."""
     check(column, array)
     return converted(column, array, metadata)
 
 
 def converted(column: str, array: Any, metadata: Metadata) -> Values:
-    """As `values_of`, for an array that `check` has accepted.
-
-    Errors that pyarrow, NumPy or JSON raise for invalid types or metadata become SchemaMismatch."""
+    """An array that `check` has accepted, as a column. Raises SchemaMismatch, also in place of the errors that pyarrow,
+    NumPy or JSON raise for invalid types or metadata."""
     try:
         return _values(column, array, metadata)
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
@@ -100,7 +98,7 @@ def _values(column: str, array: Any, metadata: Metadata) -> Values:
 
 
 def _whole(array: Any) -> Any:
-    """One array with 64-bit offsets, of all chunks."""
+    """The chunks as one array. Text, bytes and lists get 64-bit offsets."""
     kind = array.type
     wider = None
     if pa.types.is_string(kind) or pa.types.is_string_view(kind):
@@ -121,10 +119,11 @@ def _is_time(kind: Any) -> bool:
 
 
 def _flat(array: Any) -> npt.NDArray[Any] | None:
-    """A primitive array as NumPy's, in place; None for other arrays, and for nulls in other types than times."""
+    """A primitive array as a NumPy array, in place unless it has nulls or is of bools. None for other types, and for
+    nulls in other types than times."""
     kind = array.type
     if pa.types.is_boolean(kind) and not array.null_count:
-        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return, unused-ignore]  # as above
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return, unused-ignore]  # no types
     if _is_time(kind):
         dtype = np.dtype(f"{'datetime64' if pa.types.is_timestamp(kind) else 'timedelta64'}[{kind.unit}]")
     elif (pa.types.is_integer(kind) or pa.types.is_floating(kind)) and not array.null_count:
@@ -156,8 +155,8 @@ def _rectangle(array: Any) -> npt.NDArray[Any] | None:
 
 
 def _typed(column: str, values: npt.NDArray[Any], declared: str, tail: tuple[int, ...]) -> tuple[str, Any]:
-    """The name of the dtype, and the values as its storage type. It is the declared dtype if the array has the Arrow
-    type in which that dtype is stored, else the array's own."""
+    """The name of a dtype, and the values as its storage type. The dtype is the declared one if Arrow stores it in the
+    type of this array, else the array's own."""
     name = dtype_name(column, values.dtype)
     if declared not in ("", NULL, name):
         try:
@@ -229,7 +228,8 @@ def _extension(column: str, array: Any, declared: str) -> Values | None:
 
 
 def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | None:
-    """The storage of `arrow.variable_shape_tensor`: a struct of elements and shapes."""
+    """A ragged column from the storage of `arrow.variable_shape_tensor`, a struct of elements and shapes; None if it
+    has nulls or other elements than numbers."""
     shapes = _rectangle(rows.field("shape"))
     if rows.null_count or rows.field("data").null_count or shapes is None:
         return None
@@ -250,8 +250,8 @@ def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | N
 
 
 def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int | None, ...]:
-    """The field's shape. Sizes that all rows share are those that the type names, or else those that are equal in all
-    rows."""
+    """The field's shape. Its fixed sizes are those that the type names (`uniform`), if all rows have them, else those
+    of the trailing dimensions in which all rows are equal."""
     if uniform is None or len(uniform) != ndim:
         return leading(sizes) if sizes else (None,) * ndim
     varying = max([1, *(i + 1 for i, size in enumerate(uniform) if size is None)])
@@ -260,7 +260,7 @@ def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int |
 
 
 def _struct(column: str, array: Any, *, absent: bool) -> Values:
-    """A struct. With `absent`, a null of a child means that the row lacks its key, and the child has only the
+    """A struct column. With `absent`, a null of a child means that the row lacks the key, and the child has only the
     rows with the key."""
     presence, children = [], []
     keys = [field.name for field in array.type]
@@ -283,18 +283,17 @@ def _drop_null(array: Any) -> Any:
     return array.drop_null()
 
 
-# Validates Arrow values from elsewhere completely, once, before their offsets and indexes are followed; also tables in
-# files.
+# The validation of arrays from callers, files and other processes.
 #
 # pyarrow trusts the offsets, indexes, run ends, type ids, null counts and UTF-8 in an array: a wrong offset crashes the
-# process. So arrays from a caller, a file or another process are checked here first. The check of numbers takes no
-# time, that of bytes and lists 1 ns per offset, that of text the time to validate its UTF-8 (3 to 18 GB/s, decision
-# 0030).
+# process. So arrays are checked completely, once, before their offsets and indexes are followed. The check of numbers
+# takes no time, the check of bytes and lists 1 ns per offset, and the check of text as long as validating its UTF-8 (3
+# to 18 GB/s, decision 0030).
 #
 # Invariants: `check` reads only the rows of the array, even if it is a slice; an array that passes can be read safely
 # by any code. The array belongs to the caller, and must not change afterwards, as with every put. A table in a file may
 # have only the types that `arrow_out` writes: values of some other types take no bytes in the file (2^60 nulls, lists
-# without elements), but memory when they are read.
+# without elements), but take memory when they are read.
 #
 # Rejected: `validate(full=True)` of the whole array. For a slice of structs or lists it validates the array behind the
 # slice: a table that is put in a thousand slices would be validated a thousand times.
@@ -324,8 +323,8 @@ def _check(array: Any) -> None:
 
 
 def _outside(array: Any) -> Any | None:
-    """A struct or list without its children: the same nulls and offsets over children of nulls, which have no memory;
-    None for other types."""
+    """A struct or list without the contents of its children: the same nulls and offsets, over children of nulls, which
+    take no memory. None for other types."""
     kind = array.type
     if pa.types.is_struct(kind):
         empty, buffers, children = pa.struct([]), 1, []
@@ -340,7 +339,7 @@ def _outside(array: Any) -> Any | None:
 
 
 def _inside(array: Any) -> Iterator[Any]:
-    """The children's rows of a struct or list whose own offsets were checked."""
+    """For each child of a struct or list whose own offsets were checked: the rows of the child that it refers to."""
     kind = array.type
     if pa.types.is_struct(kind):
         yield from (array.field(i) for i in range(kind.num_fields))
@@ -353,7 +352,7 @@ def _inside(array: Any) -> Iterator[Any]:
 
 
 def encode_table(table: Any) -> Any:
-    """The table as an Arrow IPC stream: a buffer."""
+    """The table as a buffer with an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
@@ -361,7 +360,8 @@ def encode_table(table: Any) -> Any:
 
 
 def decode_table(data: bytes) -> Any:
-    """The table that `encode_table` gave. Raises Corrupt for anything else."""
+    """The table that `encode_table` was given, validated. Raises Corrupt for other bytes, and for types that
+    `arrow_out` does not write."""
     try:
         with pa.ipc.open_stream(data) as stream:
             for field in stream.schema:

@@ -1,7 +1,7 @@
 """Columns as Arrow arrays: in place if the rows are contiguous and Arrow has their type, else over gathered copies.
 
-The offsets are copies that were checked, since Arrow trusts the offsets that it is given. Text is checked to be UTF-8.
-A time that is NaT becomes null, except in a struct, where null means that the key is absent.
+Offsets are checked copies, since Arrow trusts the offsets that it is given. Text is checked to be UTF-8. NaT becomes
+null, except in a struct, where null means that the key is absent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAT = np.iinfo(np.int64).min
 
 
 def table(columns: Iterable[tuple[str, Field, SelectedRows]]) -> Any:
-    """A `pyarrow.Table`, whose metadata hold the parts of fields that Arrow's types lack."""
+    """A `pyarrow.Table` of these columns. Its metadata has the properties of fields that Arrow's types lack."""
     arrays, fields = [], []
     for name, field, rows in columns:
         field = gather.stored_field(rows, field)
@@ -37,9 +37,10 @@ def table(columns: Iterable[tuple[str, Field, SelectedRows]]) -> Any:
 
 
 def array(name: str, field: Field, rows: SelectedRows, *, nullable: bool = True) -> Any:
-    """One column as a `pyarrow.Array`. Raises Corrupt, and SchemaMismatch if a row is too large for Arrow.
+    """One column as a `pyarrow.Array`. `nullable`: whether NaT becomes null; false for a struct's child.
 
-    `nullable` is false for a struct's child.
+    Raises Corrupt for invalid tables or text, and SchemaMismatch if rows of varying shapes have more elements in all
+    than 32-bit offsets can count.
     """
     if field.kind == "dense":
         return _dense(field, rows, nullable)
@@ -134,7 +135,7 @@ def _struct(name: str, field: Field, rows: SelectedRows) -> Any:
 
 
 def spread(values: Any, present: npt.NDArray[np.bool_]) -> Any:
-    """The values at the rows that have one, null at the others."""
+    """An array with a value for each row where `present` is true, null for the other rows."""
     index = pa.array(np.cumsum(present) - 1, mask=~present)
     if isinstance(values, pa.ExtensionArray):
         return pa.ExtensionArray.from_storage(values.type, values.storage.take(index))
@@ -143,16 +144,16 @@ def spread(values: Any, present: npt.NDArray[np.bool_]) -> Any:
 
 # The Arrow types of fields: value types, metadata, and the canonical extension type that pyarrow lacks.
 #
-# Arrow has no bfloat16, float8, complex or big-endian numbers, and only four units of time. They become types that
-# Arrow has: bits as unsigned integers, complex numbers as a last dimension of two floats, other byte orders swapped,
-# other units as int64. The dtype's name is then in the metadata of the Arrow field, under `dataplane.dtype`; so is
-# "object" for MessagePack and "struct" for a struct in which null means that the key is absent. A dense row without
-# elements, which pyarrow's fixed-size lists do not survive, is an empty list with its shape under `dataplane.shape`.
+# Arrow has no bfloat16, float8, complex or big-endian numbers, and only four units of time. Bits become unsigned
+# integers, complex numbers a last dimension of two floats, big-endian numbers little-endian ones, and times in other
+# units int64. The metadata of the Arrow field has the name of the dtype under `dataplane.dtype`. Under the same key,
+# "object" marks encoded rows, and "struct" a struct in which null means that the key is absent. pyarrow's fixed-size
+# lists do not keep dense rows without elements; such rows are empty lists, with their shape under `dataplane.shape`.
 
 DTYPE, SHAPE = b"dataplane.dtype", b"dataplane.shape"
 VARIABLE = "arrow.variable_shape_tensor"
 
-# Later releases of Arrow's C++ have the type, but pyarrow shows its parameters only in its text.
+# Later releases of Arrow's C++ have the type, but pyarrow shows its parameters only in the type's text.
 _UNIFORM = re.compile(r"uniform_shape=\[((?:null|\d+)(?:,(?:null|\d+))*)\]")
 _PERMUTATION = re.compile(r"permutation=\[(\d+(?:,\d+)*)\]")
 
@@ -160,8 +161,8 @@ _UNITS = ("s", "ms", "us", "ns")
 
 
 class Element(NamedTuple):
-    """The Arrow form of a dtype: values of the Arrow type `type`, which have the bytes of the NumPy dtype `native`.
-    Each element is an array of the shape `tail` of such values."""
+    """The Arrow form of a dtype: values of the Arrow type `type`, with the bytes of the NumPy dtype `native`. Each
+    element is an array of such values of the shape `tail`."""
 
     type: Any
     native: np.dtype[Any]
@@ -200,7 +201,7 @@ def from_native(dtype: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def metadata(field: Field) -> dict[bytes, bytes] | None:
-    """The metadata of the Arrow field of such a column, beside its Arrow type."""
+    """The metadata of the Arrow field of a column; None for text and bytes."""
     if field.kind in ("object", "struct"):
         return {DTYPE: field.kind.encode()}
     if field.kind not in ("dense", "ragged"):
@@ -211,7 +212,7 @@ def metadata(field: Field) -> dict[bytes, bytes] | None:
 
 class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ignore]  # pyarrow ships no types
     """`arrow.variable_shape_tensor` of Arrow's canonical extension types: a struct of `data`, the elements of each
-    row, and `shape`, int32 of fixed length. `uniform_shape` has the sizes that all rows share, None elsewhere.
+    row, and `shape`, int32 of fixed length. `uniform_shape` has the sizes that all rows share, and None for others.
     """
 
     def __init__(
@@ -258,8 +259,8 @@ class VariableShapeTensorType(pa.ExtensionType):  # type: ignore[misc, unused-ig
 
 
 def uniform_shape(kind: Any) -> tuple[int | None, ...] | None:
-    """The sizes that all rows of a variable-shape tensor type share, None for other dimensions; None if the type has no
-    such parameter."""
+    """The sizes that all rows of a variable-shape tensor type share, with None for other dimensions; None if the type
+    lacks this parameter."""
     if hasattr(kind, "uniform_shape"):
         return None if kind.uniform_shape is None else tuple(kind.uniform_shape)
     found = _UNIFORM.findall(str(kind))

@@ -1,19 +1,19 @@
 """Encodes values of Python types that MessagePack lacks: each as the name of its kind, and parts.
 
-`parts_of` returns the name and the parts of a value whose type is exactly one of these; `made` creates the value again
-from them. Parts are plain values, or values of these kinds; the encoder encodes them in turn. Invariants: `made` calls
-only the constructors in the table; its result equals the original value and has the same type.
+`parts_of` returns the name and the parts of a value whose type is exactly one of the table; `made` creates the value
+again from them. Parts are plain values, or values of these kinds, which the encoder encodes in turn. Invariants: `made`
+calls only the constructors in the table; its result equals the original value and has the same type.
 
 A value with content that its kind cannot store (an attribute that a user set, a default factory of the user's own) is
 refused with `Unfit`, rather than stored incompletely.
 
-A value of a class that users define (an enum, a data class, a named tuple, a subclass of a plain type) is the module
-and qualified name of its class, and the contents of the instance (`instance_parts_of`, `instance_made`). A class is
-looked up only in `sys.modules`, so decoding a row imports nothing. It must be a class of the kind that the row names,
-without `__del__`. An instance is created by the `__new__` of the plain type, and its attributes are set directly, so
-neither `__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining flags may run
-methods of the class.) A class that cannot be found under its own name, such as one defined in a function, is refused
-when it is put.
+A value of a class that users define (an enum, a data class, a named tuple, a subclass of a plain type) is encoded as
+the module and qualified name of the class, and the contents of the instance (`instance_parts_of`, `instance_made`). The
+class is looked up only in `sys.modules`, so decoding a row imports nothing. It must be of the kind that the row names,
+and have no `__del__`. An instance is created by the `__new__` of the plain type, and its attributes are set directly,
+so neither `__init__` nor `__post_init__`, `__setattr__` or a property runs. (Hashing a key and combining flags may run
+methods of the class.) If a class cannot be found under its own name, such as one defined in a function, the put of its
+instance is refused.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-#: What each kind is encoded as, and decoded from.
+#: The contents of a value, from which it can be created again.
 Parts = Sequence[Any]
 
 
 class Unfit(Exception):
-    """A value that cannot be stored: what was found, and a hint."""
+    """A value cannot be stored. `found` describes it; `hint` says what to put instead."""
 
     def __init__(self, found: str, hint: str) -> None:
         super().__init__(found, hint)
@@ -56,7 +56,8 @@ _FACTORIES: dict[str, Any] = {
 
 
 def parts_of(value: Any) -> tuple[str, Parts] | None:
-    """The name of the value's kind and its parts; None for other types. Raises Unfit."""
+    """The name of the value's kind and its parts; None if its type is not in the table. Raises Unfit if it has contents
+    that its kind cannot store."""
     found = _TAKE.get(type(value))
     if found is None:
         return None
@@ -76,7 +77,7 @@ def _flat(value: Any) -> Parts:
 
 
 def pairs(items: Parts) -> dict[Any, Any]:
-    """The dict of keys and values that follow one another."""
+    """The dict of alternating keys and values. Raises ValueError for a key without a value."""
     if len(items) % 2:
         raise ValueError("a key without a value")
     return dict(zip(items[::2], items[1::2], strict=True))
@@ -99,7 +100,7 @@ def _make_default(name: str | None, *items: Any) -> defaultdict[Any, Any]:
 
 
 def _zone(zone: dt.tzinfo | None) -> dt.tzinfo | None:
-    """The zone, if it is of a kind that can be stored."""
+    """The zone itself. Raises Unfit for a type of zone that cannot be stored."""
     if zone is None or type(zone) in (dt.timezone, ZoneInfo):
         return zone
     raise Unfit(f"a time zone of {type(zone).__module__}", "use zoneinfo.ZoneInfo or datetime.timezone")
@@ -176,11 +177,13 @@ _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it
 
 
 class Absent(Exception):
-    """The class of a value is not imported in this process. Has a description of the class, and a hint."""
+    """This process has not imported the class of a value, or has another version of it. The message says which, and
+    what to do."""
 
 
 def instance_parts_of(value: Any) -> tuple[str, Parts] | None:
-    """The kind of the value and its parts; None for other kinds. Raises Unfit."""
+    """The kind of a value of a user's class ("member", "flags" or "instance") and its parts; None if the class is of no
+    kind that can be stored. Raises Unfit if this value cannot be stored."""
     kind: Any = type(value)
     if isinstance(value, Enum):
         return _parts_of_member(value, kind)
@@ -205,7 +208,8 @@ def instance_parts_of(value: Any) -> tuple[str, Parts] | None:
 
 
 def instance_made(name: str, parts: Parts) -> Any:
-    """The value of these parts. Raises Absent if the class is not here, ValueError or TypeError for invalid parts."""
+    """The value of these parts. Raises Absent if this process lacks the class, and ValueError, TypeError, LookupError
+    or AttributeError for invalid parts."""
     module, qualname, *rest = parts
     kind = _found(module, qualname)
     if name != "instance":
@@ -273,7 +277,7 @@ def _instance(kind: type, base: type, content: Any, attributes: Any, slots: Any)
 
 
 def _attributes(value: Any, kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The attributes in the instance's dict, and those in its slots."""
+    """The attributes in the instance's dict, and the attributes in its slots."""
     attributes = _dict(value) if _has_dict(kind) else {}
     slots = {}
     for name, slot in _slots(kind).items():
@@ -296,7 +300,7 @@ def _has_dict(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    """The slots of the classes that users defined, by the names of attributes."""
+    """The slots of the class and of its bases that a class statement made, by the names of attributes."""
     return {
         name: slot
         for each in reversed(kind.__mro__)
@@ -308,7 +312,7 @@ def _slots(kind: type) -> dict[str, MemberDescriptorType]:
 
 @lru_cache(maxsize=1024)
 def _base(kind: type) -> type | None:
-    """The plain type that instances are made by; None for a class whose instances cannot be stored."""
+    """The plain type whose `__new__` creates instances; None for a class whose instances cannot be stored."""
     if not kind.__flags__ & _HEAP or hasattr(kind, "__del__"):
         return None
     built_in = next(each for each in kind.__mro__ if not each.__flags__ & _HEAP)
@@ -332,7 +336,7 @@ def _is_bare(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)
 def _named(kind: type) -> tuple[str, str]:
-    """The module and the qualified name under which the class is found. Raises Unfit if it is not found."""
+    """The module and the qualified name of the class. Raises Unfit if they do not lead to the class."""
     module, qualname = kind.__module__, kind.__qualname__
     try:
         same = _found(module, qualname) is kind
@@ -346,8 +350,8 @@ def _named(kind: type) -> tuple[str, str]:
 
 
 def _found(module: str, qualname: str) -> type:
-    """The class of that name. Raises Absent if its module is not imported or lacks it, ValueError if the name is not of
-    a class."""
+    """The class of this name. Raises Absent if its module is not imported or lacks the name, ValueError if the name is
+    not a class."""
     here = sys.modules.get(module)
     if here is None:
         raise Absent(f"a {qualname} of {module}, which is not imported here: import {module} before you read it")

@@ -1,10 +1,10 @@
 """Slices inside rows: the part of each row that a reference refers to, described without the rows' lengths.
 
-A `Cut` is a sequence of steps. A step takes a part of each row along one dimension of the row: from a start up to a
-stop, as a Python slice does, or a rank's share. Its positions are those in the result of the earlier steps. A step has
-numbers that apply to all rows, or arrays with a number for each row, which follow the rows when those are picked,
-repeated or concatenated. The reader and the owner of a row get its length from the column's tables; `spans` then gives
-its items.
+A `Cut` is a sequence of steps. A step selects a part of each row along one dimension of the row: from a start up to a
+stop, as a Python slice does, or a rank's share. Its positions count in the result of the earlier steps. Each number of
+a step is one for all rows, or an array of one for each row. Arrays follow the rows when these are picked, repeated or
+concatenated. The reader and the owner of a row read its length from the column's tables; `spans` then computes the
+selected items.
 
 Invariants: steps of different dimensions are independent; each kind has a step that changes nothing, so that the cuts
 of any two references can be combined (`joined`).
@@ -12,8 +12,8 @@ of any two references can be combined (`joined`).
 Shares are those of packed sequences in Megatron: a row counts as padded to a `multiple`, and each rank has the same
 number of items. With `SHARE`, a share is one run of items. With `ZIGZAG`, the row is cut into 2 x ranks chunks, and
 rank r gets chunks r and 2 x ranks - 1 - r, so that under a causal mask all ranks have equal work (ring attention, arXiv
-2310.01889; the order of `get_batch_on_this_cp_rank`). The padding, which is always at the end of a rank's share, is not
-part of the result.
+2310.01889; the order of `get_batch_on_this_cp_rank`). The padding is always at the end of a rank's share, and not part
+of the result.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Index = npt.NDArray[np.int64]
 Number = int | Index
 
 SLICE, SHARE, ZIGZAG = 0, 1, 2
-#: Numbers that leave rows as they are, by kind: start and stop; rank, ranks and multiple.
+#: A stop beyond every row. `_WHOLE`: the numbers of each kind that change nothing (start, stop; rank, ranks, multiple).
 END = 1 << 60
 _WHOLE: dict[int, tuple[int, ...]] = {SLICE: (0, END), SHARE: (0, 1, 1), ZIGZAG: (0, 1, 2)}
 _CODES = "bhiq"  # of arrays of 1, 2, 4 and 8 bytes
@@ -39,9 +39,8 @@ MOST_RANKS = 1 << 20
 
 
 class CutStep(NamedTuple):
-    """One step: its kind, the dimension of the row, and its numbers, each of which is one for all rows or an array with
-    one for each row. `size`: the length of all rows in that dimension before the step, or 0 if it is unknown; it is
-    used only to estimate sizes."""
+    """One step: its kind, the dimension of the row, and its numbers (start, stop; or rank, ranks, multiple). `size`:
+    the length of all rows in this dimension before the step, or 0 if it is unknown; only estimates use it."""
 
     kind: int
     axis: int
@@ -54,7 +53,7 @@ NOTHING: Cut = ()
 
 
 def is_even(cut: Cut) -> bool:
-    """Whether it is the same for all rows."""
+    """Whether the cut is the same for all rows."""
     return all(type(number) is int for step in cut for number in step.numbers)
 
 
@@ -66,7 +65,8 @@ def take(cut: Cut, positions: Index | slice) -> Cut:
 
 
 def added(cut: Cut, step: CutStep) -> Cut:
-    """The cut followed by the step; two slices of one dimension become one if they count from the beginning."""
+    """The cut followed by the step. Two slices of one dimension become one if they have no negative number. Raises
+    LimitExceeded as `bounded`."""
     if cut and step.kind == SLICE and (cut[-1].kind, cut[-1].axis) == (SLICE, step.axis):
         (start, stop), (first, last) = cut[-1].numbers, step.numbers
         if all(int(np.min(number)) >= 0 for number in (start, stop, first, last) if np.size(number)):
@@ -81,7 +81,7 @@ def _number(value: Any) -> Number:
 
 
 def joined(several: Sequence[tuple[int, Cut]]) -> Cut:
-    """The cut of concatenated rows, from (row count, cut) pairs."""
+    """The cut of concatenated rows, from (row count, cut) pairs. Raises LimitExceeded as `bounded`."""
     cut: Cut = NOTHING
     count = 0
     for rows, each in several:
@@ -111,8 +111,8 @@ def _idle(step: CutStep) -> CutStep:
 
 
 def _embedded(cut: Cut, other: Cut) -> tuple[Cut, Cut] | None:
-    """The cut, and the other one in steps of the same kinds and dimensions; None if the other has steps that this one
-    lacks, or another order."""
+    """Both cuts, the other with idle steps added so that it has the kinds and dimensions of this one. None if the
+    other has steps that this one lacks, or another order."""
     left, found = list(other), []
     for step in cut:
         found.append(left.pop(0) if left and left[0][:2] == step[:2] else _idle(step))
@@ -150,8 +150,8 @@ def equal(cut: Cut, other: Cut) -> bool:
 
 
 def fraction(cut: Cut) -> float:
-    """The approximate fraction of the rows' bytes that the cut leaves. It is exact if all rows have the same length in
-    each dimension. If lengths differ, slices by a start and a stop count as whole rows."""
+    """The approximate fraction of the rows' bytes that the cut leaves, exact if all rows have the same length in each
+    dimension. If lengths differ, slices by a start and a stop count as whole rows."""
     left = 1.0
     for step in cut:
         if step.size:
@@ -171,9 +171,8 @@ def axes(cut: Cut) -> dict[int, Cut]:
 
 
 def spans(steps: Cut, lengths: Index) -> tuple[Index, Index]:
-    """The runs of items that the steps of one dimension leave of rows of these lengths, int64 [rows]. Returns the
-    starts and the stops of the runs, each [rows, runs]. Runs may be empty. An array among a step's numbers has one
-    number for each row."""
+    """The runs of items that the steps of one dimension leave of rows with these lengths, int64 [rows]. Returns the
+    starts and the stops of the runs, each int64 [rows, runs]. Runs may be empty."""
     begins, ends = np.zeros((len(lengths), 1), np.int64), lengths.reshape(-1, 1)
     for step in steps:
         sizes = ends - begins
@@ -203,8 +202,8 @@ def _windows(step: CutStep, total: Index) -> list[tuple[Index, Index]]:
 
 
 def _fewest(begins: Index, ends: Index) -> tuple[Index, Index]:
-    """The same runs in fewer columns: without columns of empty runs, and with columns merged whose runs always
-    touch."""
+    """The same runs in fewer columns: columns of empty runs are dropped, and columns whose runs touch in all rows are
+    merged."""
     if begins.shape[1] > 1:
         kept = np.flatnonzero((ends > begins).any(axis=0))
         kept = kept if len(kept) else np.zeros(1, np.int64)
@@ -215,7 +214,7 @@ def _fewest(begins: Index, ends: Index) -> tuple[Index, Index]:
 
 
 def length(steps: Cut, size: int) -> int:
-    """The length of a row of `size` items after the steps of one dimension, which are the same for all rows."""
+    """The length of a row of `size` items after the steps of one dimension, which have no arrays."""
     begins, ends = spans(steps, np.array([size], np.int64))
     return int((ends - begins).sum())
 
@@ -224,7 +223,8 @@ Encoded = tuple[int, int, list[int | bytes], int]
 
 
 def encode(cut: Cut) -> list[Encoded]:
-    """Plain values for a message; arrays as little-endian integers of as few bytes as hold them."""
+    """The steps as plain values for a message. Arrays become bytes: little-endian integers of the least size that holds
+    all numbers."""
     return [(step.kind, step.axis, list(map(_packed, step.numbers)), step.size) for step in cut]
 
 
@@ -237,7 +237,7 @@ def _packed(number: Number) -> int | bytes:
 
 
 def decode(encoded: Sequence[Sequence[Any]], rows: int) -> Cut:
-    """The inverse of `encode`, for this number of rows. Raises ValueError for other input."""
+    """The inverse of `encode`, for a cut of `rows` rows. Raises ValueError for other input."""
     if len(encoded) > MAX_STEPS or sum(step[0] == ZIGZAG for step in encoded) > MAX_ZIGZAGS:
         raise ValueError(f"more than {MAX_STEPS} slices in each other, or {MAX_ZIGZAGS} zig-zag ones")
     found = []

@@ -1,8 +1,9 @@
 """Finds the equal rows of a column, by content.
 
 Rows are equal if their dtype, shape and bytes are. Rows in the same memory, such as one image that is given for each
-response of a prompt, are recognised without reading them. Others count as equal if their xxh3-128 digests are. Reading
-large rows takes most of the time, so a large row is hashed only if a few samples of its bytes equal those of another.
+response of a prompt, are recognised without reading them. Other rows count as equal if their xxh3-128 digests are.
+Reading large rows takes most of the time, so a large row is hashed only if three samples of its bytes equal those of
+another row.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ from dataplane.batch.values import RowSource, Values
 
 Each = Callable[[Callable[[Any], Any], Iterable[Any]], Iterable[Any]]
 
-_CHUNK = 1 << 20  # bytes of a row, or of some, that a thread takes at a time: few enough to share, and many for a call
+_CHUNK = 1 << 20  # bytes of rows that a thread hashes in one call: few enough to share, and enough to pay for a call
 _LARGE_ROW = 64 << 10  # bytes: for smaller rows, sampling is not much faster than hashing all
-_LOOK = 256  # bytes, at each place
+_LOOK = 256  # bytes of each sample
 
 
 def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
-    """The distinct rows, in order of their first appearance, and for each row the position of its distinct row."""
+    """The distinct rows, in order of their first appearance, and the position of each row among them. `each` as for
+    `digests`."""
     known: dict[Hashable, int] = {}
     index = np.fromiter((known.setdefault(key, len(known)) for key in _keys(values, each)), np.int64, values.rows)
     if len(known) == values.rows:
@@ -36,9 +38,8 @@ def distinct(values: Values, each: Each = map) -> tuple[Values, Index]:
 
 
 def digests(values: Values, each: Each = map) -> Sequence[bytes]:
-    """A digest of each row. Equal rows have equal digests, even if they are rows of different `Values`; but if those
-    have an index, only if all of their stored rows are equal. `each`: `map`, or an equivalent that uses several
-    threads, for slow functions."""
+    """A digest of each row. Equal rows have equal digests, also in different `Values`; rows of indexed `Values` only if
+    all stored rows are equal too. `each`: `map`, or an equivalent that uses several threads."""
     if values.index is not None:
         return _of_indexed(values, each)
     if values.data is None:
@@ -49,7 +50,7 @@ def digests(values: Values, each: Each = map) -> Sequence[bytes]:
 
 
 def _keys(values: Values, each: Each) -> Sequence[Hashable]:
-    """A key for each row, equal for equal rows. Large rows that a quick look shows to be unique are not hashed."""
+    """A key for each row, equal for equal rows. Large rows whose samples are unique are not hashed."""
     source = values.data
     if source is None or source.nbytes < _LARGE_ROW * values.rows or not source.in_place:
         return digests(values, each)
@@ -60,7 +61,7 @@ def _keys(values: Values, each: Each) -> Sequence[Hashable]:
 
 
 def _alike(values: Values, source: RowSource, rows: Sequence[int]) -> Iterable[list[int]]:
-    """Group these rows: those with the same shape and the same bytes at three places are together."""
+    """Groups of these rows with the same shape and the same bytes at three places."""
     marks = _marks(values)
     groups: defaultdict[Hashable, list[int]] = defaultdict(list)
     for i in rows:
@@ -71,7 +72,7 @@ def _alike(values: Values, source: RowSource, rows: Sequence[int]) -> Iterable[l
 
 
 def _memories(source: RowSource, count: int) -> tuple[list[int], list[int]]:
-    """The distinct rows by memory (of rows in the same memory, the first), and for each row, its place among these."""
+    """The first row of each piece of memory, and the place of each row's memory among these."""
     rows: list[int] = []
     places: list[int] = []
     seen: dict[Hashable, int] = {}
@@ -96,16 +97,16 @@ def _hashed(values: Values, source: RowSource, rows: Sequence[int], each: Each) 
 
 
 def _marks(values: Values) -> Index | None:
-    """The numbers that distinguish rows of equal bytes: their shapes, or the lengths of rows whose items have no
-    bytes."""
+    """The numbers that distinguish rows of equal bytes: their shapes, or their lengths if items have no bytes. None if
+    equal bytes are equal rows."""
     if values.offsets is not None and not values.field.item_nbytes:
         return np.diff(values.offsets)
     return values.shapes
 
 
 def _of_indexed(values: Values, each: Each) -> Sequence[bytes]:
-    """The keys of rows of an indexed column. The stored rows are distinct, but what one of them
-    means may depend on the others. So a key is the position of the stored row, with a digest of all stored rows."""
+    """The digests of rows of an indexed column. The stored rows are distinct, but one may refer to parts in others. So
+    a digest is the position of the stored row, with a digest of all stored rows."""
     assert values.data is not None
     assert values.offsets is not None
     assert values.index is not None
@@ -115,7 +116,7 @@ def _of_indexed(values: Values, each: Each) -> Sequence[bytes]:
 
 
 def _of_struct(values: Values, each: Each) -> Sequence[bytes]:
-    """A row's keys and their values, hashed together."""
+    """A digest of each row's keys and their values together."""
     parts: list[list[bytes]] = [[] for _ in range(values.rows)]
     for k, (flags, child) in enumerate(zip(values.presence, values.children, strict=True)):
         own = digests(child, each)

@@ -1,18 +1,18 @@
-"""Names of element types, and the NumPy types their bytes are kept as.
+"""Names of element types (dtypes), and the NumPy dtypes in which they are stored.
 
-A dtype is named as torch names it: "float32", "bfloat16", "float8_e4m3fn", "bool", "complex64"; a time type as
-NumPy does: "datetime64[ns]"; a big-endian one with ">" in front: ">float32". Types that NumPy lacks travel as
-their bits, in the unsigned integer of the same size: `storage("bfloat16")` is uint16, so a NaN keeps its payload
-and nothing is rounded. Integers that are stored narrower than they were given have both dtypes in their name:
-"int64:uint8" is int64 to its readers (`declared`), and a byte each in the shard. "null" is the dtype of lists that are
-all empty (`field.EMPTY_LISTS`), as Arrow's null type; its storage is int64, of which there are none.
+A dtype is named as in torch: "float32", "bfloat16", "float8_e4m3fn", "bool", "complex64". A time type is named as in
+NumPy, "datetime64[ns]", and a big-endian dtype has ">" in front, ">float32". Dtypes that NumPy lacks are stored as
+their bits, in the unsigned integer of the same size: `storage("bfloat16")` is uint16, so a NaN keeps its payload and
+nothing is rounded. Integers that are stored narrower than they were given have both dtypes in their name: "int64:uint8"
+is int64 for readers (`Field.declared`), and one byte each in the shard. "null" is the dtype of lists that are all empty
+(`field.EMPTY_LISTS`), as Arrow's null type; its storage is int64, without elements.
 
-An array inside of a row may have any dtype whose bytes mean the same on each host (`exact_name`): those, text and
-bytes of a fixed length ("<U8", "|S10"), plain void ("|V5"), records, and those of `ml_dtypes`. A record's name is JSON:
-its fields with their names, offsets and titles.
+An array inside an object may have any dtype whose bytes mean the same on each host (`exact_name`): one of the above,
+text or bytes of a fixed length ("<U8", "|S10"), plain void ("|V5"), a record, or a dtype of `ml_dtypes`. A record's
+name is JSON: its fields with their names, dtypes, shapes, offsets and titles.
 
-Names come from other processes as well. `storage` and `exact_dtype` know a closed set and raise ValueError for anything
-else. Platform types (long double) are refused: their bytes mean different things on different hosts.
+Names come from other processes as well. `storage` and `exact_dtype` know a closed set and raise ValueError for other
+names. Platform types (long double) are refused, since their bytes mean different things on different hosts.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TIME = re.compile(r"(datetime64|timedelta64)(\[(\d{1,9})?(Y|M|W|D|h|m|s|ms|us|n
 
 @lru_cache(maxsize=1024)
 def storage(name: str) -> DType:
-    """The NumPy dtype whose bytes are those of the dtype called `name`. Raises ValueError for an unknown name."""
+    """The NumPy dtype in which the dtype called `name` is stored. Raises ValueError for an unknown name."""
     if (bits := BITS.get(name)) is not None:
         return bits
     if name == NULL:
@@ -72,7 +72,7 @@ def storage(name: str) -> DType:
 
 
 def _narrow(wide: str, narrow: str) -> DType:
-    """The dtype `narrow` of integers that were given as `wide`. Raises ValueError if it is not narrower."""
+    """The NumPy dtype `narrow`. Raises ValueError unless both names are integers and it is narrower than `wide`."""
     whole, part = wide.removeprefix(">"), np.dtype(narrow) if narrow in INTEGERS else None
     if whole not in INTEGERS or part is None or part.itemsize >= np.dtype(whole).itemsize:
         raise ValueError(f"unknown dtype '{wide}:{narrow}'")
@@ -91,7 +91,7 @@ def is_integer(name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def name_of(dtype: DType) -> str | None:
-    """The name of a NumPy dtype, or None where a dense column cannot hold it (objects, text, records, long double).
+    """The name of a NumPy dtype, or None if a dense column cannot store it (objects, text, records, long double).
 
     The extension types of `ml_dtypes` ("bfloat16", "float8_e5m2", ...) are named like torch's.
     """
@@ -104,7 +104,7 @@ def name_of(dtype: DType) -> str | None:
 
 
 def is_bits(name: str) -> bool:
-    """Whether NumPy sees only the bits of this dtype."""
+    """Whether the dtype is stored as its bits, since NumPy lacks it."""
     return name in BITS
 
 
@@ -113,9 +113,9 @@ def is_time(name: str) -> bool:
 
 
 def decoded(name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The values that an array of the dtype's storage type means, in a NumPy type that holds each of them exactly.
+    """The values of an array of the dtype's storage type, in a NumPy type that represents each of them exactly.
 
-    Packed four-bit floats stay the bytes they are.
+    Packed four-bit floats stay bytes.
     """
     if name == "bfloat16":
         wide: np.ndarray[Any, Any] = np.left_shift(array, 16, dtype=np.uint32).view(np.float32)
@@ -142,7 +142,8 @@ _MAX_DEPTH = 16  # of records in records
 
 
 class _RecordField(msgspec.Struct, frozen=True, array_like=True):
-    """A field of a record: the name of its dtype, and its shape, () for a single value."""
+    """A field of a record: its name, the name of its dtype, its shape (() for a single value), its offset in bytes and
+    its title."""
 
     name: str
     dtype: str
@@ -174,7 +175,7 @@ def exact_name(dtype: DType) -> str | None:
 
 
 def exact_dtype(name: str, depth: int = 0) -> DType:
-    """The dtype of that name. Raises ValueError for an unknown name."""
+    """The dtype of this name; `depth` records are around it. Raises ValueError for an unknown name."""
     if name.startswith("{"):
         return _record(name, depth)
     if _FIXED.fullmatch(name):

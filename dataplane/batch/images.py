@@ -1,27 +1,26 @@
-"""Encodes PIL images: as the bytes of their file if they still have it, else as their pixels. Either way the reader
+"""Encodes PIL images: as the bytes of their file if they still have it, else as their pixels. In both cases the reader
 gets an image equal to the one that was put.
 
-An image that was opened and not loaded since is stored as its file's bytes, and the reader opens it again from those:
-nothing is decoded on the way, and at the reader only when pixels are accessed. Any other image is stored as raw pixels,
-with palette; PIL maps them in place where it can, and else copies them at the first access. Both keep class, mode,
-size, format and `info`; the name and position of an open file are lost, and so are attributes that PIL's own pickling
-loses too.
+An image that was opened and not loaded since is stored as its file's bytes. The reader opens the file again, so nothing
+is decoded before pixels are accessed. Any other image is stored as raw pixels, with its palette. PIL maps them in place
+where it can, and otherwise copies them at the first access. Both forms keep class, mode, size, format and `info`. The
+name and position of an open file are lost, and so are attributes that PIL's own pickling loses too.
 
-An image of several frames is stored as its file's bytes and the number of the current frame, even if it was loaded,
-unless it was changed. A changed one, or one whose file is closed, is refused: its pixels are those of one frame only.
+An image of several frames is stored as its file's bytes and the number of the current frame, even if it was loaded. If
+it was changed, or its file is closed, it is refused, since its pixels are those of one frame only.
 
 The reader creates instances only of PIL's own classes, and opens only files of a few formats (for some others PIL runs
 a program). It checks the number of bytes of pixels before it uses them, and raises ValueError if the bytes are not the
-image described. PIL's errors about files that claim too many pixels, or end early, reach the reader: at once for the
-header, later for pixels. PIL is imported only for a row with an image.
+image described. PIL's errors for files that claim too many pixels, or end early, become ValueError for the header; for
+pixels, the user gets them at the first access. PIL is imported only for a row with an image.
 
-PIL stores some modes, such as RGB, in a layout of its own, so it cannot map their pixels: to create the image it
-converts all of them, and allocates memory for them. Therefore an image of such a mode is created with a reference to
-the stored pixels, and they are converted at the first access. A process that reads such rows for other fields, as
-verl's ranks do, never converts them. Before the first access, `isinstance` and `__class__` give the class of the image
-and `type` gives a subclass; afterwards `type` gives the class too. The image can be pickled, copied, shown and modified
-like any other. If two threads make the first access at the same time, each may convert the pixels, as with a PIL file
-that is not loaded yet.
+PIL stores some modes, such as RGB, in a layout of its own, so it cannot map their pixels: to create such an image, it
+allocates memory and converts all of them. So an image of such a mode is created with a reference to the stored pixels,
+which are converted at the first access. A process that reads such rows for other fields, as verl's ranks do, never
+converts them. Before the first access, `isinstance` and `__class__` give the class of the image, and `type` gives a
+subclass; afterwards `type` gives the class too. The image can be pickled, copied, shown and modified like any other. If
+two threads make the first access at the same time, each may convert the pixels, as with a PIL file that is not loaded
+yet.
 """
 
 from __future__ import annotations
@@ -53,15 +52,16 @@ _BITS = {
 _PALETTES = frozenset(("P", "PA"))
 _MOST_COLORS = 256
 _WAITING = "dataplane.waiting"
-"""The attribute with the data of the pixels, and the function that makes an image of them."""
+"""The attribute of a deferred image with the stored pixels, and the function that makes a plain image of them."""
 
 _PLAIN = ("PIL.Image", "Image")
 _FRAMES = "put it as it was opened, or its frames: [frame.copy() for frame in PIL.ImageSequence.Iterator(image)]"
 
 
 class Picture(msgspec.Struct, array_like=True, frozen=True):
-    """An image as it is stored. `frame`: the number of the frame of the file in `data`; negative if `data` are pixels.
-    `rest`: keys of the info whose values are those of the file. In a row, `data` may be the number of a part."""
+    """An image as it is stored. `data`: the bytes of its file or its pixels; in a row, it may be the number of a part.
+    `frame`: the number of the frame in the file; negative for pixels. `rest`: the keys of the info that are not stored,
+    because the file has their values."""
 
     module: str
     kind: str
@@ -82,7 +82,7 @@ def is_image(value: object) -> bool:
 
 
 def taken(image: Image) -> Picture:
-    """The stored form of the image without its info; the image is loaded if necessary. Raises Unfit."""
+    """The stored form of the image, without its info. Loads the image if necessary. Raises Unfit if it has none."""
     kind, pixels = _deferred_from(image) or (type(image), None)
     module, name = kind.__module__, kind.__qualname__
     if not module.startswith("PIL.") or getattr(sys.modules.get(module), name, None) is not kind:
@@ -105,7 +105,7 @@ def taken(image: Image) -> Picture:
 
 
 def made(picture: Picture, info: Mapping[Any, Any], data: Any) -> Image:
-    """The image of this info and these data. Raises ValueError for invalid data."""
+    """The image with this info. `data`: the bytes of its file, or its pixels. Raises ValueError for invalid data."""
     from PIL import Image as pil
 
     if picture.frame < 0 and picture.mode not in _BITS:
@@ -130,8 +130,7 @@ def made(picture: Picture, info: Mapping[Any, Any], data: Any) -> Image:
 
 
 def is_deferred(frame: int, mode: str, nbytes: int) -> bool:
-    """Whether the pixels of such an image are converted only when they are accessed, and are read in place until
-    then."""
+    """Whether an image of this frame, mode and size of `data` refers to its stored pixels until they are accessed."""
     from PIL import Image as pil
 
     mapped = getattr(pil, "_MAPMODES", ())
@@ -157,7 +156,8 @@ def _header(image: Image) -> tuple[Any, ...]:
 
 
 def _file(image: Image) -> Any:
-    """The bytes of the image's file, if the image equals it; None if it was changed, or has no file any more."""
+    """The bytes of the image's file; None if the image was changed or loaded, has no file any more, or is of another
+    format. A loaded image of several frames still has its file; raises Unfit if it was changed."""
     if image.format not in _FORMATS:
         return None
     if not _is_loaded(image):
@@ -165,7 +165,7 @@ def _file(image: Image) -> Any:
         return None if changed else _read(getattr(image, "fp", None))
     if vars(image).get("n_frames") == 1:
         return None
-    # Of several frames PIL keeps the file open. Of one frame it is unknown whether pixels were changed.
+    # PIL keeps a file of several frames open. For one frame it is unknown whether pixels were changed.
     data = _read(getattr(image, "_fp", None))
     if data is None or (found := _frame_of(data, image)) is None:
         return None
@@ -180,8 +180,7 @@ def _is_loaded(image: Image) -> bool:
 
 
 def _frame_of(data: Any, image: Image) -> Image | None:
-    """The image's current frame, opened from the file again; None if the file has only one frame, or is of another
-    image."""
+    """The image's current frame, loaded from the file again; None if the file has only one frame, or another image."""
     try:
         found = _open(data, image.format)
         if type(found) is not type(image) or getattr(found, "n_frames", 1) == 1:
@@ -194,7 +193,7 @@ def _frame_of(data: Any, image: Image) -> Image | None:
 
 
 def _read(file: Any) -> Any:
-    """All bytes of an open file, whose position does not change; None if it cannot be read."""
+    """All bytes of an open file; None if it cannot be read. The position in the file does not change."""
     try:
         if type(file) is io.BytesIO:
             return file.getvalue()  # which copies nothing
@@ -210,7 +209,7 @@ def _read(file: Any) -> Any:
 
 
 def _frames(image: Image) -> int:
-    """The number of its frames, if known: to count them, PIL may seek, and drop loaded pixels."""
+    """The number of frames; 1 if it is unknown for a loaded image, since PIL may drop loaded pixels to count them."""
     own = vars(image)
     known = own.get("n_frames", own.get("_n_frames"))
     if known is None and not _is_loaded(image):
@@ -313,7 +312,7 @@ def _like(mode: str, kind: Any) -> Image:
 
 
 def _as(kind: Any, plain: Image) -> Image:
-    """The image as one of a class of files, which was loaded and closed; as PIL makes one of a pickle."""
+    """A plain image as an image of the file class `kind`, loaded and with its file closed, as PIL unpickles one."""
     image = kind.__new__(kind)
     image.__dict__.update(vars(plain))
     image.tile = []
@@ -337,14 +336,14 @@ def _deferred_image(kind: Any, like: Image, size: tuple[int, int], data: Any, ma
 
 
 def _deferred_from(image: Image) -> tuple[type[Any], Any] | None:
-    """The class and the data of an image whose pixels were not accessed yet; None for any other."""
+    """The class and the stored pixels of an image whose pixels were not accessed yet; None for any other image."""
     kind = getattr(type(image), "_deferred_kind", None)
     waiting = vars(image).get(_WAITING)
     return None if kind is None or waiting is None else (kind, waiting[0])
 
 
 class _Deferred:
-    """Mixin before a PIL class, until the image has pixels."""
+    """The mixin of a deferred image, in front of its PIL class, until the image has pixels."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         _load(self)
@@ -352,7 +351,7 @@ class _Deferred:
 
 
 def _load(image: Any) -> Any:
-    """The pixels of the image, which are created if necessary. Then the image changes to its own class."""
+    """The pixels of the image. If they are still to be created, the image then changes to its own class."""
     waiting, name = vars(image).get(_WAITING), _pixels_name()
     if waiting is not None:
         data, make = waiting
@@ -386,8 +385,8 @@ def _deferred_class(kind: Any, name: str) -> Any:
 # In pickles
 #
 # PIL pickles pixels: it decodes an image and keeps it decoded, and the pickle has all pixels in addition to the file.
-# An image that was opened from a file in memory is pickled as that file instead, once a pickle even if it has those
-# bytes elsewhere.
+# An image that was opened from a file in memory is pickled as this file instead. A pickle that has the same bytes
+# elsewhere stores them once.
 #
 # Invariants: an unpickled image equals that of PIL's own pickle, and is decoded, since PIL's decoding is not
 # thread-safe. An image that was loaded, changed, or opened from anything else is pickled as by PIL.
@@ -401,8 +400,8 @@ _PICKLED = {
 
 
 def pickle_as_files() -> None:
-    """Pickle images as their files in this process, if PIL is installed and no other code has replaced the pickling.
-    Idempotent."""
+    """Pickle images as their files in this process, if PIL is installed. Classes whose pickling other code has replaced
+    are left alone. Idempotent."""
     with suppress(ImportError):
         for module, name in _PICKLED.items():
             kind = getattr(importlib.import_module(module), name)
@@ -419,13 +418,13 @@ def pickle_as_pixels() -> None:
 def _reduced(image: Any) -> Any:
     from PIL import ImageFile
 
-    found = None if ImageFile.LOAD_TRUNCATED_IMAGES else _opened_from(image)  # elsewhere that may be set differently
+    found = None if ImageFile.LOAD_TRUNCATED_IMAGES else _opened_from(image)  # may differ in the reader
     return image.__reduce_ex__(4) if found is None else (_reopened, found)
 
 
 def _opened_from(image: Image) -> tuple[str, bytes] | None:
-    """The format and the bytes of the file from which an image was opened. The file must be in memory and have one
-    frame, and the image must not have been loaded or changed since; otherwise None."""
+    """The format and the bytes of the file from which an image was opened. None unless the file is in memory and has
+    one frame, and the image was neither loaded nor changed since."""
     if type(vars(image).get("fp")) is not io.BytesIO or _is_loaded(image) or getattr(image, "n_frames", 1) > 1:
         return None
     data, name = _file(image), image.format
@@ -439,7 +438,7 @@ def _opened_from(image: Image) -> tuple[str, bytes] | None:
 
 
 def _reopened(name: str, data: bytes) -> Image:
-    """The image in such a file, loaded and with its file closed, as PIL's own pickle of the image would restore it."""
+    """The image in a file of this format, loaded and with its file closed, as PIL's own pickle would restore it."""
     image = _open(data, name)
     made = object.__new__(type(image))
     made.__setstate__(image.__getstate__())

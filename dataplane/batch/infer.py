@@ -1,11 +1,11 @@
 """Infers the kind of column for a list of Python values.
 
-A list of arrays or of lists of numbers is ragged, even if all have the same length: the kind follows from types only.
-Lists of numbers, text, bytes and dicts become dense, text, bytes and struct columns. Values that no column of one type
-holds exactly become objects (`object_codec`): arrays of text or records, arrays and tensors of several dtypes, and all
-other values. Rows of any type of text or bytes become text and bytes columns: `numpy.str_` is returned as str,
-bytearray as bytes. Numbers are converted only if nothing is lost: ints among floats must be equal as floats. Rows that
-are tuples stay tuples, as objects. If no list has an element, the dtype is that of the column's other rows
+Rows that are arrays or lists of numbers are a ragged column, even if all have the same length: the kind follows from
+types only. Rows that are numbers, text, bytes or dicts become dense, text, bytes and struct columns. Text and bytes may
+be of any type: `numpy.str_` is returned as str, bytearray as bytes. Rows that no column of one type represents exactly
+become objects (`object_codec`): arrays of text or records, arrays and tensors of several dtypes, tuples, and all other
+values. A list without rows is an object column too. Numbers are converted only if nothing is lost: ints among floats
+must be equal as floats. Lists that are all empty get the dtype of the column's rows in other shards
 (`field.EMPTY_LISTS`).
 """
 
@@ -52,7 +52,8 @@ _TEXT = frozenset((str, np.str_))
 
 
 def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
-    """The column whose rows are these values; `depth` structs are around it. Raises SchemaMismatch."""
+    """The column whose rows are these values; `depth` structs are around it. Raises SchemaMismatch, naming the row, for
+    a value that cannot be stored."""
     kinds = set(map(type, rows))
     if kinds == {list}:
         return _lists(column, rows)
@@ -140,7 +141,7 @@ def _refuse_masked(column: str, rows: Sequence[Any]) -> None:
 
 
 def _are_alike(rows: Sequence[Any]) -> bool:
-    """Whether arrays or tensors have one dtype and number of dimensions."""
+    """Whether all arrays or tensors have the same dtype and number of dimensions."""
     return len({(row.dtype, row.ndim) for row in rows}) == 1
 
 
@@ -160,8 +161,8 @@ def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
 
 
 def numbers_of(rows: Sequence[list[Any]]) -> tuple[bool, bytes, bytes] | None:
-    """For rows that are lists, all of 64-bit ints or all of floats: whether they are floats, the numbers in 64 bits
-    each, and the rows' offsets. None for others, and without the extension that checks this fast."""
+    """For lists that are all of 64-bit ints, or all of floats: whether they are floats, the bytes of the numbers in 64
+    bits each, and the bytes of the rows' offsets, int64. None for other rows, and without the extension `_lists`."""
     return None if _read is None else _read(rows if type(rows) is list else list(rows))
 
 
@@ -184,12 +185,12 @@ def _lists(column: str, rows: Sequence[list[Any]]) -> Values:
 
 
 def empty_lists(rows: int) -> Values:
-    """So many empty lists."""
+    """A column of `rows` empty lists."""
     return ragged_run(EMPTY_LISTS, _NO_NUMBERS, np.zeros(rows + 1, np.int64))
 
 
 def _nested_lists(column: str, rows: Sequence[list[Any]]) -> Values:
-    """Lists in lists: ragged if each row is a rectangle of numbers of equal depth, else objects."""
+    """A column of nested lists: ragged if all rows are rectangles of numbers of equal depth, else objects."""
     shapes = [_rectangle(row, 0) for row in rows]
     ndim = max(len(shape) if shape else 0 for shape in shapes)
     full = [shape for shape in shapes if shape is not None and len(shape) == ndim]

@@ -1,6 +1,6 @@
 """Creates references to shards, and finds the shards in which the rows of a reference are stored.
 
-It is used to read rows, and to retain or free them.
+The shards are needed to read the rows, and to retain or free them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ONE_ROW = RowIndices.range(0, 1)
 
 
 class ColumnRows(NamedTuple):
-    """Rows of one stored column: the `ordinal`-th of a shard."""
+    """Rows of one stored column: the `ordinal`-th of the shard with the number `shard` on `node`."""
 
     node: bytes
     shard: int
@@ -30,7 +30,7 @@ class ColumnRows(NamedTuple):
 
 
 class RowSpan(NamedTuple):
-    """Contiguous rows of one shard: the shard, the range, and of each column its name, field and ordinal there."""
+    """Contiguous rows of one shard: the shard, the range, and each column's name, field and ordinal in the shard."""
 
     shard: ShardRef
     rows: RowIndices
@@ -38,10 +38,10 @@ class RowSpan(NamedTuple):
 
 
 def ref_to(node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
-    """All `rows` of columns that `node` (8 bytes) stores.
+    """A reference to all `rows` rows of columns that `node` (8 bytes) stores.
 
-    Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError for an invalid
-    description.
+    Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError for an invalid node or
+    row count, and for no column or a repeated name.
     """
     if len(node) != ref_codec.NODE_BYTES or rows < 0:
         raise ValueError(f"{rows} rows on node {node.hex()!r}")
@@ -57,39 +57,39 @@ def ref_to(node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int,
 
 
 def ref_to_shard(node: bytes, rows: int, named: dict[str, ColumnPlace], nbytes: Sequence[int], shard: int) -> BatchRef:
-    """As `ref_to`, for all columns of a shard in order. `named` has them, in one frame, and must not be changed;
-    `nbytes` are their logical bytes."""
+    """A reference to all rows and columns of a shard. `named`: the columns in the shard's order, in one frame; it must
+    not be changed. `nbytes`: their logical bytes."""
     stored = ShardRef(node, shard, rows)
     cells = tuple([Cell(stored, ordinal, each) for ordinal, each in enumerate(nbytes)])
     return BatchRef(rows, named, (Frame((BlockRows(cells, _ONE_ROW if rows == 1 else RowIndices.range(0, rows)),)),))
 
 
 def sources(ref: BatchRef, name: str) -> tuple[tuple[ColumnRows, ...], Index | None]:
-    """The places of a column's rows, in as few pieces as possible, and their order. For rows
-    that `batch.concat` joined, the pieces have the rows that were joined.
+    """The places of a column's rows, in as few pieces as possible, and their order. Rows that `concat.joined` joined
+    are listed one by one.
 
-    Row i of the column is row `order[i]` of the rows of all pieces concatenated; without an order, row i of
-    them. A reader fetches each piece once and then orders the rows.
+    Row i of the column is row `order[i]` of the concatenated rows of all pieces, or row i if the order is None. A
+    reader fetches each piece once and then orders the rows. Raises SchemaMismatch for an unknown name.
     """
     frame, slot = frame_of(ref, name)
     return _pieces(frame.parts, slot), None if frame.order is None else frame.order.array()
 
 
 def pieces(ref: BatchRef, name: str) -> tuple[ColumnRows, ...]:
-    """The places of a column's rows: the rows of these pieces concatenated. May be one for each row: see
-    `sources`."""
+    """The places of a column's rows, as pieces whose concatenated rows are in order. There may be a piece for each row;
+    `sources` has fewer."""
     frame, slot = frame_of(ref, name)
     return _pieces(frame.in_order(), slot)
 
 
 def numbered(ref: BatchRef, number: Callable[[ShardKey], int]) -> BatchRef:
-    """The same rows and columns, with these numbers of shards: links to the shards, or the shards of links."""
+    """The same reference, with `number(key)` as the number of each shard: a link to it, or the shard of a link."""
     frames = tuple([frame.numbered(lambda shard: number(shard[:2])) for frame in ref._frames])
     return BatchRef(ref._rows, ref._columns, frames, ref._origin, ref.traces)
 
 
 def unlinked(ref: BatchRef) -> BatchRef:
-    """The reference for reading, with each link replaced by its shard."""
+    """The same reference, for readers, with the number of its shard in place of each link."""
     if all(not link_of(number) for _, number in ref.shards()):
         return ref
     return numbered(ref, lambda key: shard_of(key[1]))
@@ -99,9 +99,9 @@ Footprint: TypeAlias = dict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]]
 
 
 def footprint(ref: BatchRef) -> Footprint:
-    """The rows and columns of the reference, by shard: columns by ordinal, and their distinct rows, ascending.
+    """The rows and columns of the reference, by shard: ordinals of columns, and their distinct rows, ascending.
 
-    A column is listed once for each shard, unless the reference has it under two names with different rows.
+    A column of a shard is listed once, unless the reference has it under two names with different rows.
     """
     found: dict[ShardKey, dict[tuple[int, ...], list[RowIndices]]] = {}
     for frame in ref._frames:
@@ -115,7 +115,7 @@ def footprint(ref: BatchRef) -> Footprint:
 
 
 def combined(parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> list[tuple[tuple[int, ...], RowIndices]]:
-    """The same cells of one shard, each once: an entry a column."""
+    """The same columns and rows of one shard, in one entry for each column, with distinct rows."""
     found: dict[int, list[RowIndices]] = {}
     for columns, rows in parts:
         for column in columns:
@@ -124,13 +124,14 @@ def combined(parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> list[tuple[
 
 
 def are_apart(ref: BatchRef) -> bool:
-    """Whether no two cells of the reference share storage."""
+    """Whether the reference has each row of each stored column at most once."""
     stored = sum(len(columns) * len(rows) for parts in footprint(ref).values() for columns, rows in parts)
     return stored == sum(frame.width * frame.listed.rows for frame in ref._frames)
 
 
 def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]]:
-    """As `footprint`, with the cut of each row: rows ascending; a row with two cuts comes twice."""
+    """The rows and columns to read, by shard: ordinals of columns, their rows, ascending, and the cut of these rows. A
+    row with two cuts comes twice."""
     found: dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]] = {}
     for frame in ref._frames:
         for cells, rows, cut in frame.wanted():
@@ -140,7 +141,7 @@ def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndic
 
 
 def _ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, ...]]]:
-    """The columns of each shard that the reference names."""
+    """The ordinals of the cells, ascending, by shard."""
     found: dict[ShardKey, set[int]] = {}
     for cell in cells:
         found.setdefault(cell.shard[:2], set()).add(cell.ordinal)
@@ -148,7 +149,7 @@ def _ordinals_of(cells: Iterable[Cell]) -> Iterator[tuple[ShardKey, tuple[int, .
 
 
 def span_of(ref: BatchRef) -> RowSpan | None:
-    """The rows as a span, if they are contiguous rows of one shard and the reference has no link to it; else None."""
+    """The rows as a span, if they are contiguous whole rows of one shard and the reference has no link; else None."""
     if len(ref._frames) != 1:
         return None
     frame = ref._frames[0]
@@ -165,7 +166,8 @@ def span_of(ref: BatchRef) -> RowSpan | None:
 
 
 def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
-    """The frame of a column, and its slot in the parts of that: `sources` without an object for each piece."""
+    """The frame of a column, and the column's slot in the frame's parts: `sources` without an object for each piece.
+    Raises SchemaMismatch for an unknown name."""
     column = place_of(ref._columns, name)
     return ref._frames[column.frame], column.slot
 
@@ -186,14 +188,14 @@ def _distinct(several: Sequence[RowIndices]) -> RowIndices:
 
 # The numbers by which the owners of a shard name it.
 #
-# A stored row may have more than one owner, as a file may have several hard links. The first owner names it by the
+# A stored row may have more than one owner, as a file may have several hard links. The first owner names the row by the
 # number of its shard. Each other owner has a link: the number of the shard in the low bits, and a number of its own in
-# the high bits. So a link can be used wherever the number of a shard can: in references, messages and cells that others
-# store. A reader extracts the number of the shard from it.
+# the high bits. So a link can stand wherever a shard's number can: in references, messages and stored cells. A reader
+# extracts the number of the shard from the link.
 #
-# Rejected: a count of owners, which `free` decrements. Freeing a shard twice has no effect, and callers rely on that:
-# when a message is repeated after its answer was lost, when a reference names a row twice, when two writers replace the
-# same row. With a count, each of these would free a shard that another owner still needs.
+# Rejected: a count of owners, which `free` decrements. Callers rely on a second free of a shard having no effect: when
+# a message is repeated after its answer was lost, when a reference names a row twice, when two writers replace the same
+# row. With a count, each of these would free a shard that another owner still needs.
 
 _SHARD_BITS = 40
 MOST_SHARDS = 1 << _SHARD_BITS
@@ -202,19 +204,19 @@ MOST_SHARDS = 1 << _SHARD_BITS
 _SHARD = MOST_SHARDS - 1
 
 MAX_LINK = (1 << 63 - _SHARD_BITS) - 1
-"""The last link that a shard can have: numbers of shards stay below 2**63."""
+"""The last link that a shard can have: with it, the shard's number stays below 2**63."""
 
 
 def shard_of(number: int) -> int:
-    """The number of the shard that this is, or is a link to."""
+    """The number of the shard, from its number or a link to it."""
     return number & _SHARD
 
 
 def link_of(number: int) -> int:
-    """The number of the link among the shard's; 0 for the first owner."""
+    """The number of the link among the links of its shard; 0 for the first owner."""
     return number >> _SHARD_BITS
 
 
 def linked(shard: int, link: int) -> int:
-    """The number of this link to a shard."""
+    """The number that stands for this link to a shard."""
     return shard | link << _SHARD_BITS
