@@ -1,15 +1,14 @@
 """Encodes the objects that users put, one row at a time, and decodes them exactly, types included.
 
-None, bool, int (64 bits), float, str, bytes, list and dict are MessagePack's own. Everything else is an extension:
-a tuple, a dict with keys that are not text, NumPy's and torch's values with dtype, shape and bits, Python's other
-types (`builtin_codec`), classes of users (there too) and PIL's images (`images`). Bytes, arrays and images of
-some KiB are stored next to the MessagePack (`object_rows`), where the writer and the reader copy them once each. All
-other values are refused, since they would be changed or need pickle: functions, locks, generators, text with lone
-surrogates.
+None, bool, int (64 bits), float, str, bytes, list and dict are MessagePack's own. Extensions encode tuples, dicts with
+keys that are not text, NumPy's and torch's values with dtype, shape and bits, Python's other types and classes of users
+(`builtin_codec`), and PIL's images (`images`). Bytes, arrays and images of some KiB are stored next to the MessagePack
+(`object_rows`), where the writer and the reader copy them once each. All other values are refused, since they would be
+changed or need pickle: functions, locks, generators, text with lone surrogates.
 
-Decoding constructs nothing but these values, checks sizes before it uses them and raises Corrupt for the rest. A
-class that the reader has not imported is a SchemaMismatch that names its module. torch, ml_dtypes and PIL are imported
-only if a row has one of their values.
+Decoding constructs only these values, checks sizes before it uses them, and raises Corrupt for any other bytes. A class
+that the reader has not imported is a SchemaMismatch that names its module. torch, ml_dtypes and PIL are imported only
+if a row has one of their values.
 """
 
 from __future__ import annotations
@@ -53,11 +52,11 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 Copies: TypeAlias = dict[tuple[int, int], bytes]
-"""Bytes objects made of parts, by their place in memory; shared by rows that are decoded one after another."""
+"""Copies of parts, as bytes objects, by the part's address and size. Rows that are decoded in succession share them."""
 
 
 class _Header(msgspec.Struct, array_like=True, frozen=True):
-    """An array, scalar or tensor. `data`: its bytes if they are few, else the index of the row's part that has them."""
+    """An array, scalar or tensor. `data`: its bytes if they are few, else the index of its part in the row."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -70,7 +69,7 @@ _decode_place = msgspec.msgpack.Decoder(int).decode
 
 
 def encode(column: str, rows: Sequence[Any]) -> list[ObjectRow]:
-    """Each row as MessagePack and its large parts, which are the caller's memory. Raises SchemaMismatch, naming the
+    """Each row as MessagePack and its large parts, which stay in the caller's memory. Raises SchemaMismatch, naming the
     first row that cannot be stored."""
     encoded, writer = [], _Writer()
     for i, value in enumerate(rows):
@@ -98,7 +97,7 @@ def values_of(column: str, rows: Sequence[Any]) -> Values:
 
 
 def encode_rows(column: str, rows: Sequence[Any]) -> list[bytes]:
-    """Each row as the bytes that an object column holds of it (`object_rows`). Raises SchemaMismatch as `encode`."""
+    """Each row as it is stored in an object column (`object_rows`). Raises SchemaMismatch as `encode`."""
     return [object_rows.joined(row) for row in encode(column, rows)]
 
 
@@ -111,17 +110,16 @@ def decode_row(
     number: int = -1,
     copies: Copies | None = None,
 ) -> Any:
-    """The value of a row that `encode_rows` gave, or whose parts `lookup` finds. Without `decode` its images are dicts:
-    "bytes" of an image file, and "path" None. `copies` caches parts of rows in the same memory; this call adds to it.
+    """The value of an encoded row. `lookup`: finds the parts that are in other rows. Without `decode`, its images are
+    dicts: "bytes" of an image file, and "path" None. `copies`: a cache of parts, to which this call adds.
 
-    The value shares only the bytes of files with the row. Raises Corrupt for bytes that are no row, and SchemaMismatch
-    for a class of users that this process does not have: with the column, the `number` of the row, the class, and the
-    module to import.
+    Of the row's memory, the value keeps only pixels that an image has not converted yet. Raises Corrupt for bytes that
+    are no row, and SchemaMismatch if this process lacks the class of a user's value. It has the column, the `number` of
+    the row, the class, and the module to import.
     """
     try:
         tree, found = object_rows.split(data, lookup)
-        # A copy: the decoder may read a byte twice and must find the same, while a hostile process may still write to
-        # it.
+        # A copy, since the decoder may read a byte twice, and a hostile process may still write to the row.
         reader = _Reader(found, decode, Copies() if copies is None else copies)
         return reader.value(bytes(tree)) if found or not decode else _decode_alone(bytes(tree))
     except builtin_codec.Absent as absent:
@@ -133,8 +131,7 @@ def decode_row(
 
 
 def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
-    """The values of rows that refer to no other rows. Row i is the bytes from edges[i] up to edges[i + 1]. Raises as
-    `decode_row`."""
+    """The values of rows that refer to no other rows; row i is data[edges[i]:edges[i + 1]]. Raises as `decode_row`."""
     try:
         return [_decode_alone(data[a:b]) for a, b in pairwise(edges)]
     except (
@@ -148,15 +145,15 @@ def decode_rows(column: str, data: bytes, edges: Sequence[int]) -> list[Any]:
 
 
 class _Writer:
-    """Encodes the rows of a column. It caches values: the same array or image gives the same memory again."""
+    """Encodes the rows of a column. Caches encoded arrays and images, so that a repeated one is the same part again."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity: the value, kept alive by this, and its encoding
+        self._seen: dict[int, tuple[Any, Any]] = {}  # by identity: the value, to keep it alive, and its encoding
         self._parts: list[Any] = []
-        self._places: dict[int, int] = {}  # in the row, by identity of the part
+        self._places: dict[int, int] = {}  # by identity of a part: its index in the row
 
     def row(self, value: Any) -> ObjectRow:
-        """One row. Raises Unfit, and the encoder's errors for values that are too large."""
+        """Encode one row. Raises Unfit, and the encoder's errors for values that are too large."""
         self._parts = []
         self._places.clear()
         plain = type(value) in _PLAIN and type(value) is not bytes
@@ -164,7 +161,7 @@ class _Writer:
         return ObjectRow(tree, self._parts)
 
     def _plain(self, value: Any, depth: int) -> Any:
-        """The value in types that MessagePack's encoder keeps exactly."""
+        """The value in types that MessagePack's encoder keeps exactly. Raises Unfit if there is none."""
         kind = type(value)
         if kind is bytes and len(value) >= LARGE:
             return _extension(_BYTES, self._placed(value))
@@ -236,7 +233,7 @@ class _Writer:
         return known[1]
 
     def _placed(self, data: Any) -> int:
-        """The number of these bytes among the row's parts."""
+        """The index of these bytes among the row's parts, to which they are added."""
         place = self._places.setdefault(id(data), len(self._parts))
         if place == len(self._parts):
             self._parts.append(data)
@@ -248,7 +245,7 @@ def _extension(code: int, value: Any) -> msgspec.msgpack.Ext:
 
 
 def _bits(take: Callable[[Any], tuple[str, npt.NDArray[Any]]], value: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The name of the dtype, the shape, and the bytes in place."""
+    """The name of the dtype, the shape, and the bytes of an array or tensor, in place if they are contiguous."""
     name, array = take(value)
     return name, array.shape, as_bytes(array) if array.nbytes else b""
 
@@ -288,7 +285,7 @@ def _hint(kind: type) -> str:
 
 
 class _Reader:
-    """Decodes a row; `found` are its parts."""
+    """Decodes a row. `found`: the row's parts."""
 
     def __init__(self, found: Sequence[Any], decode: bool, copies: Copies) -> None:
         self._found = found
@@ -296,7 +293,7 @@ class _Reader:
         self._copies = copies
 
     def value(self, data: Any) -> Any:
-        """Decode these bytes. (No stored decoder: it and this would refer to each other, and keep the parts alive.)"""
+        """Decode these bytes. A stored decoder and this object would refer to each other, and keep the parts alive."""
         if not self._found and self._decode:
             return _decode_alone(data)
         return msgspec.msgpack.decode(data, ext_hook=self._extended)
@@ -339,7 +336,7 @@ class _Reader:
         return image if self._decode else {"bytes": images.as_file(image), "path": None}
 
     def _view(self, data: bytes | int) -> memoryview:
-        """The bytes themselves, or those of the part with this number."""
+        """A view of these bytes, or of the part with this index. Raises ValueError for an unknown part."""
         if type(data) is int:
             if not 0 <= data < len(self._found):
                 raise ValueError(f"part {data} of {len(self._found)}")
@@ -374,5 +371,5 @@ def _objects(shape: list[int], *items: Any) -> npt.NDArray[Any]:
     return objects_of(items).reshape(shape)
 
 
-#: Of rows without parts.
+#: Decodes a row without parts.
 _decode_alone = msgspec.msgpack.Decoder(ext_hook=_Reader((), True, Copies())._extended).decode

@@ -1,13 +1,12 @@
-"""The bytes of a row of an object column: its MessagePack, and its large parts next to that.
+"""The bytes of a row of an object column: its MessagePack, and its large parts next to the MessagePack.
 
 A row without large parts is only its MessagePack. Any other row consists of a mark with which no MessagePack begins,
-the number of parts, a number for each part, the parts, and the MessagePack, which names a part by its position. If the
+the number of parts, a number for each part, the parts, and the MessagePack, which names a part by its index. If the
 number of a part is not negative, it is the size of the part, which is in this row. A negative number, -1 - n, means
-that the part is the stored row n of the same column; so a part of several rows is stored once. Such a column is indexed
+that the part is the stored row n of the same column, so a part of several rows is stored once. Such a column is indexed
 (`layout`), and its index names no stored row that is a part.
 
-`split` trusts nothing: it copies the numbers once, and checks their bounds. `whole` gives a row that refers to no
-others.
+`split` trusts no byte: it copies the numbers once, and checks their bounds. `whole` returns a row with all parts in it.
 """
 
 from __future__ import annotations
@@ -22,33 +21,33 @@ from dataplane.batch.dedupe import distinct
 from dataplane.batch.field import Field, refuse
 from dataplane.batch.values import ByteRows, Values, byte_rows, offsets_of
 
-LARGE = 4096  # bytes from which on something is a part
+LARGE = 4096  # the least bytes of a part
 _MARK = 0xC1  # "never used", says the specification of MessagePack
 _HEAD = struct.Struct("<BxxxI")
 
-#: Gives the bytes of a stored row of the same column. Raises ValueError for an unknown row.
+#: Returns the bytes of a stored row of the same column. Raises ValueError for an unknown row.
 Lookup = Callable[[int], bytes]
 
 
 class ObjectRow(NamedTuple):
-    """A row before it is stored: its MessagePack, and the bytes of its parts, each a buffer of bytes."""
+    """A row before it is stored: its MessagePack, and its parts, each a buffer of bytes."""
 
     tree: bytes
     parts: Sequence[Any] = ()
 
 
 def nowhere(number: int) -> bytes:
-    """The lookup for a row that refers to no other rows."""
+    """The lookup for a row that refers to no other rows. Raises ValueError."""
     raise ValueError(f"part {number} is not in this row")
 
 
 def joined(row: ObjectRow) -> bytes:
-    """A row that refers to no others, as one byte string."""
+    """The row as one byte string with all of its parts."""
     return b"".join(_pieces(row, {})) if row.parts else row.tree
 
 
 def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
-    """The MessagePack of a row, and views of its parts. Raises ValueError if it is no row."""
+    """The MessagePack of a row, and views of its parts. Raises ValueError for an invalid row."""
     if not len(data) or data[0] & 0xFF != _MARK:  # of signed bytes too
         return data, []
     view = memoryview(data).cast("B")
@@ -71,7 +70,7 @@ def split(data: Any, lookup: Lookup) -> tuple[Any, list[Any]]:
 
 
 def whole(data: Any, lookup: Lookup) -> Any:
-    """The row with all of its parts in it. Raises ValueError for an invalid row."""
+    """The row with all of its parts in it; `data` itself if it has them. Raises ValueError for an invalid row."""
     elsewhere: list[int] = []
 
     def noted(number: int) -> bytes:
@@ -92,8 +91,7 @@ def row_of(column: str, data: Any, lookup: Lookup) -> ObjectRow:
 
 
 def values_of(rows: Sequence[ObjectRow]) -> Values:
-    """The rows as an object column. Rows that have large parts and are equal are stored once, and so is a part that
-    several rows have."""
+    """The rows as an object column. If any two large parts are equal, equal rows and equal parts are stored once."""
     ids = _alike([part for row in rows for part in row.parts])
     if ids is None:
         return _column([_pieces(row, {}) for row in rows])
@@ -130,7 +128,7 @@ def _alike(parts: Sequence[Any]) -> list[int] | None:
 
 
 def _pieces(row: ObjectRow, elsewhere: dict[int, int]) -> list[Any]:
-    """The buffers of a stored row; `elsewhere`: the stored rows of parts that are stored by themselves."""
+    """The buffers of a stored row. `elsewhere`: by index, the stored row of each part that is not in this row."""
     if not row.parts:
         return [row.tree]
     numbers = [-1 - elsewhere[i] if i in elsewhere else len(part) for i, part in enumerate(row.parts)]
@@ -139,7 +137,7 @@ def _pieces(row: ObjectRow, elsewhere: dict[int, int]) -> list[Any]:
 
 
 def _column(rows: Sequence[Sequence[Any]], index: Any = None) -> Values:
-    """The object column of rows of several buffers each."""
+    """The object column of stored rows, each a list of buffers. `index`: the stored row of each row, or None."""
     if index is None and all(len(row) == 1 for row in rows):
         return byte_rows("object", [row[0] for row in rows])
     pieces = tuple(piece for row in rows for piece in row)

@@ -2,7 +2,7 @@
 stored block; `objects="refuse"` refuses object columns.
 
 Routing indices of a mixture of experts are usually below 256, but are given as int64, 8 bytes each. The stored dtype's
-name includes the given one ("int64:uint8": `batch.dtypes`), so blocks of other widths are the same column, and a reader
+name includes the given one ("int64:uint8", see `batch.dtypes`). So blocks of different widths are one column. A reader
 gets int64 again, or the stored values by `Column.narrow`.
 
 Invariants: each value is stored exactly; a column of other values than integers is not changed.
@@ -36,19 +36,21 @@ from dataplane.batch.values import (
 from dataplane.errors import Misuse, SchemaMismatch
 
 Narrow = bool | str | Collection[str]
-"""All columns of integers, or those of these names; of a struct those among its keys."""
+"""True: all columns of integers. One name or several: these columns. Of a struct, the keys with integers are narrowed.
+"""
 
-#: The dtypes to store values in; the first that holds them is used. Signed before unsigned of a size, since torch
-#: computes little in uint16 and uint32; but of one byte the unsigned one.
+#: The dtypes to store values in; the first that holds all values is used. Signed dtypes are before unsigned ones of the
+#: same size, since torch supports few operations for uint16 and uint32. The exception is uint8.
 _CHOICES = ("uint8", "int8", "int16", "uint16", "int32", "uint32")
-_PIECE = 4 << 20  # bytes looked at in one call
+_PIECE = 4 << 20  # bytes that one call reads
 
 Array = npt.NDArray[Any]
 
 
 def narrowed(columns: Any, narrow: Narrow, each: Each = map) -> Mapping[str, Values]:
-    """The columns, of which those that `narrow` names are narrowed; `each` as for `put_plan.plan`. Raises
-    SchemaMismatch as that, and for a name of no column or of one without integers; Misuse for an invalid `narrow`."""
+    """The columns, with those that `narrow` names narrowed. `each`: `map`, or an equivalent that uses several threads.
+    Raises SchemaMismatch as `put_plan.plan`, and for a name of no column or of one without integers; Misuse for an
+    invalid `narrow`."""
     names = _names(narrow)
     found: dict[str, Values] = {}
     for name, values in columns_of(columns):
@@ -66,7 +68,7 @@ def narrowed(columns: Any, narrow: Narrow, each: Each = map) -> Mapping[str, Val
 
 
 def _names(narrow: Narrow) -> tuple[str, ...] | None:
-    """The names, or None for all columns. Raises Misuse."""
+    """The names, or None for all columns. Raises Misuse for an invalid `narrow`."""
     if narrow is True:
         return None
     names = (narrow,) if isinstance(narrow, str) else narrow
@@ -108,7 +110,7 @@ def _narrowed(values: Values, each: Each) -> Values:
 
 
 def _choice(arrays: list[Array], wide: np.dtype[Any], each: Each) -> np.dtype[Any] | None:
-    """The narrowest dtype that can represent all values; None if that is their own."""
+    """The narrowest dtype that can represent all values; None if it is not narrower than `wide`."""
     ranges = list(each(_range, list(_pieces(arrays))))
     low, high = min([a for a, _ in ranges], default=0), max([b for _, b in ranges], default=0)
     for name in _CHOICES:
@@ -126,7 +128,7 @@ def _range(arrays: list[Array]) -> tuple[int, int]:
     for array in arrays:
         if not array.size:
             continue
-        bits = int(np.bitwise_or.reduce(array, axis=None))  # one pass, where min and max are two
+        bits = int(np.bitwise_or.reduce(array, axis=None))  # one pass; min and max are two
         if bits >= 0:
             high = max(high, (1 << bits.bit_length()) - 1)
         else:
@@ -156,7 +158,7 @@ def _pieces(arrays: list[Array]) -> Iterator[list[Array]]:
 
 
 def _fill(out: Array, arrays: list[Array], each: Each) -> None:
-    """Write the concatenated values of all arrays into `out`, whose dtype can hold each of them."""
+    """Write the concatenated values of all arrays into `out`, whose dtype can represent all of them."""
     flat = out.reshape(-1)
     jobs, at = [], 0
     for group in _pieces(arrays):
@@ -174,7 +176,7 @@ def _fill(out: Array, arrays: list[Array], each: Each) -> None:
 
 
 Objects = Literal["store", "refuse"]
-"""Whether a column of mixed rows is stored as objects, or refused."""
+"""Whether a column that would be stored as objects is stored, or refused."""
 
 
 def refuses(objects: Any) -> bool:
@@ -185,7 +187,8 @@ def refuses(objects: Any) -> bool:
 
 
 def without_objects(columns: Any) -> BatchRef | Mapping[str, Values]:
-    """The columns, or the reference. Raises SchemaMismatch as `put_plan.plan`, and for a column that is of objects."""
+    """The columns as `Values`, or the reference itself. Raises SchemaMismatch as `put_plan.plan`, and for an object
+    column or a struct's key of objects."""
     if isinstance(columns, BatchRef):
         for name, field in columns.schema.items():
             _refuse_objects(name, field, None)
@@ -215,7 +218,7 @@ def _refuse_objects(name: str, field: Field, given: Any) -> None:
 
 
 def _check_key(name: str, key: str, field: Field, given: Any) -> None:
-    """As `_refuse_objects`, for a key of a struct; errors have the row number in the whole column."""
+    """Raises SchemaMismatch if a key of a struct is of objects, with the row's number in the whole column."""
     if isinstance(given, Mapping):
         _refuse_objects(f"{name}.{key}", field, given.get(key))
         return
@@ -241,8 +244,8 @@ def _rows_of(given: Any) -> Sequence[Any] | None:
 
 
 def _spoiler(name: str, rows: Sequence[Any]) -> int:
-    """The first row that makes the column objects."""
-    low, high = 0, len(rows)  # the first `low` rows are no object column, the first `high` are
+    """The number of the first row because of which the column is stored as objects."""
+    low, high = 0, len(rows)  # the first `low` rows alone are no object column, the first `high` are
     while high - low > 1:
         middle = (low + high) // 2
         if values_of(name, list(rows[:middle])).field.kind == "object":

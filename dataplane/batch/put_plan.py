@@ -1,8 +1,8 @@
 """Plans a put: infers, sizes and lays out the columns before a byte is written.
 
-`plan` reads types and shapes, and makes offsets and encoded text. Then the size of each column is known, its layout at
-any place, and the copies that fill that place. The plan refers to the caller's memory, which must not change until the
-copies have run.
+`plan` reads types and shapes, and makes offsets and encoded text. The plan has the size of each column, its layout at
+any place in an extent, and the copies that fill this place. It refers to the caller's memory, which must not change
+until the copies have run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from dataplane.batch.values import (
 )
 from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 
-_SMALL = 1 << 16  # bytes; copies below it share one job, since handing a job to a thread costs as much
+_SMALL = 1 << 16  # bytes: smaller copies share one job, since handing a job to a thread costs as much
 
 
 _ROWS = "a sequence of rows"
@@ -60,10 +60,10 @@ _PADDING = np.zeros(ALIGNMENT, np.uint8)
 
 
 class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
-    """A column that is ready to be written: `rows` rows of `field`, in `nbytes` bytes. The bytes have the field of its
-    values, which may have narrower integers.
+    """A column that is ready to be written: `rows` rows of `field`, in `nbytes` bytes. They are stored as
+    `values.field`, which may have narrower integers.
 
-    `logical_nbytes` are the bytes of the rows' values, equal rows counted each, without offsets and padding.
+    `logical_nbytes`: the bytes of the rows' values, without offsets and padding; each of several equal rows counts.
     """
 
     name: str
@@ -77,7 +77,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def lengths(self) -> Index | None:
-        """As `Column.lengths`."""
+        """The length of each row, int64 [rows], as in `Column.lengths`; None for kinds without lengths."""
         if self.field.kind not in MEASURED or self.values.offsets is None:
             return None
         shapes = self.values.shapes
@@ -86,19 +86,19 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def device(self) -> Any:
-        """The device of its values; None if all are on the host."""
+        """The device of the values; None if all are on the host."""
         found = (buffer.device for buffer in self.buffers if not isinstance(buffer, np.ndarray))
         return next((device for device in found if device is not None), None)
 
     def header(self, base: int, numbers: list[int]) -> ColumnHeader:
-        """The column written at `base`, a multiple of 64, in the shard's extent, without its numbers, which are put
-        behind the others."""
+        """The header of the column if it is written at `base`, a multiple of 64, in the shard's extent. Appends the
+        column's numbers to `numbers`."""
         return _header(self.values, _placed(self.buffers, base), numbers, self.index)
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
         """Copies that together write every byte of `memory`, uint8, `nbytes` long and aligned to 64.
 
-        They are independent: run them in any order and in any threads. Large copies are cut into pieces of about
+        They are independent: run them in any order and in any threads. Large copies are split into pieces of about
         `piece` bytes. Raises ValueError if the memory has another length.
         """
         if len(memory) != self.nbytes:
@@ -114,7 +114,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
         return [*jobs, partial(_run, small)] if len(small) > 1 else jobs + small
 
     def payload(self) -> Iterator[Bytes]:
-        """The same bytes as consecutive runs, for columns that are too small for jobs."""
+        """The bytes that `jobs` would write, as consecutive runs, for columns that are too small for jobs."""
         for buffer in self.buffers:
             yield buffer if isinstance(buffer, np.ndarray) else buffer.run()
             if padding := aligned(buffer.nbytes) - buffer.nbytes:
@@ -133,7 +133,7 @@ class PutPlan(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def on_device(self) -> bool:
-        """Whether some of the values are on a device: copying them waits for the device."""
+        """Whether any values are on a device. Copying them waits for the device."""
         return any(column.device is not None for column in self.columns)
 
     def layout(self) -> ShardLayout:
@@ -141,7 +141,7 @@ class PutPlan(msgspec.Struct, frozen=True, eq=False):
         return ShardLayout.of(*decode(layout_of(self.columns)))
 
     def jobs(self, memory: Bytes, piece: int = 8 << 20) -> list[Job]:
-        """The copies of all columns, for that layout; `memory` is `nbytes` long. See `PlannedColumn.jobs`."""
+        """The copies of all columns into `memory`, `nbytes` long, for `layout()`. See `PlannedColumn.jobs`."""
         jobs, base = [], 0
         for column in self.columns:
             jobs += column.jobs(memory[base : base + column.nbytes], piece)
@@ -150,7 +150,7 @@ class PutPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 def layout_of(columns: Iterable[PlannedColumn], base: int = 0) -> bytes:
-    """The encoded layout of a shard of these consecutive columns, from byte `base` on."""
+    """The encoded layout of a shard of these columns, which are consecutive from byte `base` of the extent on."""
     numbers: list[int] = []
     headers = []
     for column in columns:
@@ -162,13 +162,13 @@ def layout_of(columns: Iterable[PlannedColumn], base: int = 0) -> bytes:
 def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> PutPlan:
     """Plan the storage of `columns`: a mapping of names to values, a TensorDict, an Arrow table or a `Batch`.
 
-    Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, dicts of such by key (a struct),
-    or sequences of rows (see `dataplane.batch.infer`; bytearray and memoryview come back as bytes). Of the columns
-    named in `dedupe`, rows with equal content are stored once; they are found by `each`, as `map` or by several
-    threads.
+    Values are NumPy arrays, torch tensors (nested ones too), Arrow arrays, `Column`s, dicts of these by key (a struct),
+    or sequences of rows (see `dataplane.batch.infer`; bytearray and memoryview are returned as bytes). `dedupe`: names
+    of columns whose equal rows are stored once. `each`: `map`, or an equivalent that hashes rows in several threads.
 
-    Raises SchemaMismatch, with the column and the first invalid row, if values form no column, columns have different
-    numbers of rows, or a name is empty or absent.
+    Raises SchemaMismatch, with the column and the first invalid row, if values form no column, if columns have
+    different row counts, if there are no columns or too many, or if a name is empty, no text, or in `dedupe` only.
+    Raises Misuse if `dedupe` is no collection.
     """
     if isinstance(dedupe, str):
         dedupe = (dedupe,)
@@ -190,7 +190,7 @@ def plan(columns: Any, *, dedupe: Collection[str] = (), each: Each = map) -> Put
 
 
 def check_counts(columns: Sequence[tuple[str, int]]) -> int:
-    """The number of rows of each of these columns. Raises SchemaMismatch if they differ."""
+    """The row count of all of these (name, row count) pairs. Raises SchemaMismatch if the counts differ."""
     first, rows = columns[0]
     for name, count in columns:
         if count != rows:
@@ -200,7 +200,7 @@ def check_counts(columns: Sequence[tuple[str, int]]) -> int:
 
 
 def values_of(column: str, values: Any) -> Values:
-    """A user's values for one column, as `Values`. Raises SchemaMismatch."""
+    """A user's values for one column, as `Values`. Raises SchemaMismatch if they form no column."""
     if isinstance(values, np.ndarray):
         return _from_array(column, values)
     if isinstance(values, list):
@@ -236,7 +236,8 @@ def values_of(column: str, values: Any) -> Values:
 
 
 def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
-    """A struct column of columns by key, which all rows have. Raises SchemaMismatch."""
+    """A struct column from a column for each key; all rows have all keys. Raises SchemaMismatch if there is no key, or
+    if the columns have different row counts."""
     children: dict[str, Values] = {}
     for key, values in columns.items():
         if not is_text(key):
@@ -261,7 +262,8 @@ def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
 
 
 def columns_of(columns: Any) -> Iterator[tuple[str, Values]]:
-    """The names and values of the columns in a mapping, batch, TensorDict or Arrow table. Raises SchemaMismatch."""
+    """The names and values of the columns in a mapping, batch, TensorDict or Arrow table. Raises SchemaMismatch for any
+    other type, an invalid name, or values that form no column."""
     if type(columns) is dict or isinstance(columns, Batch):
         pairs: Any = columns.items()
     elif tensordicts.is_tensordict(columns):
@@ -312,7 +314,8 @@ def _from_array(column: str, array: np.ndarray[Any, Any]) -> Values:
 
 
 def _from_reading(column: str, field: Field, rows: SelectedRows) -> Values:
-    """Rows that are stored already, in place; those that repeat are still the same memory afterwards."""
+    """Rows that are stored already, as `Values` over their memory where possible. Repeated rows share memory, so that
+    `dedupe` finds them without hashing."""
     field = gather.stored_field(rows, field)
     if field.kind == "dense":
         if len(rows.parts) == 1 and rows.run is None and not rows.cut:
@@ -359,7 +362,7 @@ def _planned(name: str, values: Values, dedupe: Each | None) -> PlannedColumn:
 
 
 def _check_amount(name: str, values: Values) -> None:
-    """Raises SchemaMismatch for too many rows or items that take no bytes: see `field.MAX_EMPTY`."""
+    """Raises SchemaMismatch for too many rows or items that take no bytes (`field.MAX_EMPTY`)."""
     field, offsets = values.field, values.offsets
     if field.kind not in ("dense", "ragged"):
         return
@@ -373,7 +376,7 @@ def _check_amount(name: str, values: Values) -> None:
 
 
 def _buffers(values: Values, index: Index | None = None) -> Iterator[Bytes | RowSource]:
-    """The buffers in the order of the layout, then those of the children."""
+    """The buffers in the order of the layout, then the buffers of the children."""
     if values.offsets is not None:
         yield as_bytes(values.offsets)
     if values.data is not None:
@@ -389,7 +392,7 @@ def _buffers(values: Values, index: Index | None = None) -> Iterator[Bytes | Row
 
 
 def _placed(buffers: Iterable[Bytes | RowSource], base: int) -> Iterator[tuple[int, int]]:
-    """Where each buffer begins, and its bytes."""
+    """The offset and the size in bytes of each buffer, if the first one is at `base`."""
     for buffer in buffers:
         yield base, buffer.nbytes
         base += aligned(buffer.nbytes)

@@ -1,11 +1,11 @@
 """Encodes references as bytes, and decodes untrusted bytes.
 
-MessagePack of arrays. Repeated items are in tables and named by number: nodes, shards (with their rows), fields. Row
-numbers are ranges, or arrays of the smallest integers that hold them.
+The encoding is MessagePack of arrays. Nodes, shards (with their row counts) and fields are in tables, and named by
+their index there. Row numbers are ranges, or arrays of the smallest integers that hold them.
 
-References come from other processes, and a node reads those that clients send. So `unpack` checks everything that the
-operations rely on, and raises ProtocolMismatch for anything else. The memory it allocates is bounded by the length of
-the bytes, not by the numbers in them.
+References come from other processes, and a node reads the references that clients send. So `unpack` checks everything
+that the operations rely on, and raises ProtocolMismatch if it does not hold. The memory that it allocates is bounded by
+the length of the bytes, not by the numbers in them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _MOST_ROWS = 1 << 48  # of a reference or a shard: sums and products of such num
 _MOST_BYTES = 1 << 62
 
 _FEW = 64
-"""The most columns that are checked once and cached as valid, because many batches have the same columns."""
+"""The most columns of a reference whose check is cached, because many batches have the same columns."""
 
 _Named = tuple[tuple[str, int, int, int], ...]  # name, field, frame, slot
 
-# Limits that hold for each number by itself are checked as it is decoded.
+# The limits of a single number are checked when it is decoded.
 _Number = Annotated[int, msgspec.Meta(ge=0)]
 _EncodedRows = tuple[_Number, _Number, bytes]
 _Ordinals = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)], ...], msgspec.Meta(min_length=1)]
@@ -49,7 +49,7 @@ _Trace = Annotated[str, msgspec.Meta(max_length=64)]
 
 
 class _PartRecord(msgspec.Struct, frozen=True, array_like=True):
-    shards: _Number | tuple[_Number, ...]  # one a cell, or one for all
+    shards: _Number | tuple[_Number, ...]  # one for each cell, or one for all
     ordinals: _Ordinals
     nbytes: _Sizes
     rows: _EncodedRows
@@ -122,7 +122,7 @@ def pack(
 
 
 def together(*traces: tuple[str, ...]) -> tuple[str, ...]:
-    """The traces of several references, each once, the first `MOST_TRACES`."""
+    """The first `MOST_TRACES` distinct traces of several references."""
     if not any(traces):
         return ()
     return tuple(dict.fromkeys(each for several in traces for each in several))[:MOST_TRACES]
@@ -131,7 +131,8 @@ def together(*traces: tuple[str, ...]) -> tuple[str, ...]:
 def unpack(
     encoded: bytes | bytearray | memoryview,
 ) -> tuple[int, dict[str, ColumnPlace], tuple[Frame, ...], Frame | None, tuple[str, ...]]:
-    """The inverse of `pack`; the columns must not be changed. Raises ProtocolMismatch for other bytes."""
+    """The inverse of `pack`. Callers must not change the columns, which are cached. Raises ProtocolMismatch for other
+    bytes."""
     try:
         ref = _decoder.decode(encoded)
         if ref.version != VERSION:
@@ -159,7 +160,7 @@ def _within(value: int, limit: int, what: str) -> int:
 def _columns(
     fields: tuple[Field, ...], columns: _Named, widths: tuple[int, ...], any_rows: bool
 ) -> dict[str, ColumnPlace]:
-    """The columns by name, of frames of these widths."""
+    """The columns by name, in frames of these widths. Raises ValueError or Corrupt if they are invalid."""
     for field in fields:
         check_field("", field)
         if field.declared is not field:
@@ -186,7 +187,7 @@ def _frame(frame: _Frame, shards: Sequence[ShardRef], rows: int) -> Frame:
         raise ValueError("parts of one frame with different columns")
     order = None if frame.order is None else RowIndices.decode(frame.order)
     if order is not None:
-        # The order's numbers are below the count of listed rows; as many distinct ones as that: each row is in it.
+        # All numbers are below `listed`, so with as many distinct ones, the order has each row.
         if not listed or order.stop > listed or len(order.distinct()[0]) != listed:
             raise ValueError("an order that is not one of the rows listed")
         listed = len(order)
@@ -199,7 +200,7 @@ def _frame(frame: _Frame, shards: Sequence[ShardRef], rows: int) -> Frame:
 
 
 def _bounds(bounds: RowIndices, listed: int) -> RowIndices:
-    """Check the bounds of joined rows: they cover each of the `listed` rows once, in order. Raises ValueError."""
+    """The bounds themselves. Raises ValueError unless they cover each of the `listed` rows once, in order."""
     edges = bounds.array()
     if not listed or len(edges) < 2 or edges[0] or int(edges[-1]) != listed or not (edges[1:] > edges[:-1]).all():
         raise ValueError("bounds that do not join the rows listed")

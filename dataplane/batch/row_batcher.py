@@ -2,11 +2,11 @@
 
 Rows of one schema are either written consecutively as they arrive, into memory that is reused (`RowMemory`), or kept
 and joined when the block is appended (`joined`). A row of an agent is a few arrays and lists of numbers. Writing each
-byte once, at its final place, takes half the time of copying each array and joining thousands of copies; and reused
-memory avoids a page fault for each row.
+byte once, at its final place, takes half the time of copying each array and joining thousands of copies. Reused memory
+avoids a page fault for each row.
 
 Invariants: nothing is converted. Columns are joined only if their fields are equal, so each row is read as if it had
-been stored alone. A refused row changes nothing. The caller may change its arrays once they were taken.
+been stored alone. A refused row changes nothing. The caller may change its arrays after `take` or `owned`.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ try:
 except ImportError:  # there was no C compiler
     _copy = _write = None
 
-_LEAST = 16 << 10  # bytes of memory for a column
+_LEAST = 16 << 10  # bytes of a column's first memory
 
 
 class RowSchema:
-    """Columns of these names and fields."""
+    """The names and fields of columns, taken from a first row."""
 
     def __init__(self, columns: Sequence[tuple[str, Values]]) -> None:
         self._fields = [(name, values.field) for name, values in columns]
         self.alone = any(_indexed(values) for _, values in columns)
-        """Whether its rows cannot be joined with others."""
+        """Whether rows cannot be joined, since a column is indexed."""
         self.simple = not self.alone and self.gathered() is not None
-        """Whether rows can be `gathered` as they come."""
+        """Whether `gathered` returns memory for the rows."""
 
     def gathered(self) -> RowMemory | None:
-        """Memory for such rows, if it is simple."""
+        """New memory for rows of this schema; None if a column is more than an array or lists of numbers."""
         return RowMemory.of(self._fields)
 
     def joined(self, several: Sequence[Sequence[Values]]) -> Mapping[str, Values]:
-        """The columns of all rows."""
+        """The columns of all rows, by name. `several`: the values of each row or block, in the order of the schema."""
         parts = zip(*several, strict=True)
         return {name: joined(of) for (name, _), of in zip(self._fields, parts, strict=True)}
 
@@ -59,7 +59,7 @@ def _indexed(values: Values) -> bool:
 
 
 def owned(values: Values) -> Values:
-    """The same values in memory of their own."""
+    """The same values in new memory."""
     data = values.data
     if data is not None:
         data = _source(values.field, values.rows, data.copied(), values.offsets)
@@ -70,7 +70,7 @@ def owned(values: Values) -> Values:
 
 
 def joined(several: Sequence[Values]) -> Values:
-    """One column of all rows. The fields of all are equal, and none has an index (`Values.index`)."""
+    """One column of all rows. The fields of all values are equal, and none has an index (`Values.index`)."""
     first = several[0]
     if len(several) == 1:
         return first
@@ -89,7 +89,7 @@ def joined(several: Sequence[Values]) -> Values:
 
 
 def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowSource:
-    """Consecutive rows."""
+    """A source of consecutive rows, `data` being their bytes."""
     if offsets is not None:
         return RowRun(data, bounds_of(field, offsets))
     shape = [dimension for dimension in field.shape if dimension is not None]
@@ -97,7 +97,7 @@ def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowS
 
 
 class RowMemory:
-    """Rows of columns of these names and fields."""
+    """Rows of several columns, written consecutively into memory that grows."""
 
     def __init__(self, columns: Sequence[tuple[str, _DenseMemory | _NumbersMemory]]) -> None:
         self._names = tuple([name for name, _ in columns])
@@ -105,18 +105,19 @@ class RowMemory:
         self.rows = 0
         """The number of rows taken."""
         self.nbytes = 0
-        """The bytes of their values."""
+        """The bytes of the values taken."""
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, Field]]) -> RowMemory | None:
-        """None if a column is more than an array or lists of numbers."""
+        """Memory for rows of these columns; None if a column is more than an array or lists of numbers."""
         columns = [(name, _column_memory(field)) for name, field in fields]
         found = [(name, column) for name, column in columns if column is not None]
         return cls(found) if found and len(found) == len(columns) else None
 
     def take(self, given: Any, most: int) -> int:
-        """Take columns with equal numbers of rows, of at most `most` bytes. Returns the number of rows. 0 means that a
-        quick check did not show them to be of this schema, and they were not taken."""
+        """Copy rows: columns by name with equal row counts, of at most `most` bytes. Returns the row count. Returns 0
+        and copies nothing if there are more bytes, or if a quick check does not show that the rows are of this schema.
+        """
         if type(given) is not dict or tuple(given) != self._names:
             return 0
         rows = nbytes = 0
@@ -139,8 +140,7 @@ class RowMemory:
         return {name: column.values(start, stop) for name, column in named}
 
     def cut(self, rows: int) -> None:
-        """Forget all but the first rows, and keep the memory. Results of `columns` for the others must not be used any
-        more."""
+        """Keep only the first `rows` rows, and the memory. Later rows overwrite results of `columns` for the others."""
         for column in self._columns:
             column.cut(rows)
         self.rows, self.nbytes = rows, sum([column.nbytes for column in self._columns])
@@ -153,19 +153,19 @@ def _column_memory(field: Field) -> _DenseMemory | _NumbersMemory | None:
 
 
 class _DenseMemory:
-    """One column of arrays of one dtype, whose rows have one shape: a number of `rows`, and their bytes."""
+    """A column of arrays of one dtype whose rows have one shape: the count of its `rows`, and their bytes."""
 
     def __init__(self, field: Field) -> None:
         self.rows = self.nbytes = 0
         self._dtype = storage(field.dtype)
         self._shape = field.shape
-        self._one = (1, *field.shape)  # of a row by itself, as most come
+        self._one = (1, *field.shape)  # the shape of a single row, as most are
         self._unit = field.item_nbytes
         self._memory = bytearray(_LEAST)
-        self._copies = _copy if self._dtype.kind in "biufc" else None  # of others NumPy shows no buffer
+        self._copies = _copy if self._dtype.kind in "biufc" else None  # NumPy exports no buffer of other dtypes
 
     def take(self, given: Any) -> int:
-        """Take rows, if a quick check shows that they are of this field. Returns their number, or 0."""
+        """Copy rows, if a quick check shows that they are of this field. Returns their count, or else 0."""
         if type(given) is not np.ndarray or (given.dtype is not self._dtype and given.dtype != self._dtype):
             return 0
         rows = 1
@@ -190,7 +190,7 @@ class _DenseMemory:
         return rows
 
     def cut(self, rows: int) -> None:
-        """Forget all but the first rows."""
+        """Keep only the first `rows` rows."""
         self.rows, self.nbytes = rows, rows * self._unit
 
     def values(self, start: int, stop: int) -> Values:
@@ -200,7 +200,7 @@ class _DenseMemory:
 
 
 class _NumbersMemory:
-    """One column of lists of ints, or of floats: as `_DenseMemory`."""
+    """A column of lists of ints, or of floats, with the methods of `_DenseMemory`."""
 
     def __init__(self, floats: bool) -> None:
         self.rows = self.nbytes = 0
@@ -238,8 +238,7 @@ class _NumbersMemory:
 
 
 def _grown(memory: bytearray, needed: int) -> bytearray:
-    """New memory of at least twice the bytes, with the old contents. The old memory is left as it is, since others may
-    read it."""
+    """New memory of at least twice the bytes, with the old contents. The old memory is kept: views may read it."""
     larger = bytearray(max(needed, 2 * len(memory)))
     larger[: len(memory)] = memory
     return larger

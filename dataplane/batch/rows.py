@@ -3,8 +3,8 @@
 A `RowIndices` is immutable. Its row numbers are not negative, may repeat, and may be in any order. A range is encoded
 in a few bytes. An index takes one integer for each row, of the smallest unsigned type that can represent all of them.
 
-`positions_of` interprets the index between the brackets of a reference: rows are counted like a sequence's, and lists
-of positions mean what they mean to NumPy. A position beyond the end is an IndexError; an invalid index is a Misuse.
+`positions_of` interprets the index between the brackets of a reference: a position or slice as in a Python sequence, a
+list as in NumPy. It raises IndexError for a position beyond the end, and Misuse for an invalid index.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ class RowIndices:
 
     @classmethod
     def range(cls, start: int, stop: int) -> RowIndices:
-        """The rows from `start` up to, not including, `stop`. Raises ValueError for an invalid range."""
+        """The rows from `start` up to `stop`, excluded. Raises ValueError for an invalid range."""
         if not 0 <= start <= stop:
             raise ValueError(f"rows {start}:{stop} are not a range")
         return cls(start, stop)
 
     @classmethod
     def index(cls, index: npt.ArrayLike) -> RowIndices:
-        """The rows that `index` (1-D, integers, none negative) lists; stored as a range if they are one."""
+        """The rows that `index` (1-D, integers) lists, as a range if they are one. Raises ValueError for a negative
+        row."""
         array = np.array(index, dtype=np.int64, copy=True).reshape(-1)
         if not len(array):
             return cls(0, 0)
@@ -90,15 +91,16 @@ class RowIndices:
         return RowIndices.index(part)
 
     def distinct(self) -> tuple[RowIndices, Index | None]:
-        """The distinct rows, ascending, and the position of each of these rows among them (None: the rows themselves,
-        in order)."""
+        """The distinct rows, ascending, and the position of each row among them, int64. The position is None if the
+        rows are a range, which has no repeated rows."""
         if self._index is None:
             return self, None
         unique, inverse = np.unique(self._index, return_inverse=True)
         return RowIndices.index(unique), inverse.astype(np.int64, copy=False)
 
     def encode(self) -> tuple[int, int, bytes]:
-        """Plain values for a message: start, stop, and an index as little-endian bytes (empty: a range)."""
+        """Plain values for a message: start, stop, and bytes. The bytes are the code and the little-endian numbers of
+        an index, and empty for a range."""
         if self._index is None:
             return self.start, self.stop, b""
         code = _CODES[sum(self.stop > bound for bound in (1 << 8, 1 << 16, 1 << 32))]
@@ -122,12 +124,13 @@ class RowIndices:
         return cls.index(array.astype(np.int64))
 
 
-#: A position; a slice; a list, NumPy array or torch tensor of positions or of one flag a row.
+#: A position; a slice; a list, NumPy array or torch tensor of positions, or of one flag for each row.
 Selector = SupportsIndex | slice | Sequence[int] | Sequence[bool] | npt.NDArray[Any] | Any
 
 
 def positions_of(selector: Selector, rows: int) -> range | Index:
-    """The positions, from 0 on, that the selector picks of `rows` rows: a range of step 1 if possible."""
+    """The positions, none negative, that the selector picks of `rows` rows: a range of step 1, or int64. Raises
+    IndexError for a position beyond the end, Misuse for an invalid selector."""
     if isinstance(selector, slice):
         picked = positions_in(selector, rows)
         return picked if picked.step == 1 else np.arange(picked.start, picked.stop, picked.step, dtype=np.int64)
@@ -140,7 +143,7 @@ def positions_of(selector: Selector, rows: int) -> range | Index:
 
 
 def positions_in(selector: slice, rows: int) -> range:
-    """The positions of a slice of `rows` rows. Raises Misuse if its bounds are not integers, or its step is 0."""
+    """The positions of a slice of `rows` rows. Raises Misuse if the bounds are not integers, or the step is 0."""
     try:
         return range(rows)[selector]
     except (TypeError, ValueError) as error:

@@ -20,14 +20,15 @@ if TYPE_CHECKING:
 
 
 def slice_step(start: Any, stop: Any, rows: int) -> CutStep:
-    """A step that slices this number of rows. Raises Misuse."""
+    """The step that slices `rows` rows. start, stop: as for `BatchRef.slice_rows`. Raises Misuse for other types, or an
+    array of another length."""
     first = 0 if start is None else _numbers("start", start, rows)
     last = END if stop is None else _numbers("stop", stop, rows)
     return CutStep(SLICE, 0, (first, last))
 
 
 def _numbers(what: str, value: Any, rows: int) -> Number:
-    """An integer for all rows, or one a row."""
+    """An integer for all rows, or an array of one for each row, clipped to `END`. Raises Misuse for other values."""
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
@@ -43,7 +44,8 @@ def _numbers(what: str, value: Any, rows: int) -> Number:
 
 
 def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> CutStep:
-    """The share of a rank. Raises Misuse."""
+    """The step that takes the share of a rank; arguments as for `BatchRef.share_rows`. Raises Misuse if they are
+    invalid."""
     least = "2 x ranks" if zigzag else "ranks"
     try:
         own, count = operator.index(rank), operator.index(ranks)
@@ -59,7 +61,8 @@ def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> CutStep:
 
 
 def axis_of(name: str, field: Field, axis: Any) -> int:
-    """The dimension of a row, counted from the first. Raises SchemaMismatch, Misuse."""
+    """The dimension of a row, from 0 on, that `axis` names. Raises SchemaMismatch if rows of the field have no such
+    dimension, Misuse if `axis` is no integer."""
     try:
         axis = operator.index(axis)
     except TypeError:
@@ -78,7 +81,7 @@ def axis_of(name: str, field: Field, axis: Any) -> int:
 
 
 def size_of(field: Field, axis: int) -> int:
-    """The length of all rows in a dimension; 0 if they differ."""
+    """The length of all rows in a dimension; 0 if rows, or keys of a struct, differ."""
     if field.kind == "struct":
         sizes = {size_of(child, axis) for _, child in field.children}
         return sizes.pop() if len(sizes) == 1 else 0
@@ -90,7 +93,7 @@ def _unfit(name: str, field: Field, why: str) -> SchemaMismatch:
 
 
 def cut_field(name: str, field: Field, step: CutStep) -> Field:
-    """The field after one more step."""
+    """The field of rows after one more step."""
     if field.kind == "struct":
         children = tuple([(key, cut_field(f"{name}.{key}", child, step)) for key, child in field.children])
         return Field("struct", children=children)
@@ -106,8 +109,9 @@ def cut_field(name: str, field: Field, step: CutStep) -> Field:
 
 
 def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: CutStep) -> BatchRef:
-    """The reference with one more step for these columns, along the dimension `axis` of rows. Raises SchemaMismatch,
-    Misuse."""
+    """The reference with one more step for these columns, along the dimension `axis` of rows. Raises SchemaMismatch for
+    an unknown column or dimension, Misuse for joined rows along another axis than 0, and LimitExceeded for too many
+    steps."""
     places, frames = dict(ref._columns), list(ref._frames)
     chosen: dict[tuple[int, int], dict[str, None]] = {}
     for name in [names] if isinstance(names, str) else names:
@@ -133,9 +137,10 @@ def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int
     """The part of each row in one rank's run of packed tokens: a start and a stop for each row, int64 [rows], for
     `BatchRef.slice_rows`.
 
-    Rows of these lengths, each padded to a `multiple`, are concatenated, and the result is padded so that all ranks
-    have equal numbers of tokens, as in Megatron-LM's sequence parallelism and in Ulysses. The result contains no
-    padding. `lengths`: those of whole rows, or of the shares that `share_rows` leaves. Raises Misuse.
+    lengths: the lengths of whole rows, or of the shares that `share_rows` leaves. Each row is padded to a `multiple`.
+    The rows are concatenated, and padded again so that all ranks have equally many tokens, as in Megatron-LM's sequence
+    parallelism and in Ulysses. The result contains no padding. Raises Misuse unless all arguments are integers, `rank`
+    is 0 to ranks - 1, and no length is negative.
     """
     try:
         own, count, unit = operator.index(rank), operator.index(ranks), operator.index(multiple)

@@ -4,8 +4,8 @@ A trajectory that is put separately has some 25 columns of a few bytes to a few 
 log-probabilities in an array, text, a reward. Planning each (values, buffers, a layout) takes several times as long as
 copying all of their bytes. The layout of columns is cached by their names, types and sizes.
 
-Invariants: the result has the same bytes as that of a plan of the same columns. For columns that a quick check does not
-show to be simple, the functions return None, and the caller uses the plan.
+Invariants: the result has the same bytes as a plan of the same columns. If a quick check does not show that columns are
+simple, the functions return None, and the caller uses the plan.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ MOST = 64 << 10
 """The most bytes of a small row, which travels in a message to the node."""
 
 LARGE = 16 << 10
-"""The size in bytes from which a value is not small: a few such values would exceed `MOST`."""
+"""The most bytes of a small value: a few larger ones would exceed `MOST`."""
 
-_PADDING = tuple([bytes(-over % ALIGNMENT) for over in range(ALIGNMENT)])  # behind so many bytes above a multiple
+_PADDING = tuple([bytes(-over % ALIGNMENT) for over in range(ALIGNMENT)])  # by the size in front, modulo ALIGNMENT
 _PRESENT = b"\1".ljust(ALIGNMENT, b"\0")
 _OFFSETS = struct.Struct("<qq")
 
 
 class SmallColumns(NamedTuple):
-    """Columns of `rows` rows each: the `nbytes` bytes of a shard in pieces, the caller's arrays where they can be; its
-    layout; for each column its name, field and bytes of values; its place in a reference to all of them; and the rows'
-    lengths, for columns that have them. `columns` and `named` must not be changed."""
+    """Columns of `rows` rows each, as a shard of `nbytes` bytes. `pieces`: its bytes, in the caller's arrays where
+    possible. `layout`: its encoded layout. `columns`: each column's name, field and bytes of values. `named`: the
+    columns' places in a reference to all of them. `lengths`: the rows' lengths, int64, of columns that have them.
+    `columns` and `named` must not be changed."""
 
     rows: int
     nbytes: int
@@ -54,12 +55,12 @@ class SmallColumns(NamedTuple):
         return b"".join(self.pieces)
 
     def write(self, memory: Bytes) -> None:
-        """Write the pieces into memory of as many bytes."""
+        """Write the pieces into memory of `nbytes` bytes."""
         np.concatenate([np.frombuffer(piece, np.uint8) for piece in self.pieces if len(piece)], out=memory)
 
 
 class _Kind:
-    """Columns of one field, with offsets if they are `measured`; under a `key` of a struct, if it is not empty."""
+    """The field and header of a column, with offsets if it is `measured`. With a `key`, it is a struct's only key."""
 
     __slots__ = ("field", "header", "key", "measured")
 
@@ -76,8 +77,8 @@ _INTS, _FLOATS = (_Kind(field, measured=True) for field in (INTS, FLOATS))
 
 
 class Single(NamedTuple):
-    """A column of one row: its kind, its items (negative: it has no offsets), and the bytes of its values. `key`: its
-    key in a struct; empty for a column by itself."""
+    """A column of one row: its kind, its count of items (negative: it has no offsets), and the bytes of its values.
+    `key`: its key in a struct; empty for a column by itself."""
 
     kind: _Kind
     items: int
@@ -86,7 +87,7 @@ class Single(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The encoded layout, the bytes of all columns, and fields as in `SmallColumns`. Cached: must not be changed."""
+    """The encoded layout, and the same properties as in `SmallColumns`. Cached, so it must not be changed."""
 
     encoded: bytes
     nbytes: int
@@ -95,7 +96,7 @@ class _Layout(NamedTuple):
 
 
 def laid_out(columns: Any, most: int) -> SmallColumns | None:
-    """Arrays and lists of numbers, whose shard has no more than `most` bytes; None if they have more bytes, if there
+    """Lay out arrays and lists of numbers, by column. None if they would be a shard of more than `most` bytes, if there
     are none, or if they are not simple."""
     if type(columns) is not dict:
         return None
@@ -134,7 +135,7 @@ def laid_out(columns: Any, most: int) -> SmallColumns | None:
 
 
 def laid_out_row(columns: Sequence[tuple[str, Single]]) -> SmallColumns | None:
-    """The columns of one row; None without columns, for more than `MOST` bytes, or for an invalid name."""
+    """Lay out the columns of one row. None without columns, for more than `MOST` bytes, or for an invalid name."""
     pieces: list[Any] = []
     for _, (_, items, data, key) in columns:
         if key:
@@ -150,8 +151,8 @@ def laid_out_row(columns: Sequence[tuple[str, Single]]) -> SmallColumns | None:
 
 
 def single(name: str, values: Any, *, as_object: bool) -> Single | None:
-    """One column whose values are a list of one, or a tensor [1]; `as_object`: store any value as an object. None if it
-    is not small or not simple. Raises SchemaMismatch for an object that cannot be stored."""
+    """A column of one row, whose values are a list of one value or a tensor [1]. `as_object`: store any value as an
+    object. None if it is not small or not simple. Raises SchemaMismatch for an object that cannot be stored."""
     if as_object:
         (row,) = object_codec.encode(name, values)
         return None if row.parts or len(row.tree) > LARGE else Single(_OBJECT, len(row.tree), row.tree)
@@ -166,7 +167,7 @@ def single(name: str, values: Any, *, as_object: bool) -> Single | None:
 
 
 def _tensor(kind: Any, tensor: Any) -> Single | None:
-    """A plain tensor in host memory that has some bytes, a row or an array of one."""
+    """A column of one row from a plain tensor in host memory: a ragged row, or [1] dense. None for other tensors."""
     name, shape = str(tensor.dtype)[6:], tuple(tensor.shape)
     if not tensors.alike([tensor]) or tensor.device.type != "cpu" or not 0 < tensor.nbytes <= LARGE:
         return None

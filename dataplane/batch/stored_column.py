@@ -4,10 +4,10 @@ used.
 A column that is read consists of the rows of a few pieces, concatenated or in another order. `SelectedRows` represents
 both: contiguous rows are read without a copy, all others as (piece, row) pairs.
 
-Many small shards with the same layout are read as one (`Stack`): if a few hundred rows were put one by one, each is a
-shard, and opening each column of each shard takes longer than copying its bytes. A stack copies whole pieces at the
-first use. Its tables are checked on the copy, which no other process can change; writes to a private copy of the values
-do not change it.
+Many small shards with the same outline (`layout`) are read as one `Stack`. If a few hundred rows were put one by one,
+each is a shard, and opening each column of each shard takes longer than copying its bytes. A stack copies whole buffers
+at the first use. Its tables are checked on the copy, which no other process can change. Private values are another
+copy.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ _NUMBERS = ("dense", "ragged")
 
 
 class ExtentMemory(Protocol):
-    """The bytes of one extent. Any thread may call it. Its results keep the bytes in place while they live."""
+    """The bytes of one extent. Any thread may call the methods. While a result lives, its bytes stay in place."""
 
     def read(self, offset: int, nbytes: int) -> Bytes:
         """A read-only view of these bytes, uint8."""
 
     def private(self, offset: int, nbytes: int) -> Bytes:
-        """A writable view of these bytes, uint8. Writes are private to this process (copy on write)."""
+        """A writable view of these bytes, uint8. Its writes are seen by all views of `private`, and by no other process
+        (copy on write)."""
 
     def own(self, offset: int, nbytes: int) -> Bytes:
-        """As `private`, in a mapping or copy of its own; the views of `private` share one, and see each other's writes.
-        Raises LimitExceeded if the process can have no further mapping."""
+        """A writable view of these bytes, uint8, in a mapping or copy of its own: no other view sees its writes. Raises
+        LimitExceeded if the process can have no further mapping."""
 
 
 class StoredPiece(NamedTuple):
@@ -65,7 +66,7 @@ class StoredPiece(NamedTuple):
 
 
 class StoredColumn:
-    """One stored column, opened. Its tables are copied and checked at the first use, and its values mapped."""
+    """One stored column, opened. At the first use, its tables are copied and checked, and its values mapped."""
 
     def __init__(self, name: str, layout: ColumnLayout, memory: ExtentMemory) -> None:
         self.name = name
@@ -84,7 +85,7 @@ class StoredColumn:
 
     @cached_property
     def private(self) -> Bytes:
-        """The bytes of the values, writable; the same each time, so that two tensors of a column share memory."""
+        """The bytes of the values, writable: the same memory each time, so that tensors of a column share it."""
         return self._values(private=True)
 
     def read(self, start: int, stop: int) -> Bytes:
@@ -95,24 +96,25 @@ class StoredColumn:
         return data
 
     def there(self, start: int, stop: int, device: Any) -> Any:
-        """These bytes of the values as a tensor in place, if they are on this device already; else None."""
+        """These bytes of the values as a tensor on `device`, in place; None if they are not on this device already."""
         there = getattr(self._memory, "there", None)
         offset, _ = self._place
         return None if there is None else there(offset + start, stop - start, device)
 
     def own(self, start: int, stop: int) -> Bytes:
-        """A writable view of these bytes of the values, whose writes no other view sees. Raises LimitExceeded."""
+        """A writable view of these bytes of the values, whose writes no other view sees. Raises LimitExceeded if the
+        process can have no further mapping."""
         offset, _ = self._place
         return self._memory.own(offset + start, stop - start)
 
     @cached_property
     def children(self) -> tuple[StoredColumn, ...]:
-        """The columns of a struct's keys, in their order."""
+        """The columns of a struct's keys, in order."""
         pairs = zip(self.layout.field.children, self.layout.children, strict=True)
         return tuple(StoredColumn(f"{self.name}.{key}", child, self._memory) for (key, _), child in pairs)
 
     def unindexed(self) -> StoredColumn:
-        """The stored rows as a column without an index; not for objects, whose rows refer to others."""
+        """The column of the stored rows, without an index. Not for objects, whose rows refer to others."""
         layout = self.layout
         if not layout.indexed:
             return self
@@ -133,7 +135,7 @@ class StoredColumn:
 
 
 class Copied(StoredColumn):
-    """A column that was assembled in this process: all of its bytes are in `values`, and its tables are valid."""
+    """A column that was assembled in this process: all of its bytes are in `values`, in private memory."""
 
     def __init__(self, name: str, field: Field, rows: int) -> None:
         self.name = name
@@ -150,15 +152,15 @@ class Copied(StoredColumn):
 
 
 class Selection(NamedTuple):
-    """Rows of a stored column, its index not yet applied."""
+    """Rows of a stored column, numbered as before its index is applied."""
 
     stored: StoredColumn
     rows: RowIndices
 
 
 def opened(name: str, field: Field, pieces: Sequence[StoredPiece], cut: Cut = NOTHING) -> tuple[Selection, ...]:
-    """The pieces, whose layouts were checked, as selections for a column whose rows have this field after the cut.
-    Raises Corrupt if one does not fit."""
+    """The pieces as selections for a column whose rows have this field after the cut. Their layouts were checked.
+    Raises Corrupt if a piece does not fit the field, or lacks a row."""
     selections = []
     for layout, memory, rows in pieces:
         check_fits(name, layout.field, field, cut)
@@ -175,7 +177,8 @@ def check_fits(name: str, part: Field, whole: Field, cut: Cut = NOTHING) -> None
 
 
 def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
-    """Whether rows of `part` are rows of `whole`, which may vary in more dimensions and have more keys."""
+    """Whether rows of `part` are rows of `whole`, which may vary in more dimensions and have more keys. `by_axis`: the
+    steps of the cut by dimension."""
     if part == EMPTY_LISTS:
         return whole.kind in ("ragged", "object")
     if part.kind == whole.kind == "struct":
@@ -196,9 +199,9 @@ def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
 
 
 class SelectedRows:
-    """The rows of several selections, concatenated. If `order` is given, row i is row `order[i]` of those.
+    """The rows of several selections, concatenated. With an `order`, row i is row `order[i]` of those.
 
-    `parts`: the selections after their index is applied, which select stored rows. `cut`: the slice of each row that
+    `parts`: the selections that have rows, numbered by stored rows (after the index). `cut`: the slice of each row that
     is read.
     """
 
@@ -211,7 +214,8 @@ class SelectedRows:
 
     @cached_property
     def run(self) -> tuple[StoredColumn, slice] | None:
-        """The stored column and the slice of its whole rows, if this is one; else None."""
+        """The stored column and the slice of its rows, if the rows are one range, in order and without a cut; else
+        None."""
         if len(self.parts) != 1 or self.order is not None or self.cut:
             return None
         stored, rows = self.parts[0]
@@ -223,14 +227,14 @@ class SelectedRows:
         return np.cumsum([0, *(len(part.rows) for part in self.parts)], dtype=np.int64)
 
     def places(self) -> tuple[npt.NDArray[np.int64], Index]:
-        """For each row, in order: the number of its part, and its row number there."""
+        """For each row, in order: the index of its part, and its row number in the stored column."""
         part = np.repeat(np.arange(len(self.parts)), np.diff(self.bounds))
         rows = np.concatenate([np.empty(0, np.int64), *(part.rows.array() for part in self.parts)])
         return (part, rows) if self.order is None else (part[self.order], rows[self.order])
 
 
 def resolved(stored: StoredColumn, rows: RowIndices) -> RowIndices:
-    """The row numbers after the column's index is applied."""
+    """The stored rows of these rows, by the column's index. Raises Corrupt if the tables are invalid."""
     if not stored.layout.indexed:
         return rows
     index = stored.tables.stored_row
@@ -239,7 +243,7 @@ def resolved(stored: StoredColumn, rows: RowIndices) -> RowIndices:
 
 
 class Scattered:
-    """The bytes of shards in a few arrays: for each shard, the number of its array and its start there."""
+    """The bytes of shards in a few arrays (`memories`): for each shard, the index of its array and its start there."""
 
     def __init__(self, memories: Sequence[Bytes], which: Index, bases: Index) -> None:
         self._memories = memories
@@ -248,11 +252,11 @@ class Scattered:
 
     @classmethod
     def of(cls, shards: Sequence[Bytes]) -> Scattered:
-        """Shards that are an array each."""
+        """Shards of which each is an array."""
         return cls(shards, np.arange(len(shards)), np.zeros(len(shards), np.int64))
 
     def gathered(self, starts: Index, sizes: Index) -> Bytes:
-        """A copy of a part of each shard, concatenated."""
+        """A copy of a part of each shard, concatenated. starts, sizes: in bytes, one of each for each shard."""
         begins = self._bases + starts
         if len(self._memories) == 1:
             even = _even(self._memories[0], begins, sizes)
@@ -276,7 +280,7 @@ def _even(memory: Bytes, begins: Index, sizes: Index) -> Bytes | None:
 
 
 class Stack:
-    """Validated shards of one layout: an array with a row of numbers for each shard, and their buffers."""
+    """Validated shards of one outline: an array with a row of layout numbers for each shard, and the shards' bytes."""
 
     def __init__(self, outline: Outline, table: Numbers, shards: Scattered) -> None:
         self._outline = outline
@@ -290,12 +294,12 @@ class Stack:
         return found
 
     def nbytes(self, ordinal: int) -> int:
-        """The bytes of all buffers of a column."""
+        """The bytes of all buffers of a column, in all shards."""
         start = self._outline.starts[ordinal]
         return int(self._table[:, _sizes(self._outline.columns[ordinal][1], start)].sum())
 
     def column(self, name: str, ordinal: int) -> Stacked:
-        """A column of all shards, concatenated; it is not indexed."""
+        """The column of all shards, concatenated, under this name. It must not be indexed."""
         each, start = self._outline.columns[ordinal][1], self._outline.starts[ordinal]
         return Stacked(name, each, start, self._table, self._shards)
 
@@ -317,7 +321,7 @@ class Stacked(Copied):
 
     @cached_property
     def tables(self) -> ColumnTables:
-        """As of any stored column."""
+        """The tables of all rows, checked. Raises Corrupt if they are invalid."""
         own = self._form.field
         if own.kind == "struct":
             return ColumnTables(None, None, tuple(map(self._presence, range(len(own.children)))), None)
@@ -331,7 +335,7 @@ class Stacked(Copied):
 
     @cached_property
     def children(self) -> tuple[Stacked, ...]:
-        """The columns of a struct's keys, in their order."""
+        """The columns of a struct's keys, in order."""
         found, start = [], self._start + 2 + 2 * self._form.buffers
         for (key, _), child in zip(self._form.field.children, self._form.children, strict=True):
             found.append(Stacked(f"{self.name}.{key}", child, start, self._table, self._shards))
@@ -349,7 +353,7 @@ class Stacked(Copied):
         return self._shards.gathered(self._table[:, at], self._table[:, at + 1])
 
     def _offsets(self) -> Index:
-        """The offsets of all rows, from each shard's own, which begin at 0."""
+        """The offsets of all rows, made of the offsets of each shard, which begin at 0. Raises Corrupt."""
         own, raw = self._form.field, self._gathered(0).view(np.int64)
         ends = np.cumsum(self._stored + 1)
         last, unit = raw[ends - 1], own.item_nbytes
@@ -364,7 +368,7 @@ class Stacked(Copied):
         return offsets_of(np.diff(raw)[inside])
 
     def _presence(self, key: int) -> npt.NDArray[np.bool_]:
-        """Which rows have a key of a struct."""
+        """The flags of the rows that have a struct's key. Raises Corrupt."""
         flags, stored = self._gathered(key), self._stored
         there: Index = self._table[:, self.children[key]._start]
         if len(flags) and int(flags.max()) > 1:
@@ -376,7 +380,7 @@ class Stacked(Copied):
 
 
 def _sizes(each: ColumnHeader, start: int) -> list[int]:
-    """The positions of the numbers that are sizes of its buffers and of its children's."""
+    """The positions of the numbers that are sizes of buffers, of the column and its children."""
     found, end = [start + 3 + 2 * at for at in range(each.buffers)], start + 2 + 2 * each.buffers
     for child in each.children:
         found += _sizes(child, end)

@@ -1,19 +1,18 @@
 """TensorDicts in and out. tensordict is imported only when a TensorDict is put or asked for.
 
 In: every entry is a column; a nested TensorDict is a struct. The first batch dimension counts rows. A NonTensorStack
-has a value for each row. A NonTensorData has one value for all rows; but if its data is a list, an array or a tensor,
-that has a value for each row. tensordict itself stores arrays that it cannot convert to a tensor in this way, and
-`data[name]` returns one value for each row. Rows of a lazy stack may differ in shape. If they differ in their keys, the
-stack itself shows only the keys that all rows have: a nested stack of this kind becomes a struct of all keys, but as
-the whole batch it is refused.
+has a value for each row. A NonTensorData has one value for all rows, unless its data is a list, an array or a tensor:
+then the data has a value for each row. tensordict itself stores arrays in this way that it cannot convert to a tensor,
+and its `data[name]` returns one value for each row. Rows of a lazy stack may differ in shape. If they differ in their
+keys, the stack shows only the keys that all rows have. Such a stack becomes a struct of all keys if it is nested, and
+is refused if it is the whole batch.
 
 Out: `stacked` makes one entry of a value for each row, as TransferQueue does. No value is converted: rows of several
 dtypes are a NonTensorStack.
 
-`NonTensorData(value)` takes 10 microseconds, and a get of verl's creates thousands. The results have a dict of
-attributes, which differ only in the value. So tensordict creates one, and the others are copies of its attributes
-(`stack_of`). They have the same attributes that tensordict would give them, and share nothing mutable. If the result of
-tensordict has other state, its constructors are called for each row.
+`NonTensorData(value)` takes 10 microseconds, and verl gets thousands at a time. Instances differ only in one attribute,
+the value. So tensordict creates one, and the others are made by copying its attributes (`stack_of`). They share nothing
+mutable. If an instance of tensordict has any other state, its constructors are called for each row.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _STACK, _SINGLE = "NonTensorStack", ("NonTensorData", "MetaData")
 
 
 def is_tensordict(value: object) -> bool:
-    """Whether it is a TensorDict, a tensorclass or a NonTensorStack."""
+    """Whether the value is a TensorDict, a tensorclass, or a container of values that are not tensors."""
     test = getattr(sys.modules.get("tensordict"), "is_tensor_collection", None)
     return test is not None and bool(test(value))
 
@@ -45,7 +44,7 @@ def is_non_tensor(value: object) -> bool:
 
 
 def entries_of(batch: Any, column: str = "") -> Iterator[tuple[str, Any]]:
-    """The entries with their names. One that a lazy stack can not give whole, as its rows differ in shape, is a list.
+    """The names and entries. In a lazy stack, an entry whose rows differ in shape is a list of the rows' tensors.
 
     Raises SchemaMismatch without a batch dimension, or if rows of a lazy stack differ in their entries.
     """
@@ -69,13 +68,13 @@ def entries_of(batch: Any, column: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def columns_of(batch: Any, column: str = "") -> Iterator[tuple[str, Values]]:
-    """The entries as columns, with their names. Raises SchemaMismatch, as `entries_of`."""
+    """The names of the entries, and the entries as columns. Raises SchemaMismatch as `entries_of` and `values_of`."""
     for name, entry in entries_of(batch, column):
         yield name, values_of(f"{column}.{name}" if column else name, entry)
 
 
 def values_of(column: str, entry: Any) -> Values:
-    """One entry as a column. Raises SchemaMismatch."""
+    """One entry as a column. Raises SchemaMismatch if it forms none."""
     if isinstance(entry, list) or (_is_lazy(entry) and len({frozenset(row.keys()) for row in entry.unbind(0)}) > 1):
         return infer(column, rows_of(column, entry))
     if not is_tensordict(entry):
@@ -115,12 +114,13 @@ def rows_of(column: str, entry: Any) -> Any:
 
 
 def _is_lazy(entry: Any) -> bool:
-    """Whether it is a lazy stack, which keeps its TensorDicts separate."""
+    """Whether the entry is a lazy stack, which keeps its TensorDicts separate."""
     return type(entry).__name__ == "LazyStackedTensorDict"
 
 
 def _rows_of_data(column: str, data: Any, sizes: Sequence[int]) -> Any:
-    """A value for each row of a NonTensorData of this data and batch size."""
+    """A value for each row of a NonTensorData with this data and batch size. Raises SchemaMismatch if there is no batch
+    size, or another count of values."""
     several = type(data) is list or (hasattr(data, "ndim") and data.ndim > 0 and hasattr(data, "dtype"))
     if not several:
         if len(sizes):
@@ -135,8 +135,9 @@ def _rows_of_data(column: str, data: Any, sizes: Sequence[int]) -> Any:
 
 
 def stacked(rows: Sequence[Any]) -> Any:
-    """A value for each row as one entry: tensors without dimensions dense, others nested, of the jagged layout or else
-    the strided one; a NonTensorStack for all else, and for tensors of several dtypes. Imports tensordict."""
+    """A value for each row as one entry. Tensors of one dtype are a tensor [rows] if they have no dimensions, else a
+    nested tensor of the jagged layout, or of the strided one if that fails. Other values are a NonTensorStack. Imports
+    tensordict."""
     if rows and all(map(tensors.is_tensor, rows)) and len({row.dtype for row in rows}) == 1:
         import torch
 
@@ -151,7 +152,8 @@ def stacked(rows: Sequence[Any]) -> Any:
 
 
 def build(tensors: Mapping[str, Any], others: Mapping[str, Sequence[Any]], rows: int) -> Any:
-    """A TensorDict of the batch size [rows]: tensors [rows, ...], and lists of a value a row. Imports tensordict."""
+    """A TensorDict of the batch size [rows], from tensors [rows, ...] and from lists with a value for each row, by
+    name. Imports tensordict."""
     from tensordict import TensorDict
 
     stacks = {name: stack_of(values) for name, values in others.items()}
@@ -162,12 +164,12 @@ _DATA, _OWN, _OTHERS, _ROWS, _SIZE = "data", "_tensordict", "_non_tensordict", "
 
 
 def stack_of(rows: Sequence[Any]) -> Any:
-    """A NonTensorStack of a value a row. Imports tensordict."""
+    """A NonTensorStack of these values, one for each row. Imports tensordict."""
     return _maker()(rows)
 
 
 def _values_of_stack(stacked: Any) -> list[Any]:
-    """The values of a NonTensorStack, a row each, as its `tolist` gives them."""
+    """The value of each row of a NonTensorStack, as its `tolist` gives it."""
     if _maker().__name__ == _COPYING:
         own = vars(stacked)
         rows = [vars(each) for each in own[_ROWS]] if own["stack_dim"] == 0 else []
@@ -200,7 +202,7 @@ def _maker() -> Callable[[Sequence[Any]], Any]:
 
 
 def _copying(one: Any, several: Any) -> Callable[[Sequence[Any]], Any]:
-    """Makes stacks like `several`, of rows like `one`."""
+    """A function that makes a stack like `several` of these values, in rows like `one`."""
     import torch
 
     new, kind, inner_kind, stack_kind = object.__new__, type(one), type(vars(one)[_OWN]), type(several)
@@ -233,7 +235,7 @@ def _copying(one: Any, several: Any) -> Callable[[Sequence[Any]], Any]:
 
 
 def _is_simple(one: Any, several: Any) -> bool:
-    """Whether all attributes of these are ones that a copy gets anew, or immutable."""
+    """Whether each attribute of these is immutable, or one that `_copying` makes anew."""
     try:
         of_one, of_stack = vars(one), vars(several)
         inner, others, rows = of_one[_OWN], of_one[_OTHERS], of_stack[_ROWS]

@@ -2,11 +2,11 @@
 
 In: dense tensors of any device and strides, nested tensors of both layouts, lists of tensors. Tensors that require grad
 are detached, conjugate and negative views are resolved. Contiguous host memory is read in place; other host memory is
-copied by torch, which transposes five times as fast as NumPy. Device memory is copied by `device.staging`: the copy
-waits for the work that was queued, when the put was planned, on the CUDA streams of the thread that planned it. Sparse,
-quantized, meta and distributed tensors are refused.
+copied by torch, which transposes five times as fast as NumPy. Device memory is copied by `device.staging`. This copy
+waits for the work that the CUDA streams of the planning thread had queued when the put was planned. Sparse, quantized,
+meta and distributed tensors are refused.
 
-Out: tensors over memory given as bytes, which they keep alive.
+Out: tensors over bytes in memory, which they keep alive.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dataplane.batch.values import (
 from dataplane.device.ordering import NOTHING, Mark
 from dataplane.device.staging import leave
 
-# torch has strict types of its own that change from release to release, and may be absent.
+# Any, since torch may be absent, and its own strict types change from release to release.
 Tensor = Any
 
 _SIGNED = {1: "int8", 2: "int16", 4: "int32"}
@@ -61,14 +61,15 @@ def _torch() -> Any:
 
 
 def on_device(values: Any) -> bool:
-    """Whether it is a tensor on a device, or the first of its rows is."""
+    """Whether `values`, or the first of its rows, is a tensor on a device."""
     if isinstance(values, list | tuple) and values:
         values = values[0]
     return is_tensor(values) and values.device.type not in ("cpu", "meta")
 
 
 def values_of(column: str, tensor: Tensor) -> Values:
-    """A tensor [rows, ...] as a dense column, a nested one as a ragged column. Raises SchemaMismatch."""
+    """A tensor [rows, ...] as a dense column, or a nested tensor as a ragged column. Raises SchemaMismatch for a tensor
+    that cannot be stored, or has no rows."""
     if getattr(tensor, "is_nested", False):
         return _nested(column, tensor)
     tensor, name = plain(column, tensor)
@@ -85,7 +86,8 @@ def values_of(column: str, tensor: Tensor) -> Values:
 
 
 def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
-    """Tensors of one dtype and number of dimensions: dense if they are 0-d, else ragged. Raises SchemaMismatch."""
+    """Tensors of one dtype and number of dimensions as a column: dense if they are 0-d, else ragged. Raises
+    SchemaMismatch for a tensor that cannot be stored."""
     arrays, name = _in_place(rows), str(rows[0].dtype)[6:]
     if arrays is None:
         rows = [plain(column, row, i)[0] for i, row in enumerate(rows)]
@@ -106,8 +108,8 @@ def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
 def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
     """The tensors as arrays of their storage types; None if one is not plain memory of this host.
 
-    Arrays, since NumPy then joins them in one call: torch.cat of 4096 rows of 32 KiB took as long with one thread,
-    half as long again with two, and every thread that calls it starts a team of its own.
+    NumPy joins arrays in one call. torch.cat of 4096 rows of 32 KiB took as long with one thread, 1.5 times as long
+    with two, and every thread that calls it starts a team of threads.
     """
     torch = _torch()
     if not set(map(type, rows)) <= {torch.Tensor, torch.nn.Parameter}:
@@ -122,7 +124,7 @@ def _in_place(rows: Sequence[Tensor]) -> list[npt.NDArray[Any]] | None:
 
 
 def alike(rows: Sequence[Any]) -> bool:
-    """Whether they are plain tensors of one dtype and number of dimensions, so that a column returns exactly them."""
+    """Whether all are plain tensors of one dtype and number of dimensions, so that a column returns them exactly."""
     if not len(rows) or not is_tensor(rows[0]):
         return False
     torch = _torch()
@@ -133,7 +135,8 @@ def alike(rows: Sequence[Any]) -> bool:
 
 
 def host_bits(column: str, tensor: Tensor) -> tuple[str, npt.NDArray[Any]]:
-    """The dtype's name, and the tensor as an array of its storage type in host memory. Raises SchemaMismatch."""
+    """The dtype's name, and the tensor as an array of its storage type in host memory. Raises SchemaMismatch for a
+    tensor that cannot be stored."""
     tensor, name = plain(column, tensor)
     return name, _bits(tensor.cpu(), name)
 
@@ -155,27 +158,26 @@ def from_bits(column: str, name: str, array: npt.NDArray[Any]) -> Tensor:
 
 
 def require(column: str, name: str) -> None:
-    """Raises SchemaMismatch if this release of torch lacks the dtype `name`, which other releases have. Imports
-    torch."""
+    """Raises SchemaMismatch if this release of torch lacks the dtype `name`. Imports torch."""
     if name.isidentifier() and not hasattr(_torch(), name):
         raise mismatch(column, f"torch here has no {name}", expected="a dtype of torch", found=name)
 
 
 def shaped(flat: Tensor, name: str, shape: Sequence[int]) -> Tensor:
-    """A run of bytes as a tensor of this dtype and shape, in place."""
+    """A tensor of bytes as a tensor of this dtype and shape, in place."""
     return flat.view(getattr(_torch(), name)).view(*shape)
 
 
 def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = None) -> Tensor:
-    """A nested tensor of the jagged layout, whose rows are values[offsets[i]:offsets[i + 1]]. No copy.
+    """A nested tensor of the jagged layout, in place; row i is values[offsets[i]:offsets[i + 1]].
 
-    The lengths of the shortest and longest row are set in it: without them, torch 2.13 pads each row to the length of
-    all rows together (`to_padded_tensor`). `lengths`: those of the rows, if they are known on the host.
+    It has the lengths of its shortest and longest row: without them, torch 2.13 pads each row to the length of all rows
+    together (`to_padded_tensor`). `lengths`: the lengths of the rows, if they are known on the host.
     """
     lengths = offsets.diff() if lengths is None else lengths
     bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())} if len(lengths) else {}
     log = logging.getLogger("torch.fx._symbolic_trace")  # torch 2.13 warns there of a name that it uses itself
-    drop = logging.Filter("nothing else")  # one a call: each thread removes its own
+    drop = logging.Filter("nothing else")  # one for each call, since each thread removes its own
     log.addFilter(drop)
     try:
         return _torch().nested.nested_tensor_from_jagged(values, offsets, **bounds)
@@ -184,7 +186,8 @@ def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = Non
 
 
 def plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:
-    """A strided tensor that can be read, and its dtype's name."""
+    """The tensor, detached and resolved, and its dtype's name. Raises SchemaMismatch, with the number `row`, unless it
+    is a strided tensor with values of a known dtype."""
     torch = _torch()
     name, why = str(tensor.dtype)[6:], ""
     if hasattr(tensor, "full_tensor"):
@@ -215,7 +218,7 @@ def _known(name: str) -> bool:
 
 
 def _bits(tensor: Tensor, name: str) -> npt.NDArray[Any]:
-    """A tensor in host memory as an array of its storage type; no copy, any strides."""
+    """A tensor in host memory, of any strides, as an array of its storage type, in place."""
     if name not in BITS:
         return tensor.numpy()  # type: ignore[no-any-return]  # torch is typed as Any here
     bits = storage(name)
@@ -243,13 +246,13 @@ def _nested(column: str, tensor: Tensor) -> Values:
 
 
 def _target(memory: Bytes, name: str, shape: Sequence[int]) -> Tensor:
-    """The bytes of a destination as a tensor of this shape."""
+    """The bytes of a destination as a tensor of this dtype and shape."""
     torch = _torch()
     return torch.from_numpy(memory).view(getattr(torch, name)).view(*shape)
 
 
 class _Rectangle(RowSource, frozen=True, eq=False):
-    """A tensor [rows, *shape] on a device, or of any strides; on a device, its values are there `after` a mark."""
+    """A tensor [rows, *shape] on a device, or of any strides. `after`: the mark from which its values are ready."""
 
     tensor: Tensor
     dtype: str
@@ -281,7 +284,7 @@ class _Rectangle(RowSource, frozen=True, eq=False):
         return None if self.tensor.device.type == "cpu" else self.tensor.device
 
     def flat(self) -> Any:
-        """All bytes as a tensor on the device, ordered by the current stream."""
+        """All bytes as a tensor on the device, made by work on the current stream."""
         return self.tensor.contiguous().reshape(-1).view(_torch().uint8)
 
     def row(self, i: int) -> Bytes:
@@ -298,8 +301,8 @@ class _Rectangle(RowSource, frozen=True, eq=False):
 
 
 class _Joined(RowSource, frozen=True, eq=False):
-    """Tensors of one dtype, on devices; row i will have the bytes bounds[i]:bounds[i + 1]. As `values.Joined`; the
-    values are ready once `after` has passed."""
+    """Tensors of one dtype, some on devices; row i will have the bytes bounds[i]:bounds[i + 1]. `item_shape` as in
+    `values.Joined`. `after`: the mark from which the values are ready."""
 
     rows: Sequence[Tensor]
     bounds: Index
@@ -326,7 +329,7 @@ class _Joined(RowSource, frozen=True, eq=False):
         torch = _torch()
         rows = self.rows[first:last]
         devices = {row.device for row in rows}
-        with torch.no_grad():  # it is a state of the thread, and jobs run in any
+        with torch.no_grad():  # a state of the thread, and jobs run in any thread
             if len(devices) == 1 and rows[0].device.type != "cpu":
                 leave(memory, list(rows), self.after)
                 return
@@ -342,7 +345,7 @@ class _Joined(RowSource, frozen=True, eq=False):
         return next((row.device for row in self.rows if row.device.type != "cpu"), None)
 
     def flat(self) -> Any:
-        """As `_Rectangle.flat`, put together on the device."""
+        """All bytes as a tensor on the device, concatenated there by work on the current stream."""
         torch, device = _torch(), self.device
         return torch.cat([row.to(device).reshape(-1) for row in self.rows]).view(torch.uint8)
 

@@ -1,7 +1,7 @@
 """A column's values before they are stored: one type for every kind of input.
 
-All inputs are converted to `Values`, the only input of `batch.put_plan`. `Values` refer to the caller's memory where
-they can. Offsets, encoded text, MessagePack, and numbers from Python lists are in new memory.
+All inputs are converted to `Values`, from which `batch.put_plan` plans. `Values` refer to the caller's memory where
+possible. Offsets, encoded text, MessagePack, and numbers from Python lists are in new memory.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from dataplane.errors import SchemaMismatch
 # A `RowSource` is the rows of one column's values. It has their size, the jobs that copy all of them, the bytes of a
 # single row, and a selection of rows (`take`). A `Job` is a function without arguments that does one copy, independent
 # of all others. NumPy releases the GIL while it copies, so jobs may run in several threads at once, and large copies
-# are split into several jobs. A job reads its source when it runs, so the source must not change before that.
+# are split into several jobs. A job reads its source when it runs, so the source must not change before.
 #
 # Large copies bypass the processor's caches if the extension `_memory` was built (it says why), since other processes
-# will read them; small ones stay in the caches for the next reader. Without the extension NumPy makes all copies, with
-# the same result.
+# will read them. Small copies stay in the caches for the next reader. Without the extension NumPy makes all copies,
+# with the same result.
 #
 # Rejected: a separate copy for each row. For a thousand rows of a few KiB the calls then take more time than the bytes;
 # concatenation into the destination does the same work in one call.
 
 Job = Callable[[], Any]
 
-_SMALL_ROW = 1024  # below this many bytes a row, joining byte strings beats an array header for each
-_STREAMED = 4 << 20  # copies of at least so many bytes bypass the caches: about a core's own cache
+_SMALL_ROW = 1024  # bytes: for smaller rows, joining byte strings is faster than making an array of each
+_STREAMED = 4 << 20  # the least bytes of a copy that bypasses the caches: about a core's own cache
 
 _join: Callable[[Bytes, tuple[Any, ...]], None] | None
 try:
@@ -48,7 +48,7 @@ except ImportError:  # there was no C compiler
 
 
 def copy(target: Bytes, source: Bytes) -> None:
-    """Write `source` into `target`, of the same length."""
+    """Write `source` into `target`, which has the same length."""
     if _join is None or len(target) < _STREAMED:
         np.copyto(target, source)
     else:
@@ -56,8 +56,8 @@ def copy(target: Bytes, source: Bytes) -> None:
 
 
 def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int, ...] | None = None) -> None:
-    """Write the concatenation of arrays of one dtype into `target`, of the same length. `item_shape`: the shape after
-    the first dimension, if they share it, else None."""
+    """Write the concatenation of arrays of one dtype into `target`, which has the same length. `item_shape`: the shape
+    after the first dimension, or None if the arrays differ in it."""
     if _join is not None and len(target) >= _STREAMED:
         with suppress(BufferError, ValueError):  # a row with strides, or of a dtype without buffers, as datetime64
             _join(target, tuple(rows))
@@ -70,20 +70,20 @@ def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int,
 
 
 def flat_jobs(source: Bytes, memory: Bytes, piece: int) -> Iterator[Job]:
-    """Copies of one run of bytes into another of the same length."""
+    """Copies of a run of bytes into another of the same length, in pieces of `piece` bytes."""
     for start in range(0, len(source), piece):
         yield partial(copy, memory[start : start + piece], source[start : start + piece])
 
 
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
-    """The bytes of an array, 1-D; without a copy if it is contiguous."""
+    """The bytes of an array, 1-D, in place if it is contiguous."""
     if not array.size:
         return np.empty(0, np.uint8)
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def objects_of(values: Sequence[Any]) -> npt.NDArray[np.object_]:
-    """An array of these objects, filled one by one: NumPy would take lists of equal length for a second dimension."""
+    """A 1-D array of these objects. NumPy itself would take lists of equal length for a second dimension."""
     array = np.empty(len(values), object)
     for i, value in enumerate(values):
         array[i] = value
@@ -91,7 +91,7 @@ def objects_of(values: Sequence[Any]) -> npt.NDArray[np.object_]:
 
 
 def offsets_of(lengths: npt.ArrayLike) -> Index:
-    """Row offsets from 0, one more than the lengths."""
+    """The offsets of rows with these lengths, from 0, int64 [rows + 1]."""
     counts = np.asarray(lengths, np.int64)
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
@@ -99,12 +99,12 @@ def offsets_of(lengths: npt.ArrayLike) -> Index:
 
 
 def gathered(offsets: Index, index: Index) -> Index:
-    """The offsets of the rows `index` when they are concatenated."""
+    """The offsets of the rows `index`, concatenated."""
     return offsets_of(np.diff(offsets)[index])
 
 
 def groups(bounds: Index, piece: int) -> list[tuple[int, int]]:
-    """Rows in groups (first, last + 1) of about `piece` bytes; row i has the bytes bounds[i]:bounds[i + 1]."""
+    """Ranges (start, stop) of rows with about `piece` bytes each; row i has the bytes bounds[i]:bounds[i + 1]."""
     total = int(bounds[-1])
     if total <= piece:
         return [(0, len(bounds) - 1)]
@@ -132,19 +132,19 @@ class RowSource(msgspec.Struct, frozen=True, eq=False):
         return None
 
     def jobs(self, memory: Bytes, piece: int) -> Iterator[Job]:
-        """Copies that together fill `memory`, `nbytes` long, in pieces of about `piece` bytes."""
+        """Copies that together fill `memory`, which is `nbytes` long, in pieces of about `piece` bytes."""
         raise NotImplementedError
 
     def row(self, i: int) -> Any:
-        """The bytes of row `i`, as something with the buffer protocol."""
+        """The bytes of row `i`, as an object with the buffer protocol."""
         raise NotImplementedError
 
     def identity(self, i: int) -> Hashable:
-        """Equal for two rows only if they are the same memory; None if unknown."""
+        """A value that two rows share only if they are the same memory; None if unknown."""
         return None
 
     def take(self, index: Index) -> RowSource:
-        """The rows at these positions; nothing is copied yet."""
+        """The rows at these positions. Copies nothing but rows of one torch tensor."""
         raise NotImplementedError
 
     def copied(self) -> Bytes:
@@ -160,8 +160,8 @@ class RowSource(msgspec.Struct, frozen=True, eq=False):
 
 
 class Rectangle(RowSource, frozen=True, eq=False):
-    """Rows of equal shape: `array` is [rows, *shape], any strides; or its rows at the positions `index`, which may
-    repeat."""
+    """Rows of equal shape: those of `array`, [rows, *shape] of any strides. With an `index`, its rows at these
+    positions, which may repeat."""
 
     array: npt.NDArray[Any]
     index: Index | None = None
@@ -228,9 +228,9 @@ class RowRun(RowSource, frozen=True, eq=False):
 
 
 class Joined(RowSource, frozen=True, eq=False):
-    """Rows that are arrays of one dtype, each anywhere; row i will have the bytes bounds[i]:bounds[i + 1].
+    """Rows that are separate arrays of one dtype; row i will have the bytes bounds[i]:bounds[i + 1].
 
-    `item_shape` is the shape that all rows share after their first dimension; None if they differ.
+    `item_shape`: the shape of all rows after their first dimension; None if they differ.
     """
 
     rows: Sequence[npt.NDArray[Any]]
@@ -315,9 +315,9 @@ class ByteRows(RowSource, frozen=True, eq=False):
 
 
 class Values(msgspec.Struct, frozen=True, eq=False):
-    """`rows` rows of a column. `data` holds the values of every kind but struct; `offsets` and `shapes` are those
-    of the layout; `presence` and `children` are a struct's, one flag a row and key. `index`, for object columns only
-    (`object_rows`): the stored row of each row; data and offsets are then those of stored rows."""
+    """`rows` rows of a column. `data`: the values of every kind but struct. `offsets`, `shapes`: as in the layout.
+    `presence`, `children`: for each key of a struct, flags of the rows that have it, and its values. `index`, for
+    object columns only (`object_rows`): the stored row of each row; data and offsets are then of stored rows."""
 
     field: Field
     rows: int
@@ -357,7 +357,8 @@ def mismatch(column: str, message: str, *, row: int = -1, expected: str = "", fo
 
 
 def mismatch_in(error: SchemaMismatch, column: str, rows: Sequence[int]) -> SchemaMismatch:
-    """The error of a part of a column, as an error of the column. `rows`: the column's rows in the part."""
+    """The error for `column` from an error for a part of it. `rows`: for each row of the part, its row number in the
+    column."""
     message = str(error).removeprefix(_where(error.column, error.row))
     row = rows[error.row] if error.row >= 0 else -1
     return mismatch(column, message, row=row, expected=error.expected, found=error.found)
@@ -384,7 +385,8 @@ def dtype_name(column: str, dtype: np.dtype[Any]) -> str:
 
 
 def dense(column: str, array: npt.NDArray[Any], dtype: str = "") -> Values:
-    """A dense column of an array [rows, *shape] of any strides; `dtype` names bits that NumPy has no type for."""
+    """A dense column of an array [rows, *shape] of any strides. `dtype`: the dtype's name, if NumPy lacks it and the
+    array has its bits. Raises SchemaMismatch if a column cannot have the dtype or so many dimensions."""
     name = dtype or dtype_name(column, array.dtype)
     bits = storage(name)
     if array.dtype != bits:
@@ -393,7 +395,7 @@ def dense(column: str, array: npt.NDArray[Any], dtype: str = "") -> Values:
 
 
 def leading(shapes: Sequence[Sequence[int]]) -> tuple[int | None, ...]:
-    """The shape of one ragged row: None up to the last dimension in which rows differ, always for the first."""
+    """The field shape of ragged rows: None for the first dimension, and up to the last one in which rows differ."""
     first = tuple(shapes[0])
     if len(first) == 1:
         return (None,)
@@ -404,7 +406,7 @@ def leading(shapes: Sequence[Sequence[int]]) -> tuple[int | None, ...]:
 
 
 def ragged(column: str, dtype: str, shapes: Sequence[Sequence[int]], shape: tuple[int | None, ...]) -> Values:
-    """A ragged column without its data: field, offsets and, if needed, shapes."""
+    """A ragged column without its data: its field, offsets and, if more dimensions than the first vary, shapes."""
     field = typed_field(column, "ragged", dtype, shape)
     if len(shape) == 1:
         return Values(field, len(shapes), None, offsets_of([length for (length,) in shapes]))
@@ -423,11 +425,8 @@ def bounds_of(field: Field, offsets: Index) -> Index:
 def ragged_rows(
     column: str, dtype: str, rows: Sequence[npt.NDArray[Any]], shape: tuple[int | None, ...] = ()
 ) -> Values:
-    """A ragged column of arrays of equal dtype and number of dimensions. `dtype`: the dtype under which they are
-    stored.
-
-    `shape`: that of the field; computed if it is not given.
-    """
+    """A ragged column of arrays of equal dtype and number of dimensions. `dtype`: the name of the dtype under which
+    they are stored. `shape`: the shape of the field, computed by default."""
     shapes = [row.shape for row in rows]
     head = ragged(column, dtype, shapes, shape or leading(shapes))
     assert head.offsets is not None
@@ -437,14 +436,14 @@ def ragged_rows(
 
 
 def ragged_run(field: Field, values: npt.NDArray[Any], offsets: Index, shapes: Index | None = None) -> Values:
-    """A ragged column of consecutive rows: `values` are all their items, contiguous."""
+    """A ragged column of consecutive rows, whose items are `values`, contiguous."""
     return Values(field, len(offsets) - 1, RowRun(as_bytes(values), bounds_of(field, offsets)), offsets, shapes)
 
 
 def ragged_items(
     column: str, dtype: str, shapes: Sequence[Sequence[int]], shape: tuple[int | None, ...], values: npt.NDArray[Any]
 ) -> Values:
-    """As `ragged_run`, for rows of these shapes."""
+    """A ragged column of consecutive rows with these `shapes` and these items. `shape`: that of the field."""
     head = ragged(column, dtype, shapes, shape)
     assert head.offsets is not None
     return ragged_run(head.field, values, head.offsets, head.shapes)

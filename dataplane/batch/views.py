@@ -1,7 +1,7 @@
 """A column as plain Python values, NumPy arrays or torch tensors.
 
-NumPy and Python views of dtypes that NumPy lacks: `numpy` gives their bits, as unsigned integers; `python` the
-numbers they mean. `batch.Column` says which results are views and which are copies.
+For dtypes that NumPy lacks, `numpy` returns the bits, as unsigned integers, and `python` the numbers. `batch.Column`
+documents which results are views and which are copies.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from dataplane.batch.batch import Column
 
 _SMALL_ROW = 4096
-"""Bytes of an object up to which it is decoded out of a copy of all rows: one of large parts refers to them."""
+"""The most bytes of an object, on average, for which rows are decoded from one copy of all. Larger rows have parts."""
 
-#: Gives the rows of a column, one object for each; a struct's rows are made of its children's.
+#: Returns a list of an object for each row of a column; a struct's rows are made from its children's.
 RowView = Callable[[str, Field, SelectedRows], list[Any]]
 
 
@@ -43,7 +43,8 @@ def numpy(name: str, field: Field, rows: SelectedRows) -> Any:
 
 
 def numpy_rows(name: str, field: Field, rows: SelectedRows) -> list[Any]:
-    """A read-only array or NumPy scalar for each row; Python values of text, bytes and object."""
+    """A list of a read-only array or NumPy scalar for each row; of dicts for struct, and of Python values for text,
+    bytes and object."""
     if field.kind == "dense":
         return list(gather.read_only(gather.dense(rows, field)))
     if field.kind == "ragged":
@@ -56,9 +57,9 @@ def numpy_rows(name: str, field: Field, rows: SelectedRows) -> list[Any]:
 def python(
     name: str, field: Field, rows: SelectedRows, *, decode: bool = True, copies: object_codec.Copies | None = None
 ) -> list[Any]:
-    """Plain Python values: numbers, lists of numbers, str, bytes, dicts; objects as they were put, their images as
-    dicts of bytes unless they are to be decoded. `copies`: a cache shared by columns that are read one after another
-    and stay in memory meanwhile."""
+    """A list of a plain Python value for each row: a number, list, str, bytes or dict, or an object as it was put.
+    Without `decode`, images are dicts of bytes. `copies`: a cache shared by columns that are read in succession and
+    stay in memory meanwhile. Raises Corrupt for text or objects that are invalid."""
     if field.kind == "dense":
         values: list[Any] = decoded(field.dtype, gather.dense(rows, field)).tolist()
         return values
@@ -81,8 +82,8 @@ def python(
 
 
 def torch(name: str, field: Field, rows: SelectedRows, device: Any = None) -> Any:
-    """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct. `device`: None,
-    or the device of copies of the tensors."""
+    """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct. `device`: the
+    tensors' device, or None for host memory. Raises SchemaMismatch for other kinds, and dtypes that torch lacks."""
     if device is not None and (there := _there(name, field, rows, device)) is not None:
         return there
     if field.kind == "dense":
@@ -97,7 +98,7 @@ def torch(name: str, field: Field, rows: SelectedRows, device: Any = None) -> An
 
 
 def _there(name: str, field: Field, rows: SelectedRows, device: Any) -> Any:
-    """The tensor in place, if the values are on the device already, in one run; else None."""
+    """The tensor over the values in place, if they are one run and on the device already; else None."""
     run = rows.run
     if run is None or field.kind not in ("dense", "ragged") or field.varying > 1:
         return None
@@ -115,7 +116,8 @@ def _there(name: str, field: Field, rows: SelectedRows, device: Any) -> Any:
 
 
 def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> tuple[Any, Any]:
-    """The items of a ragged column, concatenated, and the offset of each row: two tensors."""
+    """Two tensors: the concatenated items of a ragged column, and the row offsets, int64 [rows + 1]. Raises
+    SchemaMismatch unless exactly the first dimension varies."""
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
         raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))
@@ -124,7 +126,8 @@ def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> t
 
 
 def torch_rows(name: str, field: Field, rows: SelectedRows, device: Any = None) -> list[Any]:
-    """A tensor for each row, 0-d for a scalar; Python values of text, bytes and object."""
+    """A list of a tensor for each row, 0-d for a scalar; of dicts for struct, and of Python values for text, bytes and
+    object."""
     if field.kind == "dense":
         return list(torch(name, field, rows, device).unbind())
     if field.kind == "ragged":
@@ -141,9 +144,9 @@ def torch_rows(name: str, field: Field, rows: SelectedRows, device: Any = None) 
 
 
 def _tensor(name: str, dtype: str, array: npt.NDArray[Any], device: Any) -> Any:
-    """A writable tensor over the array, or a copy of it on a device."""
+    """A writable tensor over the array, or over a copy if it is read-only; with a `device`, a copy there."""
     if device is None:
-        # torch warns of an array that cannot be written
+        # torch warns of a read-only array
         return tensors.from_bits(name, dtype, array if array.flags.writeable else array.copy())
     return copied(tensors.from_bits(name, dtype, lent(array)), device)
 
@@ -191,8 +194,9 @@ _MASKABLE = {1: "uint8", 2: "int16", 4: "int32", 8: "int64"}
 
 
 def padded(column: Column, value: Any) -> tuple[Any, Any]:
-    """Tensors [rows, longest, ...] and, of bools, [rows, longest]: as long as the longest row is in each dimension that
-    varies. Raises SchemaMismatch if the column is not ragged, Misuse if its dtype has no such value."""
+    """A ragged column as a padded tensor [rows, longest, *item], and a mask of its elements, bool [rows, longest]. If
+    more dimensions vary, both have the largest size of each. Raises SchemaMismatch if the column is not ragged, Misuse
+    if its dtype has no such value."""
     if column.kind != "ragged":
         hint = "pad what is under a key, column[key]" if column.kind == "struct" else "use .to_list()"
         raise mismatch(column.name, f"{column.kind} is not padded: {hint}", expected="numbers", found=column.kind)
@@ -208,7 +212,7 @@ def padded(column: Column, value: Any) -> tuple[Any, Any]:
     bits = _MASKABLE.get(values.element_size())
     if bits is None:
         made[mask] = values
-    else:  # for torch can not index by a mask in all of its dtypes
+    else:  # torch does not index by a mask in all of its dtypes
         made.view(getattr(torch, bits))[mask] = values.view(getattr(torch, bits))
     return made, mask
 
@@ -227,7 +231,7 @@ def _padded_rows(column: Column, value: Any) -> tuple[Any, Any]:
 
 
 def _filled(column: Column, shape: tuple[Any, ...], value: Any) -> Any:
-    """A tensor of this shape, full of the value. Raises Misuse if the dtype has no such value."""
+    """A tensor of this shape, filled with the value. Raises Misuse if the dtype has no such value."""
     import torch
 
     dtype = getattr(torch, column.dtype)
