@@ -45,7 +45,7 @@ _NAT = np.iinfo(np.int64).min
 
 def columns_of(table: Any, *, checked: bool = False) -> Iterator[tuple[str, Values]]:
     """The names and columns of a `pyarrow.Table` or `RecordBatch`. `checked`: the arrays have passed `check`. Raises
-    SchemaMismatch for a repeated name, and as `values_of`."""
+    SchemaMismatch."""
     names = Counter(table.schema.names)
     for field, column in zip(table.schema, table.columns, strict=True):
         if names[field.name] > 1:
@@ -54,7 +54,7 @@ def columns_of(table: Any, *, checked: bool = False) -> Iterator[tuple[str, Valu
 
 
 def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
-    """A `pyarrow.Array` or `ChunkedArray` as a column. Raises SchemaMismatch if it is invalid or cannot be stored."""
+    """A `pyarrow.Array` or `ChunkedArray` as a column. Raises SchemaMismatch."""
     check(column, array)
     return converted(column, array, metadata)
 
@@ -228,8 +228,7 @@ def _extension(column: str, array: Any, declared: str) -> Values | None:
 
 
 def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | None:
-    """A ragged column from the storage of `arrow.variable_shape_tensor`, a struct of elements and shapes; None if it
-    has nulls or other elements than numbers."""
+    """A column from the storage of `arrow.variable_shape_tensor`, a struct of elements and shapes; None with nulls."""
     shapes = _rectangle(rows.field("shape"))
     if rows.null_count or rows.field("data").null_count or shapes is None:
         return None
@@ -251,7 +250,7 @@ def _variable(column: str, rows: Any, declared: str, uniform: Any) -> Values | N
 
 def _shape(sizes: list[tuple[int, ...]], uniform: Any, ndim: int) -> tuple[int | None, ...]:
     """The field's shape. Its fixed sizes are those that the type names (`uniform`), if all rows have them, else those
-    of the trailing dimensions in which all rows are equal."""
+    that are equal in all rows."""
     if uniform is None or len(uniform) != ndim:
         return leading(sizes) if sizes else (None,) * ndim
     varying = max([1, *(i + 1 for i, size in enumerate(uniform) if size is None)])
@@ -339,7 +338,7 @@ def _outside(array: Any) -> Any | None:
 
 
 def _inside(array: Any) -> Iterator[Any]:
-    """For each child of a struct or list whose own offsets were checked: the rows of the child that it refers to."""
+    """The children of a struct or list whose own offsets were checked: only the rows that it refers to."""
     kind = array.type
     if pa.types.is_struct(kind):
         yield from (array.field(i) for i in range(kind.num_fields))
@@ -360,8 +359,7 @@ def encode_table(table: Any) -> Any:
 
 
 def decode_table(data: bytes) -> Any:
-    """The table that `encode_table` was given, validated. Raises Corrupt for other bytes, and for types that
-    `arrow_out` does not write."""
+    """The table that `encode_table` was given, validated. Raises Corrupt for other bytes or types."""
     try:
         with pa.ipc.open_stream(data) as stream:
             for field in stream.schema:

@@ -178,8 +178,8 @@ class Column:
         return views.torch(self.name, self.field, self.reading, None if found.type == "cpu" else found)
 
     def tensors(self) -> list[Any]:
-        """A list of a writable tensor for each row, or a dict of tensors for a row of a struct. The tensors of two rows
-        share no memory. Large rows of a ragged column are not copied, even if they are scattered or repeated. Raises
+        """A list of a writable tensor for each row (of a struct, a dict of tensors), which shares no memory with other
+        rows. Large rows of a ragged column are not copied, even if they are scattered or repeated. Raises
         SchemaMismatch for text, bytes, object, and dtypes that torch lacks. Imports torch."""
         if self.field.kind in ("text", "bytes", "object"):
             return list(self._tensor)  # which raises
@@ -187,8 +187,8 @@ class Column:
 
     def packed(self) -> tuple[Any, Any]:
         """A ragged column for variable-length kernels: all items, [total, *item], and the offset of each row among
-        them, int64 [rows + 1]. Both are writable tensors on the column's device. Contiguous rows are not copied. The
-        first call is faster than that of `torch()`, for which torch imports many modules.
+        them, int64 [rows + 1]. Writable tensors on the column's device. Contiguous rows are not copied. The first call
+        is faster than that of `torch()`, for which torch imports many modules.
 
         Raises SchemaMismatch if the column is not ragged, if more than the first dimension varies, or if torch lacks
         the dtype. Imports torch.
@@ -220,8 +220,8 @@ class Column:
     def to_list(self, *, decode: bool = True) -> list[Any]:
         """A list of a plain Python value for each row: a number, list, str, bytes or dict, or an object as it was put.
         Times are as `numpy.ndarray.tolist` gives them. With `decode=False`, each image is a dict, as from
-        `datasets.Image(decode=False)`: "bytes" of an image file, and "path", None. Images that are stored as raw pixels
-        are encoded as PNG or TIFF for that. Raises SchemaMismatch for an object of a class that is not imported."""
+        `datasets.Image(decode=False)`: "bytes" of an image file, and "path", None. Raw pixels are encoded for that, as
+        PNG or TIFF. Raises SchemaMismatch for an object of a class that is not imported."""
         return views.python(self.name, self.field, self.reading, decode=decode)
 
     def lengths(self) -> Index | None:
@@ -244,7 +244,7 @@ class Column:
         name: str = "",
         field: Field | None = None,
     ) -> Column:
-        """A column of other rows, on the same device, with this name and field by default."""
+        """A column of other rows, on the same device."""
         column = Column(name or self.name, field or self.field, selections, order, cut)
         column._device = self._device
         return column
@@ -363,9 +363,8 @@ class Batch:
         return Batch({name: column.to(device) for name, column in self._columns.items()})
 
     def padded(self, *names: str, value: Any = 0) -> dict[str, Any]:
-        """A dict of `Column.padded` of the columns with these names, or of all columns. value: one for all of them, or
-        a mapping of values by name, with 0 for other columns. Raises SchemaMismatch for an unknown name, and as
-        `Column.padded`."""
+        """A dict of `Column.padded` of the columns with these names, or of all. value: one for all of them, or a
+        mapping of values by name, 0 for other columns. Raises as `Column.padded`."""
         values = {self[name].name: each for name, each in value.items()} if isinstance(value, Mapping) else None
         return {
             name: self[name].padded(value if values is None else values.get(name, 0)) for name in names or self._columns
@@ -392,8 +391,7 @@ class Batch:
         return tensordicts.build(tensors, others, self._rows)
 
     def to_arrow(self) -> pa.Table:
-        """A `pyarrow.Table` of every column's `arrow()`. A put of the table restores the columns exactly, from its
-        metadata."""
+        """A `pyarrow.Table` of every column's `arrow()`, with metadata from which a put restores them exactly."""
         from dataplane.batch import arrow_out  # as in Column.arrow
 
         return arrow_out.table((name, column.field, column.reading) for name, column in self._columns.items())

@@ -41,7 +41,7 @@ Parts = Sequence[Any]
 
 
 class Unfit(Exception):
-    """A value cannot be stored. `found` describes it; `hint` says what to put instead."""
+    """A value that cannot be stored: what was found, and a hint."""
 
     def __init__(self, found: str, hint: str) -> None:
         super().__init__(found, hint)
@@ -56,8 +56,8 @@ _FACTORIES: dict[str, Any] = {
 
 
 def parts_of(value: Any) -> tuple[str, Parts] | None:
-    """The name of the value's kind and its parts; None if its type is not in the table. Raises Unfit if it has contents
-    that its kind cannot store."""
+    """The name of the value's kind and its parts; None for other types. Raises Unfit for contents that the kind cannot
+    store."""
     found = _TAKE.get(type(value))
     if found is None:
         return None
@@ -77,7 +77,7 @@ def _flat(value: Any) -> Parts:
 
 
 def pairs(items: Parts) -> dict[Any, Any]:
-    """The dict of alternating keys and values. Raises ValueError for a key without a value."""
+    """The dict of alternating keys and values."""
     if len(items) % 2:
         raise ValueError("a key without a value")
     return dict(zip(items[::2], items[1::2], strict=True))
@@ -177,13 +177,12 @@ _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class statement made it
 
 
 class Absent(Exception):
-    """This process has not imported the class of a value, or has another version of it. The message says which, and
-    what to do."""
+    """The class of a value is not imported in this process, or has another version. The message has a hint."""
 
 
 def instance_parts_of(value: Any) -> tuple[str, Parts] | None:
-    """The kind of a value of a user's class ("member", "flags" or "instance") and its parts; None if the class is of no
-    kind that can be stored. Raises Unfit if this value cannot be stored."""
+    """The kind of a value of a user's class, and its parts; None for other kinds. Raises Unfit for a value that cannot
+    be stored."""
     kind: Any = type(value)
     if isinstance(value, Enum):
         return _parts_of_member(value, kind)
@@ -277,7 +276,7 @@ def _instance(kind: type, base: type, content: Any, attributes: Any, slots: Any)
 
 
 def _attributes(value: Any, kind: type) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The attributes in the instance's dict, and the attributes in its slots."""
+    """The attributes in the instance's dict, and those in its slots."""
     attributes = _dict(value) if _has_dict(kind) else {}
     slots = {}
     for name, slot in _slots(kind).items():
@@ -300,7 +299,7 @@ def _has_dict(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)
 def _slots(kind: type) -> dict[str, MemberDescriptorType]:
-    """The slots of the class and of its bases that a class statement made, by the names of attributes."""
+    """The slots of the classes that users defined, by the names of attributes."""
     return {
         name: slot
         for each in reversed(kind.__mro__)
@@ -336,7 +335,7 @@ def _is_bare(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)
 def _named(kind: type) -> tuple[str, str]:
-    """The module and the qualified name of the class. Raises Unfit if they do not lead to the class."""
+    """The module and the qualified name of the class. Raises Unfit if it is not found by these."""
     module, qualname = kind.__module__, kind.__qualname__
     try:
         same = _found(module, qualname) is kind

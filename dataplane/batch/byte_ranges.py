@@ -92,8 +92,8 @@ def is_sliceable(field: Field, cut: Sequence[Sequence[object]]) -> bool:
 def values(
     layout: ShardLayout, ordinals: Sequence[int], rows: RowIndices, memory: Bytes, cut: Cut = NOTHING
 ) -> ByteRanges:
-    """The ranges of the values of these ascending rows of these columns. With a cut, only the part that its steps along
-    the first dimension leave is included. `memory` is the extent, whose tables were checked."""
+    """The values of these ascending rows of these columns; with a cut, the part that its steps along the first
+    dimension leave. `memory` is the extent, whose tables were checked."""
     columns = [layout.columns[ordinal][1] for ordinal in ordinals]
     return merged(each for column in columns for each in row_values(column, rows.array(), memory, cut))
 
@@ -101,9 +101,9 @@ def values(
 def row_values(
     column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut = NOTHING, *, shared: bool = True
 ) -> ByteRanges:
-    """The ranges of the values of these ascending rows, or of the part that a cut leaves, not merged. Without `shared`,
-    indexed columns are left out, since other rows may share their values. Ranges are clipped to the buffers: a hostile
-    process may have changed the tables since the check."""
+    """The values of these ascending rows, or the part that a cut leaves. Without `shared`, indexed columns are left
+    out, since other rows may share their values. Ranges are clipped to the buffers: a hostile process may have changed
+    the tables since the check."""
     if not len(rows) or (column.indexed and not shared):
         return []
     if column.indexed:
@@ -141,8 +141,8 @@ def _values(column: ColumnLayout, rows: Index, memory: Bytes) -> tuple[Index, In
 
 
 def _cut_values(column: ColumnLayout, rows: Index, memory: Bytes, cut: Cut) -> tuple[Index, Index]:
-    """The start and the stop of each run of a row that a cut's steps along the first dimension leave, in bytes. Other
-    dimensions are included whole: a range for each of their parts would mostly cost more than the bytes between."""
+    """The start and the stop of each run that a cut's steps along the first dimension leave of a row. Other dimensions
+    are included whole: the bytes between are mostly fewer than a range for each would take."""
     shape = column.field.shape
     if column.field.kind == "dense":
         lengths = np.full(len(rows), shape[0] or 0, np.int64)

@@ -24,7 +24,7 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
 
     All have the same columns. Dense columns must agree in dtype and shape. A ragged column of the result may vary in
     more dimensions than in any reference, and a struct has the keys of all. Raises SchemaMismatch, naming the column,
-    Misuse for no reference or another value, and LimitExceeded if the references are cut in too many different ways.
+    Misuse for no reference or another value, and LimitExceeded for too many different cuts.
     """
     if not isinstance(refs, Iterable):
         raise Misuse(f"references are concatenated, not {type(refs).__name__}")
@@ -57,8 +57,7 @@ def concat(refs: Iterable[BatchRef]) -> BatchRef:
 
 
 def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
-    """The merged field of each column, in the order of the first reference. Raises SchemaMismatch if the references
-    have different columns, or fields that do not merge."""
+    """The fields of all, in the order of the first. Raises SchemaMismatch for different columns or types."""
     first = refs[0]._columns
     for number, ref in enumerate(refs):
         odd = first.keys() ^ ref._columns.keys()
@@ -77,15 +76,13 @@ def _fields(refs: Sequence[BatchRef]) -> dict[str, Field]:
 
 
 def joins(field: Field) -> bool:
-    """Whether the pieces of a row are concatenated in a column of this field. In other columns the last piece is the
-    row's value."""
+    """Whether pieces of a row are concatenated in a column of this field; else the last piece is the row's value."""
     return field.kind == "ragged" and field.varying == 1
 
 
 def joined(pieces: Sequence[BatchRef]) -> BatchRef:
-    """Join these pieces, each a reference of one row, into one row, in order. Columns are in the order of their first
-    pieces. Raises SchemaMismatch if the pieces of a column differ in kind, dtype or item shape, Misuse if a piece is
-    sliced."""
+    """Join these pieces, each a reference of one row, into one row, in order. Raises SchemaMismatch if the pieces of a
+    column differ in kind, dtype or item shape, Misuse if a piece is sliced."""
     if any(piece.is_sliced() for piece in pieces):
         raise Misuse("a piece of a row that is in progress is no slice of a row: put what it means")
     names = dict.fromkeys(name for piece in pieces for name in piece.columns)

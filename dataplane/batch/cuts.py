@@ -66,7 +66,7 @@ def take(cut: Cut, positions: Index | slice) -> Cut:
 
 def added(cut: Cut, step: CutStep) -> Cut:
     """The cut followed by the step. Two slices of one dimension become one if they have no negative number. Raises
-    LimitExceeded as `bounded`."""
+    LimitExceeded."""
     if cut and step.kind == SLICE and (cut[-1].kind, cut[-1].axis) == (SLICE, step.axis):
         (start, stop), (first, last) = cut[-1].numbers, step.numbers
         if all(int(np.min(number)) >= 0 for number in (start, stop, first, last) if np.size(number)):
@@ -81,7 +81,7 @@ def _number(value: Any) -> Number:
 
 
 def joined(several: Sequence[tuple[int, Cut]]) -> Cut:
-    """The cut of concatenated rows, from (row count, cut) pairs. Raises LimitExceeded as `bounded`."""
+    """The cut of concatenated rows, from (row count, cut) pairs. Raises LimitExceeded."""
     cut: Cut = NOTHING
     count = 0
     for rows, each in several:
@@ -223,8 +223,7 @@ Encoded = tuple[int, int, list[int | bytes], int]
 
 
 def encode(cut: Cut) -> list[Encoded]:
-    """The steps as plain values for a message. Arrays become bytes: little-endian integers of the least size that holds
-    all numbers."""
+    """Plain values for a message. Arrays become bytes: little-endian integers of the least size that holds them all."""
     return [(step.kind, step.axis, list(map(_packed, step.numbers)), step.size) for step in cut]
 
 

@@ -142,8 +142,7 @@ _MAX_DEPTH = 16  # of records in records
 
 
 class _RecordField(msgspec.Struct, frozen=True, array_like=True):
-    """A field of a record: its name, the name of its dtype, its shape (() for a single value), its offset in bytes and
-    its title."""
+    """A field of a record. `dtype`: the name of its dtype. `shape`: () for a single value. `offset`: in bytes."""
 
     name: str
     dtype: str

@@ -32,7 +32,7 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `dtype` is named as in `dataplane.batch.dtypes`; "" for text, bytes, struct and object, "null" for lists that are
     all empty (`EMPTY_LISTS`). A dense row has a shape of integers, () for a scalar. In a ragged row one or more leading
-    dimensions are None, and the others integers. `children` are the keys of a struct, with their fields.
+    dimensions are None, and the others integers. `children` are the keys of a struct.
     """
 
     kind: Kind
@@ -58,8 +58,8 @@ class Field(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def item_shape(self) -> tuple[int, ...]:
-        """The shape of the unit that lengths count: a dense row, an item of a ragged row, or an element of a ragged row
-        if more than its first dimension varies."""
+        """The shape of the unit that lengths count: a dense row, an item of a ragged one, or an element (()) if more
+        than the first dimension varies."""
         if self.varying > 1:
             return ()
         return cast("tuple[int, ...]", self.shape[self.varying :])
@@ -166,8 +166,8 @@ def _check_one(name: str, field: Field) -> None:
 
 
 def merge_fields(name: str, fields: Iterable[Field]) -> Field:
-    """The field of a column whose parts have these fields, at least one. Raises SchemaMismatch, naming the column, if
-    they differ in more than the keys of structs and the dimensions in which ragged rows vary."""
+    """The field of a column whose parts have these fields, at least one. Raises SchemaMismatch, naming the column, for
+    different types."""
     merged: Field | None = None
     for field in fields:
         if merged is None:

@@ -93,9 +93,9 @@ def place_of(columns: Mapping[str, T], name: Any) -> T:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """Rows over parts. `order`: the position of each listed row among the rows of the parts; None if they are the same.
-    `bounds`: row i joins the listed rows from `bounds[i]` up to `bounds[i + 1]`, at least one; None if each listed row
-    is a row. `cut`: the slice of each row."""
+    """Rows over parts. `order`: None, or the position of each listed row among the rows of the parts. `bounds`: None,
+    or row i joins the listed rows from `bounds[i]` up to `bounds[i + 1]` (at least one). `cut`: the slice of each row.
+    """
 
     parts: tuple[BlockRows, ...]
     order: RowIndices | None = None
@@ -215,8 +215,7 @@ class Frame:
         return counts
 
     def in_order(self) -> tuple[BlockRows, ...]:
-        """Parts whose concatenated rows are the listed rows. With an order, there is a part for each run of rows of one
-        part."""
+        """Parts whose concatenated rows are the listed rows: with an order, one part for each run."""
         if self.order is None:
             return self.parts
         owner, numbers = _locate(self.parts, self.order.array())
@@ -240,8 +239,8 @@ class Frame:
         return self.take(ascending[new]), index
 
     def wanted(self) -> list[tuple[tuple[Cell, ...], RowIndices, Cut]]:
-        """The rows to read. For each part: its cells, its row numbers, ascending, and the cut of these rows (see
-        `cuts`). A row with two cuts comes twice. Joined rows have no cut."""
+        """The rows to read. For each part: its cells, its row numbers, ascending, and their cut (none for joined rows).
+        A row with two cuts comes twice."""
         if self.bounds is not None or cuts.is_even(self.cut):  # a joined row's start is not known here
             cut = self.cut if self.bounds is None else NOTHING
             return [(part.cells, part.rows.distinct()[0], cut) for part in self.parts]
@@ -279,8 +278,7 @@ class Frame:
 
 
 def join(frames: Sequence[Frame]) -> Frame:
-    """The rows of all frames, one frame after the other. All frames have the same columns in the same slots. Raises
-    LimitExceeded if the joined cut has too many steps."""
+    """The rows of all frames, one frame after the other; all have the same columns in the same slots."""
     if any(frame.cut for frame in frames):
         cut = cuts.joined([(frame.rows, frame.cut) for frame in frames])
         return join([frame.whole() for frame in frames]).with_cut(cut)
@@ -358,8 +356,7 @@ def _runs(parts: Sequence[BlockRows], owner: Index, numbers: Index) -> tuple[Blo
 
 
 def _gather(parts: Sequence[BlockRows], positions: Index) -> Frame:
-    """The rows at `positions` among the rows of the parts: as runs if these are few or long, else as parts with an
-    order."""
+    """The rows at `positions` among the rows of the parts, as runs or with an order: the form that costs less."""
     if not len(positions):
         return Frame(())
     owner, numbers = _locate(parts, positions)

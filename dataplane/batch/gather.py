@@ -114,8 +114,7 @@ def _item(field: Field) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 
 
 def dense(reading: SelectedRows, field: Field, *, private: bool = False) -> npt.NDArray[Any]:
-    """The rows as an array [rows, *shape] of the storage type, read-only if it is a view and not `private`. `private`:
-    a view is writable, and other processes do not see the writes."""
+    """The rows as an array [rows, *shape] of the storage type: read-only, unless `private` or a copy."""
     dtype, shape, unit = _item(field)
     if reading.cut:
         return gather_slices.dense(reading, field, private=private)
@@ -171,8 +170,7 @@ def _by_part(reading: SelectedRows, part: Index) -> list[tuple[StoredColumn, Ind
 
 
 def items(reading: SelectedRows, field: Field, *, private: bool = False) -> Items:
-    """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than the stored fields.
-    `private` as for `dense`."""
+    """The rows of a ragged, text, bytes or object column. `field` may vary in more dimensions than stored fields."""
     if reading.cut:
         return Items(*gather_slices.packed(reading, field))
     dtype = storage(field.dtype) if field.dtype else _BYTE
@@ -224,8 +222,7 @@ def _own_row(stored: StoredColumn, start: int, stop: int) -> Bytes:
 
 
 def _lookup(stored: StoredColumn) -> object_rows.Lookup:
-    """A function that returns a copy of a stored row by its number. It makes each copy once, at the first request, and
-    raises ValueError for an unknown number."""
+    """A function that returns a copy of a stored row by its number. Each copy is made once, at the first request."""
 
     @cache
     def row_of(number: int) -> bytes:
@@ -250,7 +247,7 @@ def is_plain(reading: SelectedRows) -> bool:
 
 
 def whole(name: str, reading: SelectedRows) -> list[Any]:
-    """Each row of an object column as bytes that refer to no other rows. Raises Corrupt if a row is invalid."""
+    """Each row of an object column as bytes that refer to no other rows. Raises Corrupt."""
     try:
         return [object_rows.whole(row, lookup) for row, lookup in objects(reading)]
     except ValueError as error:
@@ -263,9 +260,8 @@ def spans(reading: SelectedRows) -> list[Bytes]:
 
 
 def _in_order_rows(reading: SelectedRows) -> Iterator[tuple[StoredColumn, Bytes]]:
-    """Each row as a view of its bytes, with its stored column. With an order, rows are read part by part and then put
-    in order, since switching to a part takes ten times as long as reading a row. They are read in order if it selects
-    fewer than half of the parts' rows."""
+    """Each row as a view of its bytes, with its stored column. Unless an order picks fewer than half of the rows, they
+    are read part by part and then ordered: switching to a part takes ten times as long as reading a row."""
     order = reading.order
     if order is None or sum(len(rows) for _, rows in reading.parts) > 2 * len(order):
         for stored, rows in in_order(reading):
@@ -284,7 +280,7 @@ def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
 
 
 def in_order(reading: SelectedRows) -> tuple[Selection, ...]:
-    """The parts, split at changes of the part, so that their concatenated rows are the reading's rows in order."""
+    """The parts, split so that their concatenated rows are those of the reading, in order."""
     if reading.order is None:
         return reading.parts
     part, rows = reading.places()
@@ -381,8 +377,7 @@ def _lengths(reading: SelectedRows, *, scaled: bool = False) -> Index:
 
 
 def _shapes(reading: SelectedRows, field: Field) -> Index:
-    """The rows' shapes, int64 [rows, dims]. They are computed for parts that store no shapes, because only their first
-    dimension varies."""
+    """The rows' shapes, also of parts that store none because only their first dimension varies."""
     parts = [gather_slices.placed(stored, rows.array())[1] for stored, rows in reading.parts]
     shapes = np.concatenate([np.empty((0, len(field.shape)), np.int64), *parts])
     return shapes if reading.order is None else shapes[reading.order]

@@ -38,7 +38,7 @@ class _Group(NamedTuple):
 
 def rows(reading: SelectedRows, field: Field, fetch: Fetch | None = None) -> list[Array]:
     """Each row as an array over the stored values (then read-only), or over the bytes that `fetch` returns. A row of
-    several runs, or of a narrower dtype, is a copy. Raises Corrupt if a row does not fit `field`."""
+    several runs, or of a narrower dtype, is a copy."""
     found: list[Any] = [None] * reading.rows
     for group in _groups(reading):
         for position, row in zip(group.positions.tolist(), _rows(group, fetch), strict=True):
@@ -53,8 +53,7 @@ def _other(stored: StoredColumn, field: Field) -> Exception:
 
 
 def packed(reading: SelectedRows, field: Field) -> tuple[Array, Index, Index | None]:
-    """All rows, concatenated: their items, the offset of each row, and their shapes if more dimensions than the first
-    vary."""
+    """All rows, concatenated: their items, the offset of each row, and their shapes if `field` needs them."""
     offsets, shapes = tables(reading, field)
     parts: list[Any] = [None] * reading.rows
     for group in _groups(reading):
@@ -68,8 +67,8 @@ def packed(reading: SelectedRows, field: Field) -> tuple[Array, Index, Index | N
 
 
 def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
-    """The offsets of the concatenated rows, and their shapes if more dimensions than the first vary. Raises Corrupt if
-    a row does not fit `field`."""
+    """The offsets of the concatenated rows, and their shapes if `field` needs them. Raises Corrupt if a row does not
+    fit the field."""
     shapes = np.empty((reading.rows, len(field.shape)), np.int64)
     for group in _groups(reading):
         cut = group.shapes.copy()
@@ -103,7 +102,7 @@ def dense(reading: SelectedRows, field: Field, *, private: bool) -> Array:
 
 
 def _block(stored: StoredColumn, cut: Cut, *, private: bool) -> Array:
-    """All stored rows of a dense column after the same cut of each: a view if the cut leaves one run."""
+    """All stored rows of a dense column, each cut alike: a view if the cut leaves one run."""
     field = stored.layout.field
     values = (stored.private if private else stored.values).view(storage(field.dtype))
     block = values.reshape(stored.layout.stored, *field.item_shape)
@@ -161,8 +160,7 @@ def placed(stored: StoredColumn, index: Index) -> tuple[Index, Index]:
 
 
 def _rows(group: _Group, fetch: Fetch | None, *, join: bool = True) -> Iterator[Any]:
-    """The part of each row that the cut leaves: an array; without `join`, a list of an array for each run of dimension
-    0."""
+    """The part of each row that the cut leaves: an array; without `join`, a list of arrays along dimension 0."""
     stored, _, starts, shapes, cut = group
     field = stored.layout.field
     dtype, varies = storage(field.dtype), stored.tables.shapes is not None

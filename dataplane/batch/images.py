@@ -156,8 +156,8 @@ def _header(image: Image) -> tuple[Any, ...]:
 
 
 def _file(image: Image) -> Any:
-    """The bytes of the image's file; None if the image was changed or loaded, has no file any more, or is of another
-    format. A loaded image of several frames still has its file; raises Unfit if it was changed."""
+    """The bytes of the image's file; None if the image was changed or loaded, or has no file of a known format. One of
+    several frames still has its file when it is loaded; raises Unfit if it was changed."""
     if image.format not in _FORMATS:
         return None
     if not _is_loaded(image):

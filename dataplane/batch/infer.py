@@ -52,8 +52,7 @@ _TEXT = frozenset((str, np.str_))
 
 
 def infer(column: str, rows: Sequence[Any], depth: int = 0) -> Values:
-    """The column whose rows are these values; `depth` structs are around it. Raises SchemaMismatch, naming the row, for
-    a value that cannot be stored."""
+    """The column whose rows are these values; `depth` structs are around it. Raises SchemaMismatch."""
     kinds = set(map(type, rows))
     if kinds == {list}:
         return _lists(column, rows)

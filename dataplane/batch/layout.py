@@ -58,8 +58,8 @@ _SMALL = 8 << 10  # the most bytes of an outline that is cached
 
 
 class ColumnLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The location of a column of `rows` rows, of which `stored` are stored (see the module). `buffers` are (offset,
-    nbytes) in the extent, in the kind's order."""
+    """The location of a column of `rows` rows, of which `stored` are stored. `buffers` are (offset, nbytes) in the
+    extent, in the kind's order."""
 
     field: Field
     rows: int
@@ -100,8 +100,7 @@ def _kind(header: ColumnHeader, start: int, width: int) -> object:
 
 
 def width(header: ColumnHeader) -> int:
-    """The count of a column's numbers, its children's included. Raises ProtocolMismatch for a header with fewer than 0
-    buffers."""
+    """The count of a column's numbers, its children's included. Raises ProtocolMismatch."""
     if header.buffers < 0:
         raise ProtocolMismatch(f"a column with {header.buffers} buffers")
     return 2 + 2 * header.buffers + sum(map(width, header.children))
@@ -209,7 +208,7 @@ def buffer_sizes(field: Field, rows: int, stored: int, indexed: bool) -> list[in
 
 class ColumnTables(NamedTuple):
     """The tables of a column, copied out of the extent, so that no other process can change them after the check.
-    `stored_row`: the index, or None. The others are None or empty if the kind lacks them."""
+    `stored_row`: the index."""
 
     offsets: Index | None
     shapes: Index | None
@@ -284,7 +283,7 @@ def _check_offsets(name: str, offsets: Index, nbytes: int, field: Field) -> None
 
 
 def check_shapes(name: str, shapes: Index, offsets: Index, field: Field) -> None:
-    """Raises Corrupt if the shapes, int64 [rows, dims], do not fit the offsets or the field."""
+    """Raises Corrupt if the shapes do not fit the offsets or the field."""
     if not len(shapes):
         return
     fixed = field.shape[field.varying :]

@@ -48,8 +48,8 @@ class _Buffer(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """A column: its path, its field, the position of its first number, the most rows that it may store, the position of
-    its parent's first number (-1: none), whether it is indexed, and its buffers."""
+    """A column: its path, the position of its first number, the most stored rows, and the position of its parent's
+    first number (-1: none)."""
 
     name: str
     field: Field
@@ -60,8 +60,8 @@ class _Rule(NamedTuple):
     buffers: tuple[_Buffer, ...]
 
     def fits(self, numbers: Any, nbytes: Any, first: int) -> Any:
-        """Whether the numbers are valid for this column in an extent of `nbytes`: a bool for one layout, or an array of
-        one for each layout. `first`: the position of the first number of the shard's first column."""
+        """Whether the numbers of one layout, or of each layout, are valid for this column in an extent of `nbytes`.
+        `first`: the position of the first number of the shard's first column."""
         rows, stored = numbers[self.start], numbers[self.start + 1]
         fit = (rows >= 0) & (rows <= _MOST_ROWS) & (stored >= 0) & (stored <= self.most)
         if not self.indexed:
@@ -93,8 +93,7 @@ class _Rules:
         self._plain = not any(rule.indexed or rule.field.varying > 1 for rule in self._columns)
 
     def _add(self, name: str, header: ColumnHeader, start: int, parent: int, depth: int) -> int:
-        """Add the column whose numbers begin at the position `start`, and its children. Returns the position after its
-        last number. Raises Corrupt for an invalid header."""
+        """Add the column whose numbers begin at the position `start`. Returns the position after its last number."""
         field = header.field
         if depth > MAX_DEPTH or len(self._columns) >= MAX_COLUMNS:
             raise refuse(name, f"more than {MAX_COLUMNS} columns or {MAX_DEPTH} structs in each other")
@@ -129,8 +128,7 @@ class _Rules:
                 raise refuse(rule.name, f"{where} are not {rule.field!r} in an extent of {nbytes} bytes")
 
     def fit(self, table: Numbers, sizes: Numbers) -> npt.NDArray[np.bool_]:
-        """For each row of the table (the numbers of a layout), whether `check` accepts it in an extent of the size at
-        the same position."""
+        """Whether `check` would accept each row of the table (the numbers of a layout), in extents of these sizes."""
         numbers = np.ascontiguousarray(table.T)
         fit: npt.NDArray[np.bool_] = np.ones(len(table), np.bool_)
         for rule in self._columns:
@@ -138,9 +136,8 @@ class _Rules:
         return fit
 
     def of_one_row(self, numbers: Sequence[int]) -> tuple[list[tuple[int, int, int, int]], list[int]] | None:
-        """The places of the tables in an extent whose columns have one row each. For each column with offsets: their
-        start in words of 8 bytes, the most items, and the bytes of one item and of all. Then the start of each presence
-        flag. None if a column does not store one row, or has shapes or an index."""
+        """For each column with offsets: their start in words of 8 bytes, the most items, and the bytes of one item and
+        of all. Then the start of each presence flag. None if a column has not one row, or has shapes or an index."""
         if not self._plain or any(numbers[rule.start + 1] != 1 for rule in self._columns):
             return None
         offsets: list[tuple[int, int, int, int]] = []
@@ -174,8 +171,8 @@ class CheckedLayout:
         return ShardLayout.of(self.outline, self.numbers)
 
     def check_contents(self, memory: Bytes) -> None:
-        """Check the tables of all columns; `memory` is the extent's bytes. Raises Corrupt if one is invalid. A shard of
-        one row is checked without copies of its tables."""
+        """Check the tables of all columns in the extent's bytes, without copies of them for a shard of one row. Raises
+        Corrupt."""
         if _rules(self.outline).tables and not self._holds_one_row(memory):
             check_contents(self.layout, memory)
 
@@ -204,8 +201,7 @@ def check_layout(encoded: bytes, size: int) -> CheckedLayout:
 
 
 def check_layouts(encoded: Sequence[bytes], sizes: Sequence[int]) -> list[CheckedLayout]:
-    """Check several layouts, each for an extent of the size at the same position. Raises as `check_layout` if any is
-    invalid."""
+    """Check several layouts, of shards in extents of these sizes. Raises as `check_layout`."""
     if len(encoded) <= _FEW:
         return [check_layout(each, size) for each, size in zip(encoded, sizes, strict=True)]
     found = [CheckedLayout(*decode(each)) for each in encoded]

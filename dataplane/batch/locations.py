@@ -21,7 +21,7 @@ _ONE_ROW = RowIndices.range(0, 1)
 
 
 class ColumnRows(NamedTuple):
-    """Rows of one stored column: the `ordinal`-th of the shard with the number `shard` on `node`."""
+    """Rows of one stored column: the `ordinal`-th of a shard."""
 
     node: bytes
     shard: int
@@ -40,8 +40,8 @@ class RowSpan(NamedTuple):
 def ref_to(node: bytes, rows: int, columns: Iterable[tuple[str, Field, int, int, int]]) -> BatchRef:
     """A reference to all `rows` rows of columns that `node` (8 bytes) stores.
 
-    Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError for an invalid node or
-    row count, and for no column or a repeated name.
+    Each column is (name, field, logical bytes, shard, ordinal in the shard). Raises ValueError for an invalid
+    description.
     """
     if len(node) != ref_codec.NODE_BYTES or rows < 0:
         raise ValueError(f"{rows} rows on node {node.hex()!r}")
@@ -69,21 +69,20 @@ def sources(ref: BatchRef, name: str) -> tuple[tuple[ColumnRows, ...], Index | N
     are listed one by one.
 
     Row i of the column is row `order[i]` of the concatenated rows of all pieces, or row i if the order is None. A
-    reader fetches each piece once and then orders the rows. Raises SchemaMismatch for an unknown name.
+    reader fetches each piece once and then orders the rows.
     """
     frame, slot = frame_of(ref, name)
     return _pieces(frame.parts, slot), None if frame.order is None else frame.order.array()
 
 
 def pieces(ref: BatchRef, name: str) -> tuple[ColumnRows, ...]:
-    """The places of a column's rows, as pieces whose concatenated rows are in order. There may be a piece for each row;
-    `sources` has fewer."""
+    """The places of a column's rows, as pieces whose concatenated rows are in order; perhaps one for each row."""
     frame, slot = frame_of(ref, name)
     return _pieces(frame.in_order(), slot)
 
 
 def numbered(ref: BatchRef, number: Callable[[ShardKey], int]) -> BatchRef:
-    """The same reference, with `number(key)` as the number of each shard: a link to it, or the shard of a link."""
+    """The same reference, with `number(key)` as each shard's number: a link to it, or the shard of a link."""
     frames = tuple([frame.numbered(lambda shard: number(shard[:2])) for frame in ref._frames])
     return BatchRef(ref._rows, ref._columns, frames, ref._origin, ref.traces)
 
@@ -130,8 +129,7 @@ def are_apart(ref: BatchRef) -> bool:
 
 
 def wanted(ref: BatchRef) -> dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]]:
-    """The rows and columns to read, by shard: ordinals of columns, their rows, ascending, and the cut of these rows. A
-    row with two cuts comes twice."""
+    """As `footprint`, with the cut of each entry's rows. A row with two cuts comes twice."""
     found: dict[ShardKey, list[tuple[tuple[int, ...], RowIndices, Cut]]] = {}
     for frame in ref._frames:
         for cells, rows, cut in frame.wanted():
@@ -166,8 +164,7 @@ def span_of(ref: BatchRef) -> RowSpan | None:
 
 
 def frame_of(ref: BatchRef, name: str) -> tuple[Frame, int]:
-    """The frame of a column, and the column's slot in the frame's parts: `sources` without an object for each piece.
-    Raises SchemaMismatch for an unknown name."""
+    """The frame of a column, and the column's slot in the frame's parts: `sources` without an object for each piece."""
     column = place_of(ref._columns, name)
     return ref._frames[column.frame], column.slot
 

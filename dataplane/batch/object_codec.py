@@ -114,8 +114,8 @@ def decode_row(
     dicts: "bytes" of an image file, and "path" None. `copies`: a cache of parts, to which this call adds.
 
     Of the row's memory, the value keeps only pixels that an image has not converted yet. Raises Corrupt for bytes that
-    are no row, and SchemaMismatch if this process lacks the class of a user's value. It has the column, the `number` of
-    the row, the class, and the module to import.
+    are no row, and SchemaMismatch for a class of users that this process lacks, with the column, the `number` of the
+    row, the class, and the module to import.
     """
     try:
         tree, found = object_rows.split(data, lookup)
@@ -245,7 +245,7 @@ def _extension(code: int, value: Any) -> msgspec.msgpack.Ext:
 
 
 def _bits(take: Callable[[Any], tuple[str, npt.NDArray[Any]]], value: Any) -> tuple[str, tuple[int, ...], Any]:
-    """The name of the dtype, the shape, and the bytes of an array or tensor, in place if they are contiguous."""
+    """The name of the dtype, the shape, and the bytes, in place if they are contiguous."""
     name, array = take(value)
     return name, array.shape, as_bytes(array) if array.nbytes else b""
 

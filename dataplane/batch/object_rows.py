@@ -137,7 +137,7 @@ def _pieces(row: ObjectRow, elsewhere: dict[int, int]) -> list[Any]:
 
 
 def _column(rows: Sequence[Sequence[Any]], index: Any = None) -> Values:
-    """The object column of stored rows, each a list of buffers. `index`: the stored row of each row, or None."""
+    """The object column of stored rows, each a list of buffers. `index`: as in `Values`."""
     if index is None and all(len(row) == 1 for row in rows):
         return byte_rows("object", [row[0] for row in rows])
     pieces = tuple(piece for row in rows for piece in row)

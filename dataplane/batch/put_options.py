@@ -48,9 +48,8 @@ Array = npt.NDArray[Any]
 
 
 def narrowed(columns: Any, narrow: Narrow, each: Each = map) -> Mapping[str, Values]:
-    """The columns, with those that `narrow` names narrowed. `each`: `map`, or an equivalent that uses several threads.
-    Raises SchemaMismatch as `put_plan.plan`, and for a name of no column or of one without integers; Misuse for an
-    invalid `narrow`."""
+    """The columns, with those that `narrow` names narrowed. `each`: as for `put_plan.plan`. Raises SchemaMismatch for
+    an invalid column, and a name of no column or of one without integers; Misuse for an invalid `narrow`."""
     names = _names(narrow)
     found: dict[str, Values] = {}
     for name, values in columns_of(columns):
@@ -68,7 +67,7 @@ def narrowed(columns: Any, narrow: Narrow, each: Each = map) -> Mapping[str, Val
 
 
 def _names(narrow: Narrow) -> tuple[str, ...] | None:
-    """The names, or None for all columns. Raises Misuse for an invalid `narrow`."""
+    """The names, or None for all columns. Raises Misuse."""
     if narrow is True:
         return None
     names = (narrow,) if isinstance(narrow, str) else narrow
@@ -187,8 +186,7 @@ def refuses(objects: Any) -> bool:
 
 
 def without_objects(columns: Any) -> BatchRef | Mapping[str, Values]:
-    """The columns as `Values`, or the reference itself. Raises SchemaMismatch as `put_plan.plan`, and for an object
-    column or a struct's key of objects."""
+    """The columns, or the reference. Raises SchemaMismatch for an invalid column, and for objects in any column."""
     if isinstance(columns, BatchRef):
         for name, field in columns.schema.items():
             _refuse_objects(name, field, None)
@@ -244,7 +242,7 @@ def _rows_of(given: Any) -> Sequence[Any] | None:
 
 
 def _spoiler(name: str, rows: Sequence[Any]) -> int:
-    """The number of the first row because of which the column is stored as objects."""
+    """The number of the first row that makes the column objects."""
     low, high = 0, len(rows)  # the first `low` rows alone are no object column, the first `high` are
     while high - low > 1:
         middle = (low + high) // 2

@@ -77,7 +77,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
 
     @property
     def lengths(self) -> Index | None:
-        """The length of each row, int64 [rows], as in `Column.lengths`; None for kinds without lengths."""
+        """The lengths of the rows, as in `Column.lengths`."""
         if self.field.kind not in MEASURED or self.values.offsets is None:
             return None
         shapes = self.values.shapes
@@ -114,7 +114,7 @@ class PlannedColumn(msgspec.Struct, frozen=True, eq=False):
         return [*jobs, partial(_run, small)] if len(small) > 1 else jobs + small
 
     def payload(self) -> Iterator[Bytes]:
-        """The bytes that `jobs` would write, as consecutive runs, for columns that are too small for jobs."""
+        """The bytes that `jobs` writes, as consecutive runs, for columns that are too small for jobs."""
         for buffer in self.buffers:
             yield buffer if isinstance(buffer, np.ndarray) else buffer.run()
             if padding := aligned(buffer.nbytes) - buffer.nbytes:
@@ -150,7 +150,7 @@ class PutPlan(msgspec.Struct, frozen=True, eq=False):
 
 
 def layout_of(columns: Iterable[PlannedColumn], base: int = 0) -> bytes:
-    """The encoded layout of a shard of these columns, which are consecutive from byte `base` of the extent on."""
+    """The encoded layout of a shard of these columns, consecutive from byte `base` on."""
     numbers: list[int] = []
     headers = []
     for column in columns:
@@ -236,8 +236,7 @@ def values_of(column: str, values: Any) -> Values:
 
 
 def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
-    """A struct column from a column for each key; all rows have all keys. Raises SchemaMismatch if there is no key, or
-    if the columns have different row counts."""
+    """A struct column from a column for each key; all rows have all keys. Raises SchemaMismatch."""
     children: dict[str, Values] = {}
     for key, values in columns.items():
         if not is_text(key):
@@ -263,7 +262,7 @@ def _struct_of(column: str, columns: dict[Any, Any]) -> Values:
 
 def columns_of(columns: Any) -> Iterator[tuple[str, Values]]:
     """The names and values of the columns in a mapping, batch, TensorDict or Arrow table. Raises SchemaMismatch for any
-    other type, an invalid name, or values that form no column."""
+    other type, an invalid name or invalid values."""
     if type(columns) is dict or isinstance(columns, Batch):
         pairs: Any = columns.items()
     elif tensordicts.is_tensordict(columns):
@@ -314,8 +313,7 @@ def _from_array(column: str, array: np.ndarray[Any, Any]) -> Values:
 
 
 def _from_reading(column: str, field: Field, rows: SelectedRows) -> Values:
-    """Rows that are stored already, as `Values` over their memory where possible. Repeated rows share memory, so that
-    `dedupe` finds them without hashing."""
+    """Rows that are stored already, in place where possible. Repeated rows share memory, so `dedupe` finds them."""
     field = gather.stored_field(rows, field)
     if field.kind == "dense":
         if len(rows.parts) == 1 and rows.run is None and not rows.cut:
@@ -392,7 +390,7 @@ def _buffers(values: Values, index: Index | None = None) -> Iterator[Bytes | Row
 
 
 def _placed(buffers: Iterable[Bytes | RowSource], base: int) -> Iterator[tuple[int, int]]:
-    """The offset and the size in bytes of each buffer, if the first one is at `base`."""
+    """The offset and the bytes of each buffer, the first at `base`."""
     for buffer in buffers:
         yield base, buffer.nbytes
         base += aligned(buffer.nbytes)

@@ -96,8 +96,7 @@ class BatchRef:
 
     @property
     def stored_nbytes(self) -> int:
-        """The bytes of the distinct rows' values, estimated as in `nbytes`. A repeated row counts once, and a sliced
-        row counts whole."""
+        """As `nbytes`, but a repeated row counts once, as it is stored, and a sliced row counts whole."""
         total = 0
         for frame in self._frames:
             stored: dict[tuple[Cell, ...], list[RowIndices]] = {}  # several parts may repeat rows of the same cells
@@ -112,8 +111,7 @@ class BatchRef:
         return total
 
     def __eq__(self, other: object) -> bool:
-        """Whether both refer to the same rows of the same stored columns, with equal orders, names and fields. Origins
-        are not compared."""
+        """Whether both refer to the same rows of the same stored columns, in the same order with the same names."""
         if not isinstance(other, BatchRef):
             return NotImplemented
         if self is other:
@@ -140,8 +138,7 @@ class BatchRef:
 
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
-        """The reference that `encode` gave. Executes no code from the bytes. Raises ProtocolMismatch for other bytes,
-        Misuse for another type."""
+        """The reference that `encode` gave. Raises ProtocolMismatch for other bytes; executes nothing."""
         if not isinstance(encoded, bytes | bytearray | memoryview):
             raise Misuse(f"a reference is decoded from bytes, not {type(encoded).__name__}")
         return cls(*ref_codec.unpack(encoded))
@@ -152,7 +149,7 @@ class BatchRef:
         """The rows selected by a position, a slice, or a list, array or tensor of positions or flags.
 
         Positions may repeat, be in any order, and be negative, as in NumPy. One position gives a reference of one
-        row. Raises IndexError for a position beyond the end, Misuse for any other index.
+        row.
         """
         picked = positions_of(rows, self._rows)
         if isinstance(picked, range):
@@ -165,7 +162,7 @@ class BatchRef:
 
     def repeat(self, times: int) -> BatchRef:
         """Each row `times` in succession, as the responses of a group follow one another. Copies nothing. Raises
-        Misuse unless `times` is an integer of 0 or more, LimitExceeded for more than 2**28 rows in all."""
+        LimitExceeded for more than 2**28 rows in all."""
         _require_count(times, 0, "a row cannot be repeated {} times")
         if times == 0 or not self._rows:
             return _sliced(self, 0, 0)
@@ -178,16 +175,15 @@ class BatchRef:
         return _picked(self, rows, lambda frame: frame.repeat(int(times)))
 
     def chunk(self, count: int) -> list[BatchRef]:
-        """`count` consecutive parts, whose row counts differ by at most one, the longer ones first. The last parts are
-        empty if there are fewer rows. Raises Misuse unless `count` is an integer of 1 or more."""
+        """`count` consecutive parts of nearly equal length, the longer ones first; empty ones if there are few rows."""
         _require_count(count, 1, "a batch cannot be cut into {} parts")
         least, longer = divmod(self._rows, count)
         return self.split([least + (part < longer) for part in range(count)])
 
     def split(self, sizes: int | Sequence[int]) -> list[BatchRef]:
         """Split into consecutive parts, as `torch.split` does. sizes: the row count of each part; or an int, the row
-        count of every part but the last, which may have fewer rows. Raises Misuse if the sizes do not add up to all
-        rows, or for an int below 1."""
+        count of every part but the last, which may have fewer. Raises Misuse if the sizes do not add up to all rows.
+        """
         if isinstance(sizes, int | np.integer):
             if sizes < 1 or isinstance(sizes, bool):
                 raise Misuse(f"a batch cannot be cut into parts of {sizes} rows")
@@ -203,7 +199,7 @@ class BatchRef:
     # columns
 
     def select(self, *names: str) -> BatchRef:
-        """These columns, in this order. Raises SchemaMismatch for an unknown or repeated name, or none."""
+        """These columns, in this order. Raises SchemaMismatch for an unknown or repeated name."""
         for name in names:
             place_of(self._columns, name)
         if not names or len(set(names)) != len(names):
@@ -219,7 +215,7 @@ class BatchRef:
         return BatchRef(self._rows, columns, frames, self._origin, self.traces)
 
     def drop(self, *names: str) -> BatchRef:
-        """All columns but these. Raises SchemaMismatch for an unknown name, or if no column would be left."""
+        """All columns but these. Raises SchemaMismatch for an unknown name, or if none would be left."""
         for name in names:
             place_of(self._columns, name)
         left = [name for name in self._columns if name not in names]
@@ -241,9 +237,9 @@ class BatchRef:
         name: columns of numbers, or structs of them, whose keys are all sliced. axis: a dimension of a row, so 0 is
         its tokens. start, stop: integers, or an array of one for each row (`len(ref)`). With an array, a dense column
         becomes ragged. A slice of a slice counts within the earlier one. Freeing or retaining the reference concerns
-        whole rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (not an integer; another axis
-        than 0 of rows that were made piece by piece), LimitExceeded (a column was cut more than 64 times by this and
-        `share_rows`, or more than 4 times by `share_rows(zigzag=True)`).
+        whole rows. Raises SchemaMismatch (there is no such column or dimension), Misuse (not an integer, or an axis
+        other than 0 of joined rows), LimitExceeded (a column was cut more than 64 times by this and `share_rows`, or
+        more than 4 times by `share_rows(zigzag=True)`).
         """
         return slicing.sliced(self, name, axis, slicing.slice_step(start, stop, self._rows))
 
@@ -269,8 +265,8 @@ class BatchRef:
         return slicing.sliced(self, name, axis, slicing.share_step(rank, ranks, zigzag, multiple))
 
     def rename(self, names: Mapping[str, str] | None = None, /, **more: str) -> BatchRef:
-        """The same columns in the same order, with new names. names, more: the new name by the old one, of the columns
-        to rename. Raises SchemaMismatch for an unknown, empty or repeated name, Misuse if `names` is no mapping."""
+        """The same columns in the same order; `names` and `more` map old names to new ones. Raises SchemaMismatch for
+        an unknown, empty or repeated name."""
         if not isinstance(names, Mapping | None):
             raise Misuse(f"columns are renamed by a mapping of old names to new, not {type(names).__name__}")
         renaming = {**(names or {}), **more}
@@ -292,7 +288,7 @@ class BatchRef:
         """The columns of both, this reference's first: row i of one is row i of the other.
 
         A column that both have must be the same rows of the same stored column, and is kept once. Raises SchemaMismatch
-        if it is not, or if the row counts differ; Misuse if `other` is no reference.
+        for different columns of one name, or different row counts.
         """
         if not isinstance(other, BatchRef):
             raise Misuse(f"a reference is united with a reference, not {type(other).__name__}")
@@ -320,9 +316,8 @@ class BatchRef:
         return any(frame.cut for frame in frames)
 
     def distinct(self) -> list[tuple[BatchRef, Index | None]]:
-        """For each frame, the columns that select rows alike: a reference to the distinct rows of these columns, and
-        the position of each row of this reference among them, int64. If no row repeats, or if rows are joined, the
-        reference has all rows and the positions are None."""
+        """For each frame: a reference to the distinct rows of its columns, and the position of each row of this
+        reference among them; or all rows and None, if no row repeats or rows are joined."""
         found = []
         for number, frame in enumerate(self._frames):
             once, index = frame.distinct()

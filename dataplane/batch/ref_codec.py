@@ -131,8 +131,7 @@ def together(*traces: tuple[str, ...]) -> tuple[str, ...]:
 def unpack(
     encoded: bytes | bytearray | memoryview,
 ) -> tuple[int, dict[str, ColumnPlace], tuple[Frame, ...], Frame | None, tuple[str, ...]]:
-    """The inverse of `pack`. Callers must not change the columns, which are cached. Raises ProtocolMismatch for other
-    bytes."""
+    """The inverse of `pack`. The columns must not be changed. Raises ProtocolMismatch for other bytes."""
     try:
         ref = _decoder.decode(encoded)
         if ref.version != VERSION:
@@ -160,7 +159,7 @@ def _within(value: int, limit: int, what: str) -> int:
 def _columns(
     fields: tuple[Field, ...], columns: _Named, widths: tuple[int, ...], any_rows: bool
 ) -> dict[str, ColumnPlace]:
-    """The columns by name, in frames of these widths. Raises ValueError or Corrupt if they are invalid."""
+    """The columns by name, in frames of these widths. Raises ValueError or Corrupt."""
     for field in fields:
         check_field("", field)
         if field.declared is not field:

@@ -45,11 +45,11 @@ class RowSchema:
         """Whether `gathered` returns memory for the rows."""
 
     def gathered(self) -> RowMemory | None:
-        """New memory for rows of this schema; None if a column is more than an array or lists of numbers."""
+        """New memory for rows of this schema, as `RowMemory.of`."""
         return RowMemory.of(self._fields)
 
     def joined(self, several: Sequence[Sequence[Values]]) -> Mapping[str, Values]:
-        """The columns of all rows, by name. `several`: the values of each row or block, in the order of the schema."""
+        """The columns of all rows. `several`: the values of each row, in the schema's order."""
         parts = zip(*several, strict=True)
         return {name: joined(of) for (name, _), of in zip(self._fields, parts, strict=True)}
 
@@ -89,7 +89,7 @@ def joined(several: Sequence[Values]) -> Values:
 
 
 def _source(field: Field, rows: int, data: Bytes, offsets: Index | None) -> RowSource:
-    """A source of consecutive rows, `data` being their bytes."""
+    """A source of consecutive rows with the bytes `data`."""
     if offsets is not None:
         return RowRun(data, bounds_of(field, offsets))
     shape = [dimension for dimension in field.shape if dimension is not None]
@@ -115,9 +115,8 @@ class RowMemory:
         return cls(found) if found and len(found) == len(columns) else None
 
     def take(self, given: Any, most: int) -> int:
-        """Copy rows: columns by name with equal row counts, of at most `most` bytes. Returns the row count. Returns 0
-        and copies nothing if there are more bytes, or if a quick check does not show that the rows are of this schema.
-        """
+        """Take columns with equal row counts, of at most `most` bytes. Returns the row count. Returns 0, and takes
+        nothing, for more bytes, or if a quick check does not show that the columns are of this schema."""
         if type(given) is not dict or tuple(given) != self._names:
             return 0
         rows = nbytes = 0
@@ -165,7 +164,7 @@ class _DenseMemory:
         self._copies = _copy if self._dtype.kind in "biufc" else None  # NumPy exports no buffer of other dtypes
 
     def take(self, given: Any) -> int:
-        """Copy rows, if a quick check shows that they are of this field. Returns their count, or else 0."""
+        """Take rows, if a quick check shows that they are of this field. Returns their count, or 0."""
         if type(given) is not np.ndarray or (given.dtype is not self._dtype and given.dtype != self._dtype):
             return 0
         rows = 1

@@ -91,16 +91,14 @@ class RowIndices:
         return RowIndices.index(part)
 
     def distinct(self) -> tuple[RowIndices, Index | None]:
-        """The distinct rows, ascending, and the position of each row among them, int64. The position is None if the
-        rows are a range, which has no repeated rows."""
+        """The distinct rows, ascending, and the position of each row among them (None: they are all rows, in order)."""
         if self._index is None:
             return self, None
         unique, inverse = np.unique(self._index, return_inverse=True)
         return RowIndices.index(unique), inverse.astype(np.int64, copy=False)
 
     def encode(self) -> tuple[int, int, bytes]:
-        """Plain values for a message: start, stop, and bytes. The bytes are the code and the little-endian numbers of
-        an index, and empty for a range."""
+        """Plain values for a message: start, stop, and an index as little-endian bytes (empty: a range)."""
         if self._index is None:
             return self.start, self.stop, b""
         code = _CODES[sum(self.stop > bound for bound in (1 << 8, 1 << 16, 1 << 32))]
@@ -129,8 +127,8 @@ Selector = SupportsIndex | slice | Sequence[int] | Sequence[bool] | npt.NDArray[
 
 
 def positions_of(selector: Selector, rows: int) -> range | Index:
-    """The positions, none negative, that the selector picks of `rows` rows: a range of step 1, or int64. Raises
-    IndexError for a position beyond the end, Misuse for an invalid selector."""
+    """The positions, from 0 on, that the selector picks of `rows` rows: a range of step 1 if possible. Raises as the
+    module says."""
     if isinstance(selector, slice):
         picked = positions_in(selector, rows)
         return picked if picked.step == 1 else np.arange(picked.start, picked.stop, picked.step, dtype=np.int64)

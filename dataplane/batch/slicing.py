@@ -20,15 +20,14 @@ if TYPE_CHECKING:
 
 
 def slice_step(start: Any, stop: Any, rows: int) -> CutStep:
-    """The step that slices `rows` rows. start, stop: as for `BatchRef.slice_rows`. Raises Misuse for other types, or an
-    array of another length."""
+    """The step of `BatchRef.slice_rows` for `rows` rows. Raises Misuse for an invalid start or stop."""
     first = 0 if start is None else _numbers("start", start, rows)
     last = END if stop is None else _numbers("stop", stop, rows)
     return CutStep(SLICE, 0, (first, last))
 
 
 def _numbers(what: str, value: Any, rows: int) -> Number:
-    """An integer for all rows, or an array of one for each row, clipped to `END`. Raises Misuse for other values."""
+    """An integer for all rows, or an array of one for each row. Raises Misuse."""
     try:
         if hasattr(value, "detach"):
             value = value.detach().cpu().numpy()
@@ -44,8 +43,7 @@ def _numbers(what: str, value: Any, rows: int) -> Number:
 
 
 def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> CutStep:
-    """The step that takes the share of a rank; arguments as for `BatchRef.share_rows`. Raises Misuse if they are
-    invalid."""
+    """The step of `BatchRef.share_rows`. Raises Misuse for invalid numbers."""
     least = "2 x ranks" if zigzag else "ranks"
     try:
         own, count = operator.index(rank), operator.index(ranks)
@@ -61,8 +59,7 @@ def share_step(rank: Any, ranks: Any, zigzag: bool, multiple: Any) -> CutStep:
 
 
 def axis_of(name: str, field: Field, axis: Any) -> int:
-    """The dimension of a row, from 0 on, that `axis` names. Raises SchemaMismatch if rows of the field have no such
-    dimension, Misuse if `axis` is no integer."""
+    """The dimension of a row, counted from the first. Raises SchemaMismatch if rows lack it, Misuse for no integer."""
     try:
         axis = operator.index(axis)
     except TypeError:
@@ -109,9 +106,8 @@ def cut_field(name: str, field: Field, step: CutStep) -> Field:
 
 
 def sliced(ref: BatchRef, names: str | Sequence[str], axis: int, step: CutStep) -> BatchRef:
-    """The reference with one more step for these columns, along the dimension `axis` of rows. Raises SchemaMismatch for
-    an unknown column or dimension, Misuse for joined rows along another axis than 0, and LimitExceeded for too many
-    steps."""
+    """The reference with one more step for these columns, along the dimension `axis` of rows. Raises as
+    `BatchRef.slice_rows`."""
     places, frames = dict(ref._columns), list(ref._frames)
     chosen: dict[tuple[int, int], dict[str, None]] = {}
     for name in [names] if isinstance(names, str) else names:
@@ -139,8 +135,7 @@ def packed_share(lengths: npt.ArrayLike, rank: int, ranks: int, *, multiple: int
 
     lengths: the lengths of whole rows, or of the shares that `share_rows` leaves. Each row is padded to a `multiple`.
     The rows are concatenated, and padded again so that all ranks have equally many tokens, as in Megatron-LM's sequence
-    parallelism and in Ulysses. The result contains no padding. Raises Misuse unless all arguments are integers, `rank`
-    is 0 to ranks - 1, and no length is negative.
+    parallelism and in Ulysses. The result contains no padding. Raises Misuse for an invalid number.
     """
     try:
         own, count, unit = operator.index(rank), operator.index(ranks), operator.index(multiple)

@@ -38,7 +38,7 @@ _OFFSETS = struct.Struct("<qq")
 class SmallColumns(NamedTuple):
     """Columns of `rows` rows each, as a shard of `nbytes` bytes. `pieces`: its bytes, in the caller's arrays where
     possible. `layout`: its encoded layout. `columns`: each column's name, field and bytes of values. `named`: the
-    columns' places in a reference to all of them. `lengths`: the rows' lengths, int64, of columns that have them.
+    columns' places in a reference to all of them. `lengths`: the rows' lengths, of columns that have them.
     `columns` and `named` must not be changed."""
 
     rows: int
@@ -87,7 +87,7 @@ class Single(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The encoded layout, and the same properties as in `SmallColumns`. Cached, so it must not be changed."""
+    """The encoded layout, the bytes of all columns, and fields as in `SmallColumns`. Cached: must not be changed."""
 
     encoded: bytes
     nbytes: int

@@ -102,8 +102,7 @@ class StoredColumn:
         return None if there is None else there(offset + start, stop - start, device)
 
     def own(self, start: int, stop: int) -> Bytes:
-        """A writable view of these bytes of the values, whose writes no other view sees. Raises LimitExceeded if the
-        process can have no further mapping."""
+        """A writable view of these bytes of the values, whose writes no other view sees. Raises LimitExceeded."""
         offset, _ = self._place
         return self._memory.own(offset + start, stop - start)
 
@@ -159,8 +158,8 @@ class Selection(NamedTuple):
 
 
 def opened(name: str, field: Field, pieces: Sequence[StoredPiece], cut: Cut = NOTHING) -> tuple[Selection, ...]:
-    """The pieces as selections for a column whose rows have this field after the cut. Their layouts were checked.
-    Raises Corrupt if a piece does not fit the field, or lacks a row."""
+    """The pieces, whose layouts were checked, as selections for a column whose rows have this field after the cut.
+    Raises Corrupt if a piece does not fit."""
     selections = []
     for layout, memory, rows in pieces:
         check_fits(name, layout.field, field, cut)
@@ -177,8 +176,7 @@ def check_fits(name: str, part: Field, whole: Field, cut: Cut = NOTHING) -> None
 
 
 def _fits(part: Field, whole: Field, by_axis: Mapping[int, Cut]) -> bool:
-    """Whether rows of `part` are rows of `whole`, which may vary in more dimensions and have more keys. `by_axis`: the
-    steps of the cut by dimension."""
+    """Whether rows of `part` are rows of `whole`, which may vary in more dimensions and have more keys."""
     if part == EMPTY_LISTS:
         return whole.kind in ("ragged", "object")
     if part.kind == whole.kind == "struct":
@@ -214,8 +212,7 @@ class SelectedRows:
 
     @cached_property
     def run(self) -> tuple[StoredColumn, slice] | None:
-        """The stored column and the slice of its rows, if the rows are one range, in order and without a cut; else
-        None."""
+        """The stored column and the slice of its rows, if the rows are one range without a cut; else None."""
         if len(self.parts) != 1 or self.order is not None or self.cut:
             return None
         stored, rows = self.parts[0]
@@ -234,7 +231,7 @@ class SelectedRows:
 
 
 def resolved(stored: StoredColumn, rows: RowIndices) -> RowIndices:
-    """The stored rows of these rows, by the column's index. Raises Corrupt if the tables are invalid."""
+    """The numbers of the stored rows, by the column's index."""
     if not stored.layout.indexed:
         return rows
     index = stored.tables.stored_row
@@ -243,7 +240,7 @@ def resolved(stored: StoredColumn, rows: RowIndices) -> RowIndices:
 
 
 class Scattered:
-    """The bytes of shards in a few arrays (`memories`): for each shard, the index of its array and its start there."""
+    """The bytes of shards in a few arrays: for each shard, the index of its array and its start there."""
 
     def __init__(self, memories: Sequence[Bytes], which: Index, bases: Index) -> None:
         self._memories = memories
@@ -256,7 +253,7 @@ class Scattered:
         return cls(shards, np.arange(len(shards)), np.zeros(len(shards), np.int64))
 
     def gathered(self, starts: Index, sizes: Index) -> Bytes:
-        """A copy of a part of each shard, concatenated. starts, sizes: in bytes, one of each for each shard."""
+        """A copy of a part of each shard, concatenated. starts, sizes: in bytes."""
         begins = self._bases + starts
         if len(self._memories) == 1:
             even = _even(self._memories[0], begins, sizes)
@@ -321,7 +318,7 @@ class Stacked(Copied):
 
     @cached_property
     def tables(self) -> ColumnTables:
-        """The tables of all rows, checked. Raises Corrupt if they are invalid."""
+        """The checked tables of all rows. Raises Corrupt."""
         own = self._form.field
         if own.kind == "struct":
             return ColumnTables(None, None, tuple(map(self._presence, range(len(own.children)))), None)
@@ -353,7 +350,7 @@ class Stacked(Copied):
         return self._shards.gathered(self._table[:, at], self._table[:, at + 1])
 
     def _offsets(self) -> Index:
-        """The offsets of all rows, made of the offsets of each shard, which begin at 0. Raises Corrupt."""
+        """The offsets of all rows, from those of each shard, which begin at 0."""
         own, raw = self._form.field, self._gathered(0).view(np.int64)
         ends = np.cumsum(self._stored + 1)
         last, unit = raw[ends - 1], own.item_nbytes
@@ -368,7 +365,7 @@ class Stacked(Copied):
         return offsets_of(np.diff(raw)[inside])
 
     def _presence(self, key: int) -> npt.NDArray[np.bool_]:
-        """The flags of the rows that have a struct's key. Raises Corrupt."""
+        """The flags of the rows that have a struct's key."""
         flags, stored = self._gathered(key), self._stored
         there: Index = self._table[:, self.children[key]._start]
         if len(flags) and int(flags.max()) > 1:
@@ -380,7 +377,7 @@ class Stacked(Copied):
 
 
 def _sizes(each: ColumnHeader, start: int) -> list[int]:
-    """The positions of the numbers that are sizes of buffers, of the column and its children."""
+    """The positions of the numbers that are sizes of its buffers and of its children's."""
     found, end = [start + 3 + 2 * at for at in range(each.buffers)], start + 2 + 2 * each.buffers
     for child in each.children:
         found += _sizes(child, end)

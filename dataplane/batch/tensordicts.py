@@ -68,7 +68,7 @@ def entries_of(batch: Any, column: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def columns_of(batch: Any, column: str = "") -> Iterator[tuple[str, Values]]:
-    """The names of the entries, and the entries as columns. Raises SchemaMismatch as `entries_of` and `values_of`."""
+    """The names of the entries, and the entries as columns. Raises SchemaMismatch."""
     for name, entry in entries_of(batch, column):
         yield name, values_of(f"{column}.{name}" if column else name, entry)
 
@@ -119,8 +119,7 @@ def _is_lazy(entry: Any) -> bool:
 
 
 def _rows_of_data(column: str, data: Any, sizes: Sequence[int]) -> Any:
-    """A value for each row of a NonTensorData with this data and batch size. Raises SchemaMismatch if there is no batch
-    size, or another count of values."""
+    """A value for each row of a NonTensorData with this data and batch size. Raises SchemaMismatch."""
     several = type(data) is list or (hasattr(data, "ndim") and data.ndim > 0 and hasattr(data, "dtype"))
     if not several:
         if len(sizes):
@@ -152,8 +151,8 @@ def stacked(rows: Sequence[Any]) -> Any:
 
 
 def build(tensors: Mapping[str, Any], others: Mapping[str, Sequence[Any]], rows: int) -> Any:
-    """A TensorDict of the batch size [rows], from tensors [rows, ...] and from lists with a value for each row, by
-    name. Imports tensordict."""
+    """A TensorDict of the batch size [rows]: tensors [rows, ...], and lists of a value for each row. Imports
+    tensordict."""
     from tensordict import TensorDict
 
     stacks = {name: stack_of(values) for name, values in others.items()}

@@ -4,7 +4,7 @@ In: dense tensors of any device and strides, nested tensors of both layouts, lis
 are detached, conjugate and negative views are resolved. Contiguous host memory is read in place; other host memory is
 copied by torch, which transposes five times as fast as NumPy. Device memory is copied by `device.staging`. This copy
 waits for the work that the CUDA streams of the planning thread had queued when the put was planned. Sparse, quantized,
-meta and distributed tensors are refused.
+meta and distributed tensors raise SchemaMismatch.
 
 Out: tensors over bytes in memory, which they keep alive.
 """
@@ -68,8 +68,7 @@ def on_device(values: Any) -> bool:
 
 
 def values_of(column: str, tensor: Tensor) -> Values:
-    """A tensor [rows, ...] as a dense column, or a nested tensor as a ragged column. Raises SchemaMismatch for a tensor
-    that cannot be stored, or has no rows."""
+    """A tensor [rows, ...] as a dense column, or a nested tensor as a ragged column. Raises SchemaMismatch."""
     if getattr(tensor, "is_nested", False):
         return _nested(column, tensor)
     tensor, name = plain(column, tensor)
@@ -87,7 +86,7 @@ def values_of(column: str, tensor: Tensor) -> Values:
 
 def values_of_rows(column: str, rows: Sequence[Tensor]) -> Values:
     """Tensors of one dtype and number of dimensions as a column: dense if they are 0-d, else ragged. Raises
-    SchemaMismatch for a tensor that cannot be stored."""
+    SchemaMismatch."""
     arrays, name = _in_place(rows), str(rows[0].dtype)[6:]
     if arrays is None:
         rows = [plain(column, row, i)[0] for i, row in enumerate(rows)]
@@ -135,8 +134,7 @@ def alike(rows: Sequence[Any]) -> bool:
 
 
 def host_bits(column: str, tensor: Tensor) -> tuple[str, npt.NDArray[Any]]:
-    """The dtype's name, and the tensor as an array of its storage type in host memory. Raises SchemaMismatch for a
-    tensor that cannot be stored."""
+    """The dtype's name, and the tensor as an array of its storage type in host memory. Raises SchemaMismatch."""
     tensor, name = plain(column, tensor)
     return name, _bits(tensor.cpu(), name)
 
@@ -186,8 +184,7 @@ def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = Non
 
 
 def plain(column: str, tensor: Tensor, row: int = -1) -> tuple[Tensor, str]:
-    """The tensor, detached and resolved, and its dtype's name. Raises SchemaMismatch, with the number `row`, unless it
-    is a strided tensor with values of a known dtype."""
+    """The tensor, detached and resolved, and its dtype's name. Raises SchemaMismatch, with the number `row`."""
     torch = _torch()
     name, why = str(tensor.dtype)[6:], ""
     if hasattr(tensor, "full_tensor"):
@@ -345,7 +342,7 @@ class _Joined(RowSource, frozen=True, eq=False):
         return next((row.device for row in self.rows if row.device.type != "cpu"), None)
 
     def flat(self) -> Any:
-        """All bytes as a tensor on the device, concatenated there by work on the current stream."""
+        """As `_Rectangle.flat`, concatenated on the device."""
         torch, device = _torch(), self.device
         return torch.cat([row.to(device).reshape(-1) for row in self.rows]).view(torch.uint8)
 

@@ -70,7 +70,7 @@ def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int,
 
 
 def flat_jobs(source: Bytes, memory: Bytes, piece: int) -> Iterator[Job]:
-    """Copies of a run of bytes into another of the same length, in pieces of `piece` bytes."""
+    """Copies of one run of bytes into another of the same length, `piece` bytes each."""
     for start in range(0, len(source), piece):
         yield partial(copy, memory[start : start + piece], source[start : start + piece])
 
@@ -357,7 +357,7 @@ def mismatch(column: str, message: str, *, row: int = -1, expected: str = "", fo
 
 
 def mismatch_in(error: SchemaMismatch, column: str, rows: Sequence[int]) -> SchemaMismatch:
-    """The error for `column` from an error for a part of it. `rows`: for each row of the part, its row number in the
+    """The error of a part of a column, as an error of the column. `rows`: for each row of the part, its number in the
     column."""
     message = str(error).removeprefix(_where(error.column, error.row))
     row = rows[error.row] if error.row >= 0 else -1
@@ -385,8 +385,8 @@ def dtype_name(column: str, dtype: np.dtype[Any]) -> str:
 
 
 def dense(column: str, array: npt.NDArray[Any], dtype: str = "") -> Values:
-    """A dense column of an array [rows, *shape] of any strides. `dtype`: the dtype's name, if NumPy lacks it and the
-    array has its bits. Raises SchemaMismatch if a column cannot have the dtype or so many dimensions."""
+    """A dense column of an array [rows, *shape] of any strides. `dtype`: the dtype's name, if the array has its bits.
+    Raises SchemaMismatch."""
     name = dtype or dtype_name(column, array.dtype)
     bits = storage(name)
     if array.dtype != bits:
@@ -406,7 +406,7 @@ def leading(shapes: Sequence[Sequence[int]]) -> tuple[int | None, ...]:
 
 
 def ragged(column: str, dtype: str, shapes: Sequence[Sequence[int]], shape: tuple[int | None, ...]) -> Values:
-    """A ragged column without its data: its field, offsets and, if more dimensions than the first vary, shapes."""
+    """A ragged column without its data: field, offsets and, if needed, shapes."""
     field = typed_field(column, "ragged", dtype, shape)
     if len(shape) == 1:
         return Values(field, len(shapes), None, offsets_of([length for (length,) in shapes]))

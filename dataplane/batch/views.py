@@ -43,8 +43,7 @@ def numpy(name: str, field: Field, rows: SelectedRows) -> Any:
 
 
 def numpy_rows(name: str, field: Field, rows: SelectedRows) -> list[Any]:
-    """A list of a read-only array or NumPy scalar for each row; of dicts for struct, and of Python values for text,
-    bytes and object."""
+    """A list of a read-only array or NumPy scalar for each row; Python values for text, bytes and object."""
     if field.kind == "dense":
         return list(gather.read_only(gather.dense(rows, field)))
     if field.kind == "ragged":
@@ -59,7 +58,7 @@ def python(
 ) -> list[Any]:
     """A list of a plain Python value for each row: a number, list, str, bytes or dict, or an object as it was put.
     Without `decode`, images are dicts of bytes. `copies`: a cache shared by columns that are read in succession and
-    stay in memory meanwhile. Raises Corrupt for text or objects that are invalid."""
+    stay in memory meanwhile."""
     if field.kind == "dense":
         values: list[Any] = decoded(field.dtype, gather.dense(rows, field)).tolist()
         return values
@@ -83,7 +82,7 @@ def python(
 
 def torch(name: str, field: Field, rows: SelectedRows, device: Any = None) -> Any:
     """A tensor for dense; a jagged one, or a list of tensors, for ragged; a list of dicts for struct. `device`: the
-    tensors' device, or None for host memory. Raises SchemaMismatch for other kinds, and dtypes that torch lacks."""
+    tensors' device; None for host memory. Raises SchemaMismatch for other kinds."""
     if device is not None and (there := _there(name, field, rows, device)) is not None:
         return there
     if field.kind == "dense":
@@ -116,8 +115,7 @@ def _there(name: str, field: Field, rows: SelectedRows, device: Any) -> Any:
 
 
 def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> tuple[Any, Any]:
-    """Two tensors: the concatenated items of a ragged column, and the row offsets, int64 [rows + 1]. Raises
-    SchemaMismatch unless exactly the first dimension varies."""
+    """The concatenated items of a ragged column, and the offset of each row: two tensors. Raises SchemaMismatch."""
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
         raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))
@@ -126,8 +124,7 @@ def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> t
 
 
 def torch_rows(name: str, field: Field, rows: SelectedRows, device: Any = None) -> list[Any]:
-    """A list of a tensor for each row, 0-d for a scalar; of dicts for struct, and of Python values for text, bytes and
-    object."""
+    """A list of a tensor for each row, 0-d for a scalar; Python values for text, bytes and object."""
     if field.kind == "dense":
         return list(torch(name, field, rows, device).unbind())
     if field.kind == "ragged":
