@@ -376,7 +376,7 @@ class Batch:
 
     def to_tensordict(self) -> Any:
         """A `tensordict.TensorDict` with the batch size [rows]. Dense columns, and ragged ones with one varying
-        dimension, are as `torch()` gives them. Any other column is a `NonTensorStack` of one host value for each row.
+        dimension, are as `torch()` gives them. Any other column is a `NonTensorStack` of one value for each row.
         Rows of structs are dicts, even if they were put as a nested TensorDict, since rows may differ in their keys.
 
         Raises SchemaMismatch for dtypes that torch lacks. Imports torch and tensordict.
@@ -387,7 +387,7 @@ class Batch:
             if field.kind == "dense" or (field.kind == "ragged" and field.varying == 1):
                 tensors[name] = column.torch()
             else:
-                others[name] = views.torch_rows(name, field, column.reading)
+                others[name] = views.torch_rows(name, field, column.reading, column._device)
         return tensordicts.build(tensors, others, self._rows)
 
     def to_arrow(self) -> pa.Table:

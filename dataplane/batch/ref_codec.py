@@ -199,7 +199,10 @@ def _frame(frame: _Frame, shards: Sequence[ShardRef], rows: int) -> Frame:
 
 
 def _bounds(bounds: RowIndices, listed: int) -> RowIndices:
-    """The bounds themselves. Raises ValueError unless they cover each of the `listed` rows once, in order."""
+    """The bounds themselves. Raises ValueError unless they cover each of the `listed` rows once, in order, and join
+    some: a range would join none, and its array could be large."""
+    if bounds.slice is not None:
+        raise ValueError("bounds that join no rows")
     edges = bounds.array()
     if not listed or len(edges) < 2 or edges[0] or int(edges[-1]) != listed or not (edges[1:] > edges[:-1]).all():
         raise ValueError("bounds that do not join the rows listed")
