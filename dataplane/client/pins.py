@@ -105,11 +105,13 @@ class ClientPins:
         _all.add(self)
 
     def hold(self, *shards: int) -> ShardPin:
-        """A pin object for shards that the node has pinned. The pins on all of them are dropped together."""
-        pin, token = ShardPin(shards), next(self._tokens)
-        self._live.add(token)
-        weakref.finalize(pin, self._drop, shards, token).atexit = False
-        return pin
+        """A pin object for shards that the node has pinned. The pins on all of them are dropped together. Waits while
+        another thread forks: the child would have a view without a pin."""
+        with _forking:
+            pin, token = ShardPin(shards), next(self._tokens)
+            self._live.add(token)
+            weakref.finalize(pin, self._drop, shards, token).atexit = False
+            return pin
 
     @property
     def live(self) -> int:
@@ -158,7 +160,7 @@ class ClientPins:
         self._flush = lambda: None
         self._socket, self._unsent, self._heir = (heir.connected if heir else None), bytearray(), None
         self._sending = False
-        # The heir lacks pins that another thread of the parent got meanwhile.
+        # The heir lacks a pin that a signal handler got meanwhile.
         self.access.after_fork_in_child(readable=not self._live or (heir is not None and self._live <= self._inherited))
         self.source = (self.source[0], heir.token) if self.source and heir and heir.token else None
         if parents is not None:
@@ -201,11 +203,12 @@ class ClientPins:
             self._sending = False
 
 
-_forking = threading.Lock()
+_forking = threading.RLock()
+"""Held during a fork, one at a time because each sets `_heir`; reentrant, since a signal handler may fork."""
 
 
 def _before_fork() -> None:
-    _forking.acquire()  # one fork at a time, because each sets `_heir`
+    _forking.acquire()
     deadline = Deadline.after(ANSWER_S)
     for pins in list(_all):
         pins.before_fork(deadline)

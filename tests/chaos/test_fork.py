@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,28 @@ def test_views_in_a_forked_child_are_pinned_separately(node: StandingNode, child
         assert ask() == (True, int(pattern(1, MIB).sum()))
         eventually(lambda: watcher.stats().clients == 1, "the child dropped its views, and so its pins")
         assert watcher.stats().memory_used == 0
+
+
+def test_views_in_a_forked_child_stay_readable_while_another_thread_of_the_parent_reads(node: StandingNode) -> None:
+    with dp.connect(node.address) as plane:
+        ref = plane.put({"x": pattern(1, MIB)})
+        view, ended = plane.get(ref)["x"].numpy(), threading.Event()
+
+        def read() -> None:
+            while not ended.is_set():
+                held.append(plane.get(ref))
+                del held[:-2]
+
+        held: list[dp.Batch] = []
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            for _ in range(10):
+                assert in_child(lambda: np.array_equal(view, pattern(1, MIB)))
+        finally:
+            ended.set()
+            reader.join()
+            held.clear()
 
 
 @pytest.mark.long
