@@ -308,19 +308,24 @@ class StreamProgress:
         return found
 
     def in_state(self, task: int, state: int) -> Index:
-        found = [
-            np.flatnonzero((self._sheet(page).state[task, : page.count] == state) & page.present) + page.first
-            for page in self._rows.pages.values()
-        ]
+        """The rows in this state for the task, ascending. Dropped rows are in no state but LEASED."""
+        found = []
+        for page in self._rows.pages.values():
+            sheet = self._sheet(page)
+            flags = (sheet.state[task, : page.count] == state) & page.present
+            if state != LEASED:
+                flags &= ~sheet.dropped[: page.count]
+            found.append(np.flatnonzero(flags) + page.first)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def tally(self, task: int) -> dict[str, int]:
-        """The number of rows in each state. Dropped rows are not pending."""
+        """The number of rows in each state. Dropped rows are neither pending nor dead."""
         total = np.zeros(len(STATES), np.int64)
         for page in self._rows.pages.values():
             sheet = self._sheet(page)
             state, dropped = sheet.state[task, : page.count], sheet.dropped[: page.count]
-            total += np.bincount(state[page.present & ~(dropped & (state == PENDING))], minlength=len(STATES))
+            gone = dropped & ((state == PENDING) | (state == DEAD))
+            total += np.bincount(state[page.present & ~gone], minlength=len(STATES))
         return dict(zip(STATES, total.tolist(), strict=True))
 
     def restore(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:

@@ -166,8 +166,9 @@ def test_repeated_keys_are_idempotent_and_invalid_keys_are_misuse(plane: Any) ->
 
 @pytest.mark.usefixtures("empty")
 def test_deliveries_are_acked_nacked_and_renewed(plane: Any) -> None:
-    stream = plane.stream("s", ["a"], max_deliveries=2)
+    stream = plane.stream("s", ["a", "b"], max_deliveries=2)
     stream.append(rollouts(4), keys=list("abcd"))
+    held = stream.consume("b", rows=1, columns=["x"])
     with stream.consume("a", rows=2, columns=["x"], lease=30) as first:
         first.renew()
         first.nack()
@@ -194,7 +195,8 @@ def test_deliveries_are_acked_nacked_and_renewed(plane: Any) -> None:
     with pytest.raises(dp.Closed):  # the dead wait for nobody
         take(stream, "a", timeout=5)
     stream.drop_rows(dead.keys)
-    assert len(stream.dead_letters("a")) == 0
+    assert (len(stream.dead_letters("a")), stream.stats()["task"]["a"]["dead"], values(held)) == (0, 0, [0])
+    stream.drop()
 
 
 @pytest.mark.usefixtures("empty")
