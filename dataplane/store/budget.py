@@ -92,7 +92,7 @@ class Budget:
         """`explain(full)` returns the holders, for an error; `full`: the bytes were refused to keep room for reading
         back. `stored`: the bytes of memory and disk; None: there is no disk. `passing_s`: see the module."""
         self.capacity = capacity
-        self._stored = StoredBytes(capacity, 0, Rooms()) if stored is None else stored
+        self._stored = StoredBytes(capacity, lambda: 0, Rooms()) if stored is None else stored
         self.used = 0
         self.peak = 0
         """The most bytes that were ever in use."""

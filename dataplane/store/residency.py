@@ -20,9 +20,11 @@ which reads back up to a quarter more than necessary.
 from __future__ import annotations
 
 import asyncio
+import errno
 import heapq
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from dataplane.clock import Deadline
@@ -75,7 +77,8 @@ class Residency:
         self._dirty_heap: list[tuple[int, int]] = []  # (-next_use, number), including stale entries
         self._clean_heap: list[tuple[int, int]] = []
         self._ahead = False  # from passing the high watermark until the low one is reached
-        self._refused = False
+        self._refused = False  # whether a write has failed since the last `_retry`
+        self._retrying = False
         self.disk_full = False
         """Whether the shard that is to go to disk next does not fit the disk's quota."""
         self._wake = asyncio.Event()
@@ -299,6 +302,14 @@ class Residency:
             self._budget.grant()  # requests that waited for fewer stored bytes
             self._wake.clear()
             self._make_room()
+            short = self._budget.waiting and not self._batch and self._disk.room < self._disk.quota
+            if short:
+                self._disk.refused("spilling", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            if (short or self._refused) and not self._retrying:
+                self._retrying = True
+                task = asyncio.create_task(self._retry())
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
 
     def _make_room(self) -> None:
         """Take the memory of clean shards for waiting requests. Then, if needed, begin to write a batch of dirty ones.
@@ -333,9 +344,7 @@ class Residency:
         try:
             await self._write(shard)
         except OSError:  # the disk refused: its error is in the statistics, and in every Backpressure
-            if not self._refused:
-                self._refused = True
-                asyncio.get_running_loop().call_later(_RETRY_S, self._retry)
+            self._refused = True
 
     def _saved(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -344,8 +353,11 @@ class Residency:
             log.error("a shard could not be written", exc_info=task.exception())
         self.wake_up()
 
-    def _retry(self) -> None:
-        self._refused = False
+    async def _retry(self) -> None:
+        """Measure the disk after `_RETRY_S`, and write to it again."""
+        await asyncio.sleep(_RETRY_S)
+        await self._disk.measure()
+        self._refused = self._retrying = False
         self.wake_up()
 
     def _victims(self, need: int) -> list[Shard]:

@@ -6,7 +6,8 @@ read as `Corrupt` (`spill_file`).
 Invariants:
 
 - `used` is the bytes of all files that exist or are being written. A file counts until the system has deleted it.
-  Deletions are retried, and nothing waits for them. Callers check `fits` first, so `used` stays within `quota`;
+  Deletions are retried, and nothing waits for them. Callers check `fits` first, so `used` stays within `quota`, and
+  within `room` unless other programs take the disk's space;
 - a failed write leaves no file and no counted bytes, or a file that is deleted as soon as possible; a read that raises
   has served no bytes;
 - a file has a name of its own among those that exist: a shard may be written again while its last file waits to be
@@ -31,6 +32,7 @@ import errno
 import itertools
 import logging
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -96,6 +98,8 @@ class Disk:
         """`quota`: the most bytes of the files; 0: spilling is off. `compression`: "auto", "never" or "always". Raises
         OSError with advice if no directory can be created in `directory`, or no thread started."""
         self.quota = quota
+        self.room = quota
+        """The bytes of files that fit on the disk by its free space when that was last measured; at most `quota`."""
         self.used = 0
         self.removed: Callable[[], None] = lambda: None
         """Called when files have been deleted and the quota has room for others."""
@@ -103,6 +107,7 @@ class Disk:
         self._claim = DirectoryClaim(directory, "dataplane-spill", remedy=SPILL_REMEDY) if quota else None
         self._compression = compression
         self._calls: dict[int, float] = {}  # by thread that uses the disk: the start of its call or last chunk
+        self._writing_bytes = 0  # the part of `used` that is being written
         self._doomed: deque[SpillFile] = deque()
         self._doomed_bytes = 0
         self._doomed_paths: set[Path] = set()
@@ -123,6 +128,7 @@ class Disk:
                 self._pool = Pool(_THREADS, "dataplane-spill", storage=True)
                 undo.callback(self._pool.shutdown)
                 self._remover = Pool(1, "dataplane-remove", storage=True)
+                self._has_free(_free(self._claim.descriptor))
                 undo.pop_all()
 
     @property
@@ -140,10 +146,19 @@ class Disk:
         return next(iter(self._errors.values()), "")
 
     def fits(self, sizes: Iterable[int], *, later: bool = False) -> bool:
-        """Whether the quota has room for uncompressed files of these sizes in bytes. `later`: once all removed files
+        """Whether the disk has room for uncompressed files of these sizes in bytes. `later`: once all removed files
         are deleted."""
         used = self.used - self._doomed_bytes if later else self.used
-        return used + sum(sizes) <= self.quota
+        return used + sum(sizes) <= self.room
+
+    async def measure(self) -> None:
+        """Measure the free space of the disk, and so `room`. Without an answer, `room` stays as it is."""
+        if self._claim is not None:
+            with suppress(OSError):
+                self._has_free(await asyncio.wrap_future(self._submit(self._pool, _free, self._claim.descriptor)))
+
+    def _has_free(self, nbytes: int) -> None:
+        self.room = min(self.quota, self.used - self._writing_bytes + nbytes)
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
         """Write the bytes of an extent, which must not change meanwhile, to a new file of the shard. Returns the file.
@@ -156,6 +171,7 @@ class Disk:
         self._loop = asyncio.get_running_loop()
         reserved = len(memory)
         self.used += reserved
+        self._writing_bytes += reserved
         began = time.monotonic_ns()
         path = self._path(self._claim.path, shard)
         try:
@@ -171,6 +187,8 @@ class Disk:
             if isinstance(error, OSError):
                 self.refused("spilling", error)
             raise
+        finally:
+            self._writing_bytes -= reserved
         self._errors.pop("spilling", None)
         self.used += file.size - reserved
         self._files += 1
@@ -415,6 +433,12 @@ def _unlink(directory: int, files: Iterable[SpillFile]) -> tuple[int, OSError | 
             return gone, error
         gone += 1
     return gone, None
+
+
+def _free(directory: int) -> int:
+    """The free bytes of the file system of the directory."""
+    system = os.fstatvfs(directory)
+    return system.f_bavail * system.f_frsize if system.f_blocks else sys.maxsize  # some tell nothing
 
 
 def _close_opened(opening: Future[int]) -> None:

@@ -90,7 +90,7 @@ class Store:
         self._config = config
         self.shards = shards = Shards(clock)
         self._stored = stored = StoredBytes(
-            config.memory_bytes, config.spill_bytes, shards.rooms, broken=lambda: bool(self.disk.error)
+            config.memory_bytes, lambda: self.disk.room, shards.rooms, broken=lambda: bool(self.disk.error)
         )
         self.budget = Budget(
             config.memory_bytes,

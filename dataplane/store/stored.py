@@ -5,11 +5,12 @@ admitted only if the following holds afterwards:
 
     stored + kept <= memory + disk
 
-`stored` is the memory in use plus the uncompressed bytes of the shards that are in a spill file only. The spill file of
-a shard in memory does not count, because it can be deleted. Memory of durable shards and of copies of other hosts'
-shards does not count either, because it needs no spill file. `kept` is the space that one exchange may need: the room
-of the shard that is read and of the largest shard that is written, which may be larger than necessary. `kept` never
-exceeds the disk, so new bytes are always admitted if `stored` with them fits in memory.
+`disk` is the room on the disk for spill files (`Disk.room`): the quota, or less if its free space is smaller. `stored`
+is the memory in use plus the uncompressed bytes of the shards that are in a spill file only. The spill file of a shard
+in memory does not count, because it can be deleted. Memory of durable shards and of copies of other hosts' shards does
+not count either, because it needs no spill file. `kept` is the space that one exchange may need: the room of the shard
+that is read and of the largest shard that is written, which may be larger than necessary. `kept` never exceeds the
+disk, so new bytes are always admitted if `stored` with them fits in memory.
 
 An exchange increases `stored` only by shards that need more room on disk than they free in memory: small ones that
 share pages, and shards with holes. `kept` includes this growth, up to a quarter of the disk. Without that limit, a
@@ -62,8 +63,10 @@ class StoredBytes:
     """The stored bytes of one store. Call `remove` with a shard before each change of its `extent` or `file`, and `add`
     after it."""
 
-    def __init__(self, memory: int, disk: int, rooms: Rooms, broken: Callable[[], bool] = lambda: False) -> None:
-        """`memory`, `disk`: their capacities in bytes. `broken()`: whether the disk refuses writes."""
+    def __init__(
+        self, memory: int, disk: Callable[[], int], rooms: Rooms, broken: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`memory`, `disk()`: their capacities in bytes. `broken()`: whether the disk refuses writes."""
         self.clean = 0
         """Memory of shards that can be taken without writing first."""
         self._memory = memory
@@ -73,8 +76,6 @@ class StoredBytes:
         self._backed = 0  # the part of `clean` that needs no spill file
         self._spilled = 0  # rooms of the shards that are in a spill file alone
         self._growth = 0  # the disk that shards in memory would take beyond their memory
-        self._easily = memory + disk - memory // SPARE - min(disk, 2 * memory + disk // 2)
-        """Up to this many stored bytes, new ones included, all are admitted while the disk works."""
 
     def add(self, shard: Shard) -> None:
         self._count(shard, 1)
@@ -105,12 +106,10 @@ class StoredBytes:
         together; while the disk refuses writes, leave it free or clean in memory."""
         if spare and used - self.clean + nbytes > self._memory - self._memory // SPARE and self._broken():
             return False
-        stored = used - self._backed + self._spilled + nbytes
-        if stored <= self._easily:
-            return True
-        most_growth, left = self._disk // _GROWTH, self._memory // SPARE if spare else 0
+        stored, disk = used - self._backed + self._spilled + nbytes, self._disk()
+        most_growth, left = disk // _GROWTH, self._memory // SPARE if spare else 0
         largest = min(self._memory, max(room, self._rooms.largest, left))  # a larger one is never read back here
         kept = 2 * largest + min(self._growth, most_growth)
         if spare:
             kept += min(self._growth // SPARE, most_growth)
-        return stored + left + min(self._disk, kept) <= self._memory + self._disk
+        return stored + left + min(disk, kept) <= self._memory + disk

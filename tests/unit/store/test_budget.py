@@ -128,7 +128,7 @@ async def test_appends_leave_memory_for_extends_which_pass_them() -> None:
 
 async def test_a_request_that_waits_for_stored_bytes_takes_no_memory_and_holds_up_no_restore() -> None:
     clock = FakeClock()
-    stored = StoredBytes(100, 100, Rooms())
+    stored = StoredBytes(100, lambda: 100, Rooms())
     budget = Budget(100, stored=stored, passing_s=1.0, clock=clock)
     assert budget.try_reserve(50)
     stored.add(spilled := Shard(1, 1, 1, 1, b"", "", "", 0, file=SpillFile(1, Path(), PAGE, ())))
@@ -224,7 +224,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
 def test_appends_of_small_rows_leave_room_for_a_large_extend(disk: int) -> None:
     memory, row, used = 16 << 20, 20 << 10, 0
     rooms = Rooms()
-    stored = StoredBytes(memory, disk, rooms)
+    stored = StoredBytes(memory, lambda: disk, rooms)
     while stored.admits(used, row, row, spare=True):
         rooms.add(row)
         used += row
@@ -234,7 +234,7 @@ def test_appends_of_small_rows_leave_room_for_a_large_extend(disk: int) -> None:
 def test_a_shard_that_is_larger_than_the_memory_leaves_the_disk_usable() -> None:
     rooms = Rooms()
     rooms.add(100)  # a copy of another host's shard, never read back here as a whole
-    stored = StoredBytes(10, 50, rooms)
+    stored = StoredBytes(10, lambda: 50, rooms)
     assert [stored.admits(used, 1, 1, spare=False) for used in (39, 40)] == [True, False]
 
 

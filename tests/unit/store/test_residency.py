@@ -161,13 +161,18 @@ async def test_spilled_shards_can_be_restored_with_memory_and_disk_full(tmp_path
 
 
 @each_case("sizes", [(1000, 300_000), (4096, 300_000), (1000, 4096, 300_000), (1000,), (300_000,)])
-@each_case("seed", [2, 3])
+@each_case("seed, quota", [(2, MEMORY), (3, MEMORY), (2, 4 * MEMORY)])
 async def test_shards_of_any_size_are_read_back_with_memory_and_disk_full(
-    tmp_path: Path, sizes: tuple[int, ...], seed: int
+    tmp_path: Path, sizes: tuple[int, ...], seed: int, quota: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while producers take all that comes free, and readers add columns to what they read."""
+    """Also while producers take all that comes free, and readers add columns to what they read; and if the disk is
+    smaller than its quota."""
     chance = random.Random(seed)
-    async with running(tmp_path, spill=MEMORY) as store:
+    monkeypatch.setattr(
+        spill, "_free", lambda _: MEMORY - sum(each.stat().st_size for each in tmp_path.rglob("*.spill"))
+    )
+    monkeypatch.setattr(residency, "_RETRY_S", 0.01)
+    async with running(tmp_path, spill=quota) as store:
 
         async def write(purpose: Purpose, sizes: Sequence[int], deadline: Deadline) -> int:
             size = chance.choice(sizes)
