@@ -506,7 +506,8 @@ class DeliveryCalls(Blocking):
         """Give the rows back, to be delivered again. Does nothing if they were given back before. If the rows become
         dead letters, `dead_letters` and the node's log have the reason.
 
-        Raises LeaseExpired if the lease has ended or the rows were acked, Misuse if the reason is no text."""
+        Raises LeaseExpired if the lease has ended or the rows were acked, Misuse if the reason is no text. A repetition
+        of a cancelled call may raise LeaseExpired too: the rows have been given back."""
 
     def renew(self) -> None:
         """Renew the lease for its original duration. Raises LeaseExpired if it has ended or the rows were settled."""

@@ -95,7 +95,8 @@ class Delivery:
         """Give the rows back, to be delivered again. Does nothing if they were given back before. If the rows become
         dead letters, `dead_letters` and the node's log have the reason.
 
-        Raises LeaseExpired if the lease has ended or the rows were acked, Misuse if the reason is no text."""
+        Raises LeaseExpired if the lease has ended or the rows were acked, Misuse if the reason is no text. A repetition
+        of a cancelled call may raise LeaseExpired too: the rows have been given back."""
         if not isinstance(reason, str):
             raise Misuse(f"the reason of a nack is text, not {reason!r:.100}")
         await self._settle(done=False, reason=reason.encode("utf-8", "replace").decode())
