@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import pytest
 import dataplane as dp
 from dataplane.errors import LimitExceeded
 from dataplane.recording import Reader
-from tests.cases import each_case
 from tests.mounts import mounted
 from tests.processes import MIB, StandingNode, eventually, pattern
 
@@ -77,57 +75,6 @@ def test_a_put_on_a_disk_turned_read_only_is_backpressure_with_its_error(tmp_pat
         views.clear()
         assert node.kill(signal.SIGTERM) == 0
     assert list(disk.iterdir()) == []
-
-
-def pipe(path: Path, sound: Path) -> None:
-    os.mkfifo(path)
-
-
-def directory(path: Path, sound: Path) -> None:
-    path.mkdir()
-    (path / "inside").write_bytes(b"x")
-
-
-def link(path: Path, sound: Path) -> None:
-    path.symlink_to(sound)
-
-
-def device(path: Path, sound: Path) -> None:
-    """One that gives zeros for ever."""
-    try:
-        os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
-    except PermissionError:
-        pytest.skip("only root can make a device")
-
-
-@pytest.mark.long
-@each_case("replaced", [pipe, directory, link, device])
-def test_replaced_spill_files_are_corrupt_and_block_nothing(
-    tmp_path: Path, replaced: Callable[[Path, Path], None]
-) -> None:
-    with (
-        StandingNode(tmp_path, memory="8MiB") as node,
-        dp.connect(node.address) as plane,
-    ):
-        refs = [plane.put({"x": pattern(seed, MIB)}) for seed in range(20)]
-        eventually(lambda: plane.stats().spilled_shards >= 12, "they are on disk alone")
-        sound, *victims = files(tmp_path / "spill")
-        for victim in victims:
-            victim.unlink()
-            replaced(victim, sound)
-        lost: list[str] = []
-        for seed, ref in enumerate(refs):
-            try:
-                assert np.array_equal(plane.get(ref, timeout=60)["x"].numpy(), pattern(seed, MIB))
-            except dp.Corrupt as error:
-                lost.append(error.path)
-        assert len(lost) >= 11
-        assert set(lost) <= set(map(str, victims))
-        for ref in refs:
-            plane.free(ref)
-        eventually(lambda: plane.stats().disk_used == 0, "all of it is deleted, or is no more")
-        assert node.kill(signal.SIGTERM) == 0
-    assert not [*(tmp_path / "spill").glob("*")]
 
 
 # The spill disk full, and full no longer.
@@ -198,20 +145,3 @@ def test_rows_are_skipped_by_a_recorder_while_its_disk_is_full(tmp_path: Path, s
     assert rows(small_disk / "r") == [0, 21]
     manifest = Reader(small_disk / "r").manifest
     assert (manifest.skipped, manifest.complete) == (20, False)
-
-
-@pytest.mark.long
-def test_rows_wait_for_a_recorder_that_is_to_wait_for_disk_space(tmp_path: Path, small_disk: Path) -> None:
-    fence = small_disk / "fence"
-    fence.write_bytes(bytes(3 << 20))
-    with StandingNode(tmp_path, memory="32MiB") as node, dp.connect(node.address) as plane:
-        stream = plane.stream("rollouts", ["record"])
-        recording = stream.record(small_disk / "r", ["x"], compression="none", on_full="wait")
-        stream.append({"x": [np.random.default_rng(0).bytes(STEP)]}, version=7)
-        stream.close()
-        eventually(lambda: isinstance(recording.error, LimitExceeded), "it waits for room, and says so")
-        assert recording.statistics().skipped == 0
-        fence.unlink()
-        recording.wait(WAIT_S)
-    assert rows(small_disk / "r") == [7]
-    assert Reader(small_disk / "r").manifest.complete

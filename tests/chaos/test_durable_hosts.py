@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -16,17 +16,15 @@ from tests.processes import Command, eventually
 
 pytestmark = needs_etcd
 
-T = TypeVar("T")
 
 NODES = 3
 SLOW_S = 60.0
 
 
-def started(path: Path, number: int, join: str, *, keeps: bool = True) -> Command:
+def started(path: Path, number: int, join: str) -> Command:
     command = ["node", "--memory", "32MiB", "--spill", "0", "--prewarm", "0"]
     command += ["--socket", str(path / f"s{number}"), "--listen", "tcp://127.0.0.1:0", "--join", join]
-    if keeps:
-        command += ["--data-dir", str(path / f"data{number}")]
+    command += ["--data-dir", str(path / f"data{number}")]
     return Command(*command, log=path / f"log{number}")
 
 
@@ -142,42 +140,6 @@ def test_replicated_durable_rows_survive_the_loss_of_a_data_directory(tmp_path: 
 
 
 @pytest.mark.long
-def test_durable_tables_survive_a_kill_of_all_processes(tmp_path: Path) -> None:
-    with EtcdServer(tmp_path) as etcd:
-        there: dict[str, bytes] = {}
-        for life in range(2):
-            with hosts(tmp_path, etcd) as planes:
-                for number, plane in enumerate(planes):
-                    table = plane.table("state", durable=True)
-                    rows = {f"{number}.{n}": bytes([life, number, n]) * 20_000 for n in range(4)}
-                    patiently(table.upsert, list(rows), {"x": list(rows.values())}, tags=[{"life": life}] * len(rows))
-                    there |= rows
-                    table.clear([f"{number}.0"])
-                    del there[f"{number}.0"]
-                    assert table.claim("train", table.numbers([f"{number}.1"]), claim_id=f"{life}.{number}") is not None
-                    table.release("train", table.numbers([f"{number}.1"]))
-                    assert table.claim("train", table.numbers([f"{number}.2"]), claim_id=f"{number}") is not None
-                if not life:
-                    table.upsert(["gone"], {"x": [b"gone"]})
-                    table.clear(["gone"])
-                assert planes[0].tables()["state"]["rows"] == len(there)
-            etcd.stop()
-            etcd.start()
-        with hosts(tmp_path, etcd) as planes:
-            table = planes[1].table("state")
-            rows = planes[1].get(table.read(sorted(there), ["x"]))["x"]
-            assert {key: bytes(row) for key, row in zip(sorted(there), rows, strict=True)} == there
-            assert sorted(table.look().keys) == sorted(there)
-            assert table.look().tags == [{"life": 1}] * len(there)
-            assert table.claimed("train", table.numbers(["0.2", "1.2", "2.2", "0.1"])).tolist() == [
-                True,
-                True,
-                True,
-                False,
-            ]
-
-
-@pytest.mark.long
 def test_durable_nodes_refuse_an_emptied_coordinator_and_accept_the_restored_one(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:
         with hosts(tmp_path, etcd) as planes:
@@ -216,16 +178,3 @@ def followed(planes: list[dp.Plane]) -> bool:
     nodes = [node for plane in planes for node in plane.members()["members"].values()]
     led, follows = ({name for node in nodes for name in node[what]} for what in ("leads", "follows"))
     return led <= follows
-
-
-def patiently(ask: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """What is asked of a table, once its leader is there; to ask it again does no harm."""
-    found: list[T] = []
-
-    def answered() -> bool:
-        with suppress(dp.PeerUnavailable, dp.OutcomeUnknown):
-            found.append(ask(*arguments, **named))
-        return bool(found)
-
-    eventually(answered, "the table is there", SLOW_S)
-    return found[0]

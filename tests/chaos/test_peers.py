@@ -5,11 +5,8 @@ The ports are real nodes'; what is said is random from a fixed seed.
 
 from __future__ import annotations
 
-import asyncio
-import os
 import random
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -174,81 +171,3 @@ async def register(joins: str, node: bytes, address: str) -> None:
     member = Member(1, address, transports={"tcp": "127.0.0.1:1"})
     await coordinator.register(node.hex(), msgspec.json.encode(member), 60.0)
     await coordinator.aclose()
-
-
-class Liar:
-    """A member that is no node: it registers, and answers as a test says."""
-
-    def __init__(self, context: zmq.Context[Any], host: Host, answer: Callable[[Any], Any]) -> None:
-        self.node = b"liarliar"
-        self._context = context
-        self._host = host
-        self._answer = answer
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._lie)
-        self._thread.start()
-
-    def _lie(self) -> None:
-        router = self._context.socket(zmq.ROUTER)
-        router.curve_server, key = True, keys.of_this_user()
-        router.curve_publickey, router.curve_secretkey = key.public, key.secret
-        try:
-            address = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
-            asyncio.run(register(self._host.joins, self.node, address))
-            while not self._over.is_set():
-                if router.poll(20):
-                    who, _, payload = router.recv_multipart()
-                    request = msgspec.msgpack.decode(payload, type=pm.PeerRequest)
-                    router.send_multipart([who, encode(self._answer(request))])
-        finally:
-            router.close(linger=0)
-
-    def __enter__(self) -> Liar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-
-LIES: dict[str, Callable[[int], pm.Offered]] = {
-    "bytes are where nobody is": lambda number: pm.Offered(number, bytes(16)),
-    "no ticket": lambda number: pm.Offered(number, b""),
-    "a copy at nobody": lambda number: pm.Offered(number, bytes(16), b"nobody"),
-    "a copy at itself": lambda number: pm.Offered(number, bytes(16), b"liarliar"),
-    "no sums": lambda number: pm.Offered(number, bytes(16), b"", 1, b""),
-    "chunks of less than nothing": lambda number: pm.Offered(number, bytes(16), b"", -4096, bytes(8)),
-    "chunks beyond all": lambda number: pm.Offered(number, bytes(16), b"", 2**63, bytes(8)),
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("key", ["no key"], indirect=True)
-@pytest.mark.parametrize("what", LIES)
-def test_invalid_answers_of_a_member_raise_peer_unavailable(nodes: Nodes, what: str) -> None:
-    hosts, planes = nodes
-    ref = planes[0].put({"x": pattern(1, SIZE, 4)})
-    (owner, shard) = ref.shards()[0]
-    with voices() as voice:
-        described = voice(hosts[0], None).ask(pm.DescribeShards(1, [shard])).shards
-
-    def answer(request: Any) -> Any:
-        if isinstance(request, pm.DescribeShards):
-            return pm.Described(request.id, described)
-        if isinstance(request, pm.Offer):
-            return LIES[what](request.id)
-        return pm.Done(request.id)
-
-    context: zmq.Context[Any] = zmq.Context()
-    try:
-        with Liar(context, hosts[1], answer) as liar:
-            eventually(lambda: liar.node.hex() in members(planes[1]), "it is a member")
-            forged = dp.BatchRef.decode(ref.encode().replace(owner, liar.node))
-            with pytest.raises(dp.DataplaneError) as caught:
-                planes[1].get(forged, timeout=5)
-            assert isinstance(caught.value, dp.PeerUnavailable), "at once, and the connection of who asked goes on"
-            assert planes[1].get(planes[1].put({"x": [1]}))["x"].to_list() == [1]
-    finally:
-        context.destroy(linger=0)
-    assert os.path.exists(f"/proc/{hosts[1].pid}")
-    still_well(nodes)

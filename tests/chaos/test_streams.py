@@ -52,18 +52,6 @@ def test_rows_of_a_killed_consumer_are_redelivered_at_once(node: StandingNode) -
         assert plane.stats().memory_used == 0
 
 
-@pytest.mark.long
-def test_rows_are_not_delivered_to_a_waiting_consumer_that_was_killed(node: StandingNode) -> None:
-    with dp.connect(node.address) as plane:
-        stream = plane.stream("s", ["a"], max_deliveries=1)
-        with Worker(consumer, node.address, 3600.0) as worker:
-            eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 1, "it waits")
-            worker.kill()
-            eventually(lambda: stream.stats()["task"]["a"]["waiting"] == 0, "the node noticed")
-        stream.append({"x": range(3)})
-        assert take(stream) == [0, 1, 2]
-
-
 def producer(pipe: Any, address: str, step: str) -> None:
     """Appends and extends; stops at `step`, to be killed there."""
     plane = dp.connect(address)

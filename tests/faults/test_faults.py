@@ -162,23 +162,6 @@ def test_a_hanging_read_blocks_only_its_request(tmp_path: Path, shim: Path) -> N
     assert not list(tmp_path.rglob("*.spill"))
 
 
-def test_spilling_waits_for_a_hanging_write_and_goes_on_after_it(tmp_path: Path, shim: Path) -> None:
-    with Subject(tmp_path, shim) as node, dp.connect(node.address) as plane:
-        node.rule.arm("write", HANG, target=".spill")
-        refs: list[dp.BatchRef] = []
-        with pytest.raises(dp.Backpressure):
-            for seed in range(16):
-                refs.append(plane.put({"x": pattern(seed, SHARD)}, timeout=2))
-        assert read(plane, refs[0], 0, 60), "it is in memory"
-        node.rule.disarm()
-        refs += [plane.put({"x": pattern(seed, SHARD)}, timeout=60) for seed in range(len(refs), 16)]
-        assert all(read(plane, ref, seed, 60) for seed, ref in enumerate(refs))
-        eventually(lambda: plane.stats().spill_error == "", "nothing hangs any more")
-        for ref in refs:
-            plane.free(ref)
-        eventually(lambda: plane.stats().memory_used == plane.stats().disk_used == 0, "nothing is left")
-
-
 @each_case("call", ["open", "write", "read", "unlink"])
 def test_a_hanging_disk_blocks_neither_memory_reads_nor_termination(tmp_path: Path, shim: Path, call: str) -> None:
     with spilled(tmp_path, shim) as (node, plane, refs):

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 import resource
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -150,6 +151,35 @@ async def test_a_file_cut_short_is_corrupt(disk: Disk, left: int) -> None:
     os.truncate(file.path, left)
     await refused(disk, file, EXTENT)
     disk.remove(file)
+    await deleted(disk)
+
+
+def endless(path: Path, other: Path) -> None:
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))
+    except PermissionError:
+        pytest.skip("only root can make a device")
+
+
+@pytest.mark.parametrize(
+    "replace",
+    [
+        lambda path, _: os.mkfifo(path),
+        lambda path, _: path.mkdir(),
+        lambda path, other: path.symlink_to(other),
+        endless,
+    ],
+)
+async def test_a_file_that_was_replaced_is_corrupt(disk: Disk, replace: Callable[[Path, Path], None]) -> None:
+    file, other = [await disk.write(shard, random_bytes(EXTENT, shard), nothing) for shard in (1, 2)]
+    file.path.unlink()
+    replace(file.path, other.path)
+    async with asyncio.timeout(30):
+        await refused(disk, file, EXTENT)
+        assert not await sent(disk, file, EXTENT)
+    assert await sent(disk, other, EXTENT)
+    for each in (file, other):
+        disk.remove(each)
     await deleted(disk)
 
 

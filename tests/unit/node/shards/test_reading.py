@@ -22,6 +22,7 @@ from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.peer import Peers
+from tests.cases import each_case
 from tests.keys import KEY
 from tests.unit.node.shards.members import Members
 
@@ -131,6 +132,27 @@ async def test_a_misbehaving_owner_is_retried_and_then_reported_unavailable(owne
     owner.peers._answer = lambda request: pm.Offered(request.id, bytes(16), b"", CHUNK, owner.sums)
     with pytest.raises(PeerUnavailable):
         await read(reading, [(0, 100)])
+
+
+@each_case(
+    "lie",
+    [
+        (bytes(16),), (b"",), (bytes(16), b"nobody"), (bytes(16), OWNER), (bytes(16), b"", 1, b""),
+        (bytes(16), b"", -4096, bytes(8)), (bytes(16), b"", 2**63, bytes(8)),
+    ],
+)  # fmt: skip
+async def test_an_invalid_offer_of_an_owner_is_reported_unavailable(
+    owner: Owner, reading: ShardReads, lie: tuple[Any, ...]
+) -> None:
+    """Its ticket, who has a copy, the size of its chunks, and their sums."""
+    owner.peers._answer = lambda request: (
+        pm.Offered(request.id, *lie) if isinstance(request, pm.Offer) else Done(request.id)
+    )
+    with pytest.raises(PeerUnavailable):
+        await read(reading, [(0, 100)])
+    owner.peers._answer = owner._answer
+    target, _ = await read(reading, [(0, 100)])
+    assert np.array_equal(target[:100], CONTENT[:100])
 
 
 async def test_at_most_sixteen_reads_run_at_a_time(owner: Owner, reading: ShardReads) -> None:
