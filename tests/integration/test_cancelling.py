@@ -15,7 +15,6 @@ import dataplane as dp
 from dataplane.aio import AsyncPlane
 from dataplane.batch import values
 from dataplane.client import background
-from dataplane.wire.messages import MAX_WAITING
 from tests.processes import MIB, StandingNode, pattern, until
 
 NODE = {"memory": "64MiB", "spill": 0}
@@ -171,25 +170,4 @@ async def test_a_plane_whose_close_is_cancelled_is_closed(
     with pytest.raises(dp.Closed):
         await closed.put({"x": [1]})
     await plane.free(scope="s")
-    await nothing_is_left(plane)
-
-
-async def test_appends_refused_at_the_waiting_limit_return_their_permits(plane: AsyncPlane) -> None:
-    stream = await plane.stream("s", ["t"], max_rows=1200)
-    held = [await plane.put({"x": pattern(0, 63 * MIB)})]
-    with pytest.raises(dp.Backpressure):
-        while True:
-            held.append(await plane.put({"x": pattern(0, 1024)}, timeout=0))
-    appends = [asyncio.create_task(stream.append({"x": [i]}, keys=[f"{i}"], timeout=60)) for i in range(1100)]
-
-    async def refused() -> bool:
-        return sum(each.done() for each in appends) == 1100 - MAX_WAITING
-
-    await until(refused)
-    for each in held:
-        await plane.free(each)
-    results = await asyncio.gather(*appends, return_exceptions=True)
-    assert sum(isinstance(each, dp.LimitExceeded) for each in results) == 1100 - MAX_WAITING
-    await stream.append({"x": list(range(1200 - MAX_WAITING))}, timeout=0)
-    await stream.drop()
     await nothing_is_left(plane)

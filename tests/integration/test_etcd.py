@@ -65,24 +65,3 @@ def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], e
         stream.append({"x": [5]})
         assert take(theirs, timeout=60) == [5]
         assert led(one) == leads, "nobody takes another's place"
-
-
-def test_a_node_that_is_started_again_knows_that_the_one_before_it_has_ended(tmp_path: Path, etcd: EtcdServer) -> None:
-    """Nobody else was there to see it, and its registration has not run out."""
-    join = f"etcd://{etcd.address}/again"
-    with Host(tmp_path / "one", join) as one, dp.connect(one.address) as plane:
-        ref = plane.put({"x": [1]})
-        one.kill()
-    with Host(tmp_path / "two", join) as two, dp.connect(two.address) as plane:
-
-        def died() -> bool:
-            try:
-                plane.get(ref)
-            except dp.OwnerDied:
-                return True
-            except dp.PeerUnavailable:  # it has not heard of the other yet
-                return False
-            raise AssertionError("it was read")
-
-        eventually(died, "it knows that the other has ended")
-        assert set(plane.members()["members"]) == {plane.stats().node}

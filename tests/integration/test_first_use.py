@@ -72,17 +72,6 @@ def test_a_node_with_a_data_directory_logs_no_warnings(tmp_path: Path, caplog: p
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_an_older_iteration_of_a_loader_raises_after_a_new_one_begins(plane: dp.Plane) -> None:
-    loader = dp.loader(stream_of(plane, 4), "actor", rows=1, columns=["x"], prefetch=0)
-    first = iter(loader)
-    next(first)
-    second = iter(loader)
-    assert next(second)["x"].tolist() == [0]
-    with pytest.raises(dp.Misuse, match="another of the same loader began"):
-        next(first)
-    del first, second
-
-
 def test_a_consume_after_the_end_reports_rows_that_were_not_done(plane: dp.Plane) -> None:
     stream = stream_of(plane, 3, max_deliveries=1)
     stream.consume("actor", rows=2, columns=["x"]).nack()
@@ -262,13 +251,6 @@ def test_a_dead_letter_that_is_retried_is_delivered_again_and_not_reported_at_th
     assert [delivery.get()["x"].to_list() for delivery in done] == [[0], [1], [2]]
 
 
-class Oldest:
-    """A sampler that runs in the client."""
-
-    def choose(self, candidates: dp.Candidates, want: int) -> list[int]:
-        return list(range(min(want, len(candidates.version))))
-
-
 def scored(plane: dp.Plane) -> dp.Stream:
     """Two groups of two, of which one row is a dead letter of "reward" and never has its column."""
     stream = plane.stream("rollouts", tasks=["reward", "trainer"], max_deliveries=1)
@@ -281,27 +263,6 @@ def scored(plane: dp.Plane) -> dp.Stream:
             stream.extend(delivery.ref, {"reward": [1.0]})
             delivery.ack()
     return stream
-
-
-@pytest.mark.parametrize(
-    ("sampler", "done"),
-    [(None, [0, 2, 3]), (Oldest(), [0, 2, 3]), (dp.CompleteGroups(2), [2, 3])],
-    ids=["fifo", "own", "groups"],
-)
-def test_a_task_ends_without_rows_that_are_dead_letters_of_another_task(
-    plane: dp.Plane, sampler: dp.Sampler | None, done: list[int]
-) -> None:
-    stream = scored(plane)
-    stream.close()
-    found = []
-    with pytest.raises(dp.Closed) as told:
-        for delivery in stream.deliveries(
-            "trainer", rows=2, min_rows=1, columns=["x", "reward"], sampler=sampler, at_end="raise", timeout=30
-        ):
-            found += delivery.get()["x"].to_list()
-    assert found == done
-    assert told.value.expired == 4 - len(done), "the row, or its whole group"
-    assert stream.dead_letters("reward").keys == ["b"], "it can still be looked at"
 
 
 def test_a_timed_out_group_expires_including_rows_that_are_not_ready(plane: dp.Plane) -> None:

@@ -167,20 +167,6 @@ def planes(pair: Connected) -> Planes:
     return pair[1]
 
 
-def test_a_batch_combines_rows_of_local_and_remote_hosts(tmp_path: Path) -> None:
-    with connected(tmp_path, 3) as (_, planes):
-        refs = [plane.put({"x": pattern(seed, 8 << 10, 4), "s": [f"{seed}"] * 4}) for seed, plane in enumerate(planes)]
-        for plane in planes:
-            batch = plane.get(dp.concat([refs[1], refs[0], refs[2][[3, 1]], refs[0]]))
-            expected = [*pattern(1, 8 << 10, 4), *pattern(0, 8 << 10, 4), *pattern(2, 8 << 10, 4)[[3, 1]]]
-            assert np.array_equal(batch["x"].numpy(), [*expected, *pattern(0, 8 << 10, 4)])
-            assert batch["s"].to_list() == ["1"] * 4 + ["0"] * 4 + ["2"] * 2 + ["0"] * 4
-        reward = planes[2].put({"reward": [1, 2, 3, 4]})
-        batch = planes[1].get(refs[0].union(reward))
-        assert batch["reward"].to_list() == [1, 2, 3, 4]
-        assert np.array_equal(batch["x"].numpy(), pattern(0, 8 << 10, 4))
-
-
 @pytest.fixture
 def spilled(tmp_path: Path) -> Iterator[tuple[Planes, list[dp.BatchRef]]]:
     """Eight batches of 2 MiB on a host with memory for four, and another host."""
@@ -262,23 +248,6 @@ def test_a_lost_copy_is_read_from_the_owner_instead(tmp_path: Path, how: str) ->
             other.put({"x": pattern(2, 6 * MIB)}, timeout=60)
         assert np.array_equal(last.get(ref, timeout=60)["x"].numpy(), pattern(1, 4 * MIB))
         eventually(lambda: sent(hosts[0]) == 8 * MIB, "it has come from the owner")
-
-
-def test_a_shard_freed_by_a_remote_reader_is_freed_on_both_hosts(two: Hosts, planes: Planes) -> None:
-    one, other = planes
-    for size in (8 << 10, 2 * MIB):
-        ref = one.put({"x": pattern(1, size, 4)})
-        batch = other.get(ref)
-        other.free(ref)
-        eventually(lambda: one.stats().memory_used == 0, "given back at the owner")
-        assert np.array_equal(batch["x"].numpy(), pattern(1, size, 4))
-        del batch
-        eventually(lambda: other.stats().memory_used == 0, "given back where it was read")
-        for plane in planes:
-            with pytest.raises(dp.Freed):
-                plane.get(ref)
-            plane.free(ref)
-    assert two[1].facts()["copies"] == 0
 
 
 @pytest.mark.long

@@ -42,17 +42,6 @@ def gone(plane: Any) -> None:
     eventually(lambda: plane.stats().memory_used == plane.stats().shards == 0, "nothing is left")
 
 
-def test_rows_retained_for_a_stream_survive_a_free_of_the_original(plane: Any) -> None:
-    first = plane.put(columns())
-    stream = plane.stream("s", ["train"])
-    stream.append(plane.retain(first[2:4]))
-    stream.append(plane.retain(first[3:5]))
-    plane.free(first)
-    with stream.consume("train", rows=4, columns=["pixels", "n"]) as delivery:
-        check(plane, delivery.ref, [2, 3, 3, 4])
-    gone(plane)
-
-
 def _retains(pipe: Connection, address: str) -> None:
     with dp.connect(address) as plane:
         mine = plane.retain(pipe.recv())

@@ -62,36 +62,6 @@ def test_streams_are_listed_by_the_host_that_leads_them_though_it_never_opened_t
     eventually(lambda: not any(plane.streams() for plane in planes), "no dropped stream is listed")
 
 
-def test_a_stream_over_hosts_is_written_to_a_file_and_restored(planes: list[Any], tmp_path: Path) -> None:
-    streams = [plane.stream("rollouts", tasks=["reward", "actor"], max_rows=1000) for plane in planes]
-    for number, stream in enumerate(streams):
-        stream.append(ids(24, 24 * number), group=GROUPS, version=number, tags={"n": list(range(24))})
-    with streams[1].consume("reward", rows=72, min_rows=72, columns=["id"], timeout=60) as delivery:
-        streams[1].extend(delivery.ref, {"reward": delivery.get()["id"].numpy() * 3.0})
-    with streams[2].consume("actor", rows=12, columns=["id"], timeout=60) as delivery:
-        done = {int(i) for i in delivery.get()["id"].to_list()}
-    streams[0].checkpoint(tmp_path / "stream")
-    streams[0].drop()
-    restored = planes[2].restore(tmp_path / "stream")
-    with pytest.raises(dp.Misuse, match="already"):
-        planes[1].restore(tmp_path / "stream")
-    left = 72 - len(done)
-    with restored.consume(
-        "actor", rows=72, min_rows=left, columns=["id", "reward"], sampler=dp.Fifo(), timeout=60
-    ) as delivery:
-        batch = delivery.get()
-        got = [int(i) for i in batch["id"].to_list()]
-        assert sorted(got) == sorted(set(range(72)) - done)
-        assert (batch["reward"].numpy() == batch["id"].numpy() * 3.0).all()
-        assert delivery.groups == [GROUPS[i % 24] for i in got]
-        assert delivery.versions == [i // 24 for i in got]
-        del batch
-    again = planes[0].stream("rollouts")
-    again.append(ids(24, 100), group=GROUPS)
-    again.close()
-    assert sorted(drained(again, "actor", ["id"])) == list(range(100, 124))
-
-
 def test_a_put_with_copies_passes_over_a_host_that_has_just_died(hosts: list[Any], planes: list[Any]) -> None:
     """The other hosts take it for a member still, and choose it for some of these puts."""
     hosts[1].kill()

@@ -149,22 +149,6 @@ def test_a_reference_is_appended_without_copying_its_bytes(plane: Any) -> None:
 
 
 @pytest.mark.usefixtures("empty")
-def test_repeated_keys_are_idempotent_and_invalid_keys_are_misuse(plane: Any) -> None:
-    stream = plane.stream("s", ["a"])
-    assert stream.append(rollouts(2), keys=["p", "q"]) == ["p", "q"]
-    held = plane.stats().memory_used
-    assert stream.append(rollouts(2), keys=["p", "q"]) == ["p", "q"]  # the same call again
-    for keys in (["q", "r"], ["r", "r"], ["~1", "r"], ["", "r"], ["r"], [1, 2]):
-        with pytest.raises(dp.Misuse):
-            stream.append(rollouts(2), keys=keys)
-    eventually(lambda: plane.stats().memory_used == held, "what was refused is not kept")
-    assert stream.stats()["rows"] == 2
-    assert take(stream, "a") == [0, 1]
-    assert stream.append(rollouts(2), keys=["p", "q"]) == ["p", "q"]  # they have gone
-    stream.drop()
-
-
-@pytest.mark.usefixtures("empty")
 def test_deliveries_are_acked_nacked_and_renewed(plane: Any) -> None:
     stream = plane.stream("s", ["a", "b"], max_deliveries=2)
     stream.append(rollouts(4), keys=list("abcd"))
@@ -230,20 +214,6 @@ def test_a_delivery_iterator_closes_without_error_after_its_plane(node: Standing
     loop.close()  # type: ignore[attr-defined]  # a generator
     with dp.connect(node.address) as plane, plane.stream("s").consume("t", rows=2, columns=["x"]) as delivery:
         assert len(delivery) == 2, "the row that it held is given to others"
-
-
-def test_an_append_to_a_full_stream_holds_no_memory(plane: Any) -> None:
-    stream = plane.stream("s", ["a"], max_rows=4)
-    stream.append(rollouts(4))
-    held = plane.stats().memory_used
-    with pytest.raises(dp.Backpressure, match="max_rows"):
-        stream.append({"x": [9], "big": pattern(1, MIB)}, timeout=0.05)
-    with pytest.raises(dp.LimitExceeded):
-        stream.append(rollouts(5), timeout=5)
-    assert plane.stats().memory_used == held
-    assert take(stream, "a", rows=1) == [0]
-    stream.append(rollouts(1, 4), timeout=0)
-    assert stream.stats()["rows"] == 4
 
 
 # Reading ahead: what a reference means is in memory by the time that it is asked for.

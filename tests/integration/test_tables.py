@@ -63,36 +63,6 @@ def test_columns_written_by_several_stages_can_be_read_repeatedly(plane: Any) ->
 
 
 @pytest.mark.usefixtures("empty")
-def test_a_reference_to_a_replaced_row_raises_freed(plane: Any) -> None:
-    table = plane.table("t")
-    table.upsert(["a", "b"], rows(2))
-    old = table.read(["a", "b"], ["x"])
-    table.upsert(["a"], {"x": np.array([9])})
-    with pytest.raises(dp.Freed):
-        plane.get(old)
-    assert plane.get(old[1])["x"].to_list() == [1]
-    assert plane.get(table.read(["a", "b"], ["x"]))["x"].to_list() == [9, 1]
-    table.drop()
-
-
-def taker(pipe: Any, address: str) -> None:
-    """Takes rows until none are left, a few at a time and any; says which."""
-    won, random = [], np.random.default_rng()
-    with dp.connect(address) as plane:
-        table = plane.table("t")
-        pipe.recv()
-        while True:
-            try:
-                ready = table.ready(["x"], task="train")
-            except dp.NotReady:
-                break
-            given = table.claim("train", random.choice(ready, min(5, len(ready)), replace=False))
-            if given is not None:
-                won += given.tolist()
-    pipe.send(won)
-
-
-@pytest.mark.usefixtures("empty")
 def test_keys_and_tags_that_fill_several_messages_are_looked_up(plane: Any) -> None:
     table, keys = plane.table("partition"), [f"{i:03}" + "é" * 900 for i in range(200)]
     tags = [{"text": chr(65 + i % 26) * 30_000} for i in range(200)]
@@ -104,22 +74,6 @@ def test_keys_and_tags_that_fill_several_messages_are_looked_up(plane: Any) -> N
     assert seen.have.all()
     assert len(table.look(keys, since=table.look().changes)) == 0
     assert table.keys(seen.numbers) == keys
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_processes_take_each_row_once(node: StandingNode, plane: Any) -> None:
-    table = plane.table("t")
-    table.upsert([str(i) for i in range(200)], {"x": np.arange(200)})
-    with Worker(taker, node.address) as one, Worker(taker, node.address) as two:
-        one.say()
-        two.say()
-        assert sorted(one.hear() + two.hear()) == list(range(200))
-    assert table.claimed("train").all()
-    table.release("train", [3, 5])
-    assert table.ready(["x"], task="train").tolist() == [3, 5]
-    table.release()
-    assert len(table.ready(["x"], task="train")) == 200
     table.drop()
 
 
@@ -201,18 +155,4 @@ def test_rows_written_by_a_killed_process_remain(node: StandingNode, plane: Any)
         worker.kill()
         eventually(lambda: plane.stats().clients == 1)
     assert (plane.get(table.read(["a", "b"]))["x"].numpy() == pattern(3, MIB, 2)).all()
-    table.drop()
-
-
-@pytest.mark.usefixtures("empty")
-def test_table_writes_to_a_full_node_wait_for_memory(plane: Any) -> None:
-    table = plane.table("t")
-    for number in range(3):
-        table.upsert([f"k{number}"], {"x": pattern(number, 10 * MIB)})
-    with pytest.raises(dp.Backpressure):
-        table.upsert(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=0.1)
-    assert table.look().keys == ["k0", "k1", "k2"]
-    table.clear(["k0"])
-    table.upsert(["k3"], {"x": pattern(3, 10 * MIB)}, timeout=60)
-    assert (plane.get(table.read(["k3"]))["x"].numpy() == pattern(3, 10 * MIB)).all()
     table.drop()

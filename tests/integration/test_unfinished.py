@@ -140,11 +140,6 @@ async def test_a_row_can_be_extended_and_finished_after_a_failed_finish(
             del batch
 
 
-def test_the_first_tokens_of_a_row_are_a_piece(stream: Any) -> None:
-    with pytest.raises(dp.Misuse, match="its pieces bring"):
-        stream.begin("r", columns={"response_ids": [[1]]})
-
-
 async def test_a_piece_without_a_version_has_the_version_of_the_piece_before(node: Any) -> None:
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("rollouts", tasks=["actor"])

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -169,19 +167,6 @@ def test_a_part_without_data_and_a_version_without_data_are_published(plane: Any
         weights.publish(4, {})
 
 
-def test_other_hosts_fetch_each_chunk_once(tmp_path: Path) -> None:
-    tensors = {f"w{i}": torch.randn(MIB) for i in range(6)}
-    with (
-        connected(tmp_path, memory="96MiB") as ((_, two), (here, there)),
-        dp.connect(two.address) as again,
-    ):
-        here.weights("actor").publish(7, tensors)
-        found = there.weights("actor").get(timeout=30)
-        more = again.weights("actor").get(7)
-        assert all(same(found[name], tensors[name]) and same(more[name], tensors[name]) for name in tensors)
-        assert 24 * MIB <= there.stats().fetched_bytes < 25 * MIB
-
-
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[list[Any]]:
     """A plane on each of two hosts."""
@@ -243,30 +228,6 @@ def test_replicated_versions_survive_the_death_of_the_publishing_host(tmp_path: 
             c.weights("other").get(timeout=30)
         c.weights("actor").publish(2, {"w": tensors["w"] + 1})
         assert b.weights("actor").get(">= 2", timeout=30).version == 2
-
-
-def test_a_publisher_that_is_killed_leaves_nothing(plane: Any, node: StandingNode, with_torch: None) -> None:
-    before = plane.stats().shards
-    with Worker(_dies, node.address, context=torches) as worker:
-        assert worker.hear() == "half"
-        worker.kill()
-    eventually(lambda: plane.stats().shards == before)
-    assert plane.weights("actor").versions() == []
-
-
-def _dies(pipe: Any, address: str) -> None:
-    """Has written some of a version when it is killed."""
-    plane = dp.connect(address)
-
-    def tensors() -> Any:
-        yield "one", np.ones(12 * MIB, np.uint8)
-        publishing._TOGETHER = 1
-        yield "two", np.ones(MIB, np.uint8)
-        yield "three", np.ones(MIB, np.uint8)
-        pipe.send("half")
-        time.sleep(60)
-
-    plane.weights("actor").publish(1, tensors())
 
 
 class Lazy(Mapping[str, Any]):
@@ -351,15 +312,3 @@ def test_parts_left_by_a_job_with_other_ranks_do_not_count(plane: Any) -> None:
     tensors = weights.get(5, timeout=5.0)
     assert {name: tensors.numpy(name).tolist() for name in tensors} == {"w0": [1.0] * 4, "w1": [1.0] * 4}
     weights.drop()
-
-
-async def test_a_version_of_many_ranks_is_announced_once(node: StandingNode) -> None:
-    """Else its watchers are woken again and again."""
-    async with dp.aio.connect(node.address) as plane:
-        weights = plane.weights("actor")
-        for version in (1, 2):
-            ranks = [weights.publish(version, {f"w{rank}": np.ones(4)}, rank=rank, ranks=48) for rank in range(48)]
-            await asyncio.gather(*ranks)
-        keys = (await weights._register.look()).keys
-        assert [key for key in keys if key.startswith("n/")] == ["n/1", "n/2"]
-        await weights.drop()

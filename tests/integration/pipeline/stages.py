@@ -50,19 +50,6 @@ class Late:
         return {"late": batch["x"].numpy()}
 
 
-@dataclass(frozen=True)
-class DieOnce:
-    """The process that is given a 5 first ends at once; the next one does not."""
-
-    mark: str
-
-    def __call__(self, batch: Any) -> dict[str, Any]:
-        if (batch["x"].numpy() == 5).any() and not Path(self.mark).exists():
-            Path(self.mark).touch()
-            os._exit(7)
-        return {"y": batch["x"].numpy() * 2}
-
-
 def die_always(batch: Any) -> dict[str, Any]:
     os._exit(7)
 
