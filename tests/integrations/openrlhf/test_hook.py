@@ -129,20 +129,6 @@ def test_values_that_a_phase_does_not_use_are_not_read(hooked: Any) -> None:
     eventually(lambda: ray.get(worker.pinned.remote()) < pixels, "what was merged is let go")
 
 
-def test_everything_is_freed_once_the_step_is_over(hooked: Any) -> None:
-    for method, arguments in phases().values():
-        gathered(hooked, method, arguments)
-    del arguments
-    ray.get([worker.clear.remote() for worker in hooked._actor_handlers])
-    gc.collect()
-
-    def empty() -> bool:
-        assert process.settle()
-        return process.plane().stats().memory_used == 0
-
-    eventually(empty, "memory is free")
-
-
 @pytest.mark.long
 def test_the_hook_is_installed_in_actors_that_receive_a_group(hooked: Any) -> None:
     controller = Controller.remote()

@@ -152,15 +152,6 @@ def test_the_asynchronous_key_value_calls_behave_like_the_synchronous_ones(tq: A
     assert got(left, "score") == [2.0, 3.0]
 
 
-def test_a_data_parser_transforms_the_fields_of_a_put(tq: Any, pid: str) -> None:
-    def parse(fields: dict[str, Any]) -> dict[str, Any]:
-        fields["answer"] = [text.upper() for text in fields["answer"]]
-        return fields
-
-    tq.kv_batch_put(KEYS, pid, fields=batch(), data_parser=parse)
-    assert got(tq.kv_batch_get(KEYS, pid), "answer") == [f"ANSWER {i}" for i in range(4)]
-
-
 @pytest.mark.parametrize("call", ["kv_put", "async_kv_put"])
 @pytest.mark.parametrize("whole", [False, True], ids=["a dict", "a TensorDict"])
 def test_a_data_parser_transforms_the_fields_of_a_single_row(tq: Any, pid: str, call: str, *, whole: bool) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import textwrap
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import pytest
 
 import dataplane as dp
 from tests.integrations.marks import KEPT
 from tests.integrations.nursery import Nursery, Process
-from tests.processes import eventually
 from tests.users import needs_root
 
 pytestmark = KEPT
@@ -63,31 +60,6 @@ def test_calls_before_init_raise_not_started_with_a_remedy(program: Callable[...
         assert "transfer_queue.init()" in said
         assert "DATAPLANE_ADDRESS" in said
         assert kinds == [True, True]
-
-
-def test_calls_to_a_killed_node_fail_until_the_next_init(program: Callable[..., Process]) -> None:
-    code = """
-        tq.init(SMALL)
-        client = tq.get_client()
-        client.put(TensorDict({"x": torch.zeros(4)}, batch_size=[4]), partition_id="p")
-        from dataplane.integrations import process
-        tell(process.plane().stats().pid); sys.stdin.readline()
-        tell([error_of(tq.kv_list), error_of(lambda: tq.kv_put("a", "p", tag={})),
-              error_of(lambda: client.get_meta(["x"], 9, "p", task_name="t", timeout=60))])
-        tq.init(SMALL)
-        tq.kv_put("a", "p", tag={})
-        tell(tq.kv_list())
-    """
-    with program(code) as process:
-        pid = process.hear()
-        node = psutil.Process(pid)
-        os.kill(pid, signal.SIGKILL)
-        eventually(lambda: node.status() == psutil.STATUS_ZOMBIE, "the node has ended")
-        process.say()
-        listing, putting, getting = process.hear()
-        assert [listing[0], putting[0], getting[0]] == ["PeerUnavailable"] * 3
-        assert "next init()" in putting[1]
-        assert process.hear() == {"p": {"a": {}}}
 
 
 def test_a_close_after_the_node_was_killed_ends_the_job(program: Callable[..., Process]) -> None:

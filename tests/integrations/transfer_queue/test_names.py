@@ -157,10 +157,6 @@ tell(tq.get_metrics_endpoint()); sys.stdin.readline()
     assert "of the job joined first" not in page
 
 
-def test_a_job_without_metrics_has_no_metrics_endpoint(ours: Any) -> None:
-    assert ours.get_metrics_endpoint() is None
-
-
 def test_an_occupied_metrics_port_is_misuse(ours: Any, taken: int) -> None:
     with pytest.raises(Misuse, match=r"metrics\.port"):
         ours.init({"metrics": {"enabled": True, "port": taken}})

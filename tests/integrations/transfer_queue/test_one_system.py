@@ -130,32 +130,6 @@ def test_workers_of_a_ray_started_before_join_the_job_at_their_first_call(
         assert process.hear() == "done"
 
 
-@pytest.mark.long
-def test_workers_join_the_job_and_the_node_of_their_driver(
-    driver: Callable[[str], Process],
-) -> None:
-    code = """
-        ray = start_ray()
-        import dataplane as dp
-        plane = dp.connect(config=dp.NodeConfig(memory="64MiB", spill=0, prewarm=0))
-        tq.init(job="mine")
-        tq.kv_put("a", "train", tag={})
-
-        @ray.remote(num_cpus=0)
-        class Worker:
-            def work(self, init):
-                assert not os.environ.get("DATAPLANE_ADDRESS") and not os.environ.get("DATAPLANE_JOB")
-                if init:
-                    ours.init()
-                return ours.kv_list(), os.environ["DATAPLANE_ADDRESS"]
-
-        tell([ray.get(Worker.remote().work.remote(init)) for init in (True, False)] + [plane.address])
-    """
-    with driver(code) as process:
-        first, second, address = process.hear()
-    assert first == second == [{"train": {"a": {}}}, address]
-
-
 def test_the_controller_reads_its_job_without_calling_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first call of its `list_partitions` waited a minute for its own answer."""
     from dataplane.integrations.transfer_queue import job_registry

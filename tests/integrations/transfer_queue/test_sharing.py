@@ -77,17 +77,6 @@ def test_concurrent_puts_of_one_image_store_it_once(queue: Any, partition: str, 
         eventually(lambda: used() == 0, "the last one frees it")
 
 
-def test_rows_share_images_within_a_put_and_with_earlier_puts(queue: Any, partition: str, used: Any) -> None:
-    put(queue, partition, ["a", "b", "c"], [1, 2, 1])
-    put(queue, partition, ["d", "e"], [2, 1])
-    assert used() <= 2 * IMAGE + 2 * PAGES
-    check(queue, partition, ["e", "d", "c", "b", "a"], [1, 2, 1, 2, 1])
-    queue.kv_clear(keys=["a", "b", "c"], partition_id=partition)
-    check(queue, partition, ["d", "e"], [2, 1])
-    queue.kv_clear(keys=["e"], partition_id=partition)
-    check(queue, partition, ["d"], [2])
-
-
 def test_a_replaced_row_does_not_affect_rows_that_share_its_image(queue: Any, partition: str, used: Any) -> None:
     for key, prompt in (("a", 1), ("b", 1), ("a", 2), ("b", 1)):
         put(queue, partition, [key], [prompt])
