@@ -123,15 +123,6 @@ class TransportSuite:
         targets = await asyncio.gather(*(self.read(reader, server, ticket, 5 * MIB) for ticket in tickets))
         assert all(np.array_equal(target.bytes, one.content) for target in targets)
 
-    async def test_a_hundred_consecutive_reads_are_complete(
-        self, server: Transport, reader: Transport, shelf: Shelves
-    ) -> None:
-        one = shelf(10_000)
-        for _ in range(100):
-            ticket = server.offer(one.memory)
-            assert np.array_equal((await self.read(reader, server, ticket, 10_000)).bytes, one.content)
-            await server.withdraw(ticket)
-
     async def test_only_the_requested_ranges_are_written(
         self, server: Transport, reader: Transport, shelf: Shelves
     ) -> None:

@@ -81,7 +81,9 @@ class TestBytes:
     @given(st.data())
     def test_altered_reference_bytes_are_refused_or_decode_consistently(self, data: st.DataObject) -> None:
         whole = concat([verl_ref(40).select("uid", "pixel_values"), verl_ref(40, 3).select("uid", "pixel_values")])
-        good = data.draw(st.sampled_from([whole, whole[[3, 70, 5, 41]], whole[::-1], whole[np.arange(80) % 7 * 11]]))
+        cut = whole.slice_rows("pixel_values", 0, np.arange(80)).share_rows("pixel_values", 1, 2)
+        several = [whole, whole[[3, 70, 5, 41]], whole[::-1], whole[np.arange(80) % 7 * 11], cut]
+        good = data.draw(st.sampled_from(several))
         mutated = bytearray(good.encode())
         for _ in range(data.draw(st.integers(1, 4))):
             mutated[data.draw(st.integers(0, len(mutated) - 1))] = data.draw(st.integers(0, 255))

@@ -155,13 +155,6 @@ async def test_a_change_that_was_not_sent_raises_peer_unavailable(
             await connection.request(made(connection.next_id()), m.Done, 60.0)
 
 
-async def test_an_error_reported_by_the_node_is_passed_on_unchanged(scripted: Scripted, connection: Connection) -> None:
-    scripted.answer = lambda request: [m.Failure(request.id, "PeerUnavailable", "no leader", {"address": "there"})]
-    with pytest.raises(dp.PeerUnavailable, match="no leader") as caught:
-        await connection.request(CHANGES["append"](connection.next_id()), rm.RowsAppended, 5.0)
-    assert caught.value.address == "there"
-
-
 HEAD = Head(StreamSettings(("a",)), "", 0, 0, 0, False, [])
 GRANTED: list[tuple[Any, str]] = [
     (lambda i: sm.Reserved(i, [(4, 0, 0, 4096), (5, 0, 4096, 4096)], []), "Abort"),

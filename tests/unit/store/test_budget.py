@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -51,23 +50,6 @@ async def turns() -> None:
     """Lets every task go on until it waits: none here waits for anything but the budget."""
     for _ in range(10):
         await asyncio.sleep(0)
-
-
-async def test_reservations_are_granted_in_order_of_arrival() -> None:
-    budget = Budget(100)
-    assert budget.try_reserve(100)
-    waiters = Waiters(budget)
-    for name in "abc":
-        await waiters.ask(name, 40)
-    assert waiters.granted == []
-    await waiters.free(40)
-    assert waiters.granted == ["a"]
-    await waiters.free(60)
-    assert waiters.granted == ["a", "b"]
-    await waiters.free(20)
-    assert waiters.granted == ["a", "b", "c"]
-    assert budget.used == 100
-    assert budget.statistics().waiting == 0
 
 
 async def test_a_small_request_passes_a_large_one_only_for_a_bounded_time() -> None:
@@ -145,19 +127,6 @@ async def test_a_request_that_waits_for_stored_bytes_takes_no_memory_and_holds_u
     budget.grant()
     await turns()
     assert waiters.granted == ["restore", "put"]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(1, 9)), max_size=60))
-def test_the_largest_size_is_known_after_each_change(done: list[tuple[bool, int]]) -> None:
-    rooms, model = Rooms(), Counter[int]()
-    for adds, size in done:
-        if adds:
-            rooms.add(size)
-            model[size] += 1
-        elif model[size]:
-            rooms.remove(size)
-            model[size] -= 1
-        assert rooms.largest == max((size for size in model if model[size]), default=0)
 
 
 actions = st.lists(

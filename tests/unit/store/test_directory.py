@@ -14,7 +14,6 @@ from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt, DirectoryUnusable
 from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
-from dataplane.store.durable import directory
 from dataplane.store.durable.database import Database, Journal, Notes
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import JournaledLog
@@ -27,22 +26,6 @@ d = DataDirectory(Path(sys.argv[1])); print(d.identity.node.hex(), flush=True); 
 
 def content(path: Path) -> dict[str, bytes]:
     return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
-
-
-def test_a_data_directory_preserves_the_node_identity(tmp_path: Path) -> None:
-    found = []
-    for _ in range(3):
-        opened = DataDirectory(tmp_path / "a" / "b", "prod")
-        found.append(opened.identity)
-        assert opened.first == opened.identity.numbers - directory.NUMBERS
-        opened.close()
-    assert len({(each.node, each.incarnation, each.cluster) for each in found}) == 1
-    assert [each.starts for each in found] == [1, 2, 3]
-    assert [each.numbers for each in found] == [1 + n * directory.NUMBERS for n in (1, 2, 3)]
-    other = DataDirectory(tmp_path / "other")
-    assert other.identity.node != found[0].node
-    other.close()
-    other.close()
 
 
 def test_a_data_directory_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dataplane.transport import listener
-from dataplane.transport.listener import EACH, REQUEST, STRANGERS, TICKET, Listener
+from dataplane.transport.listener import EACH, REQUEST, STRANGERS, Listener
 from tests.processes import until
 
 
@@ -80,20 +80,12 @@ async def test_a_start_that_fails_leaves_nothing_open(monkeypatch: pytest.Monkey
     await tested.cut()
 
 
-TICKET_OF_OURS = b"a ticket of ours"
-assert len(TICKET_OF_OURS) == TICKET
-
-
 class Port:
     """Connections whose addresses a test makes up."""
 
     def __init__(self) -> None:
-        self.entered: list[bytes] = []
-        self.listener = Listener("test", "127.0.0.1", "", 8, TICKET_OF_OURS.__eq__, self._serve)
+        self.listener = Listener("test", "127.0.0.1", "", 8, lambda ticket: False, lambda *_: None)
         self._theirs: list[socket.socket] = []
-
-    def _serve(self, connected: socket.socket, request: bytes) -> None:
-        self.entered.append(request + connected.recv(100))
 
     def come(self, address: str, said: bytes = b"") -> socket.socket:
         """Somebody comes; the other end."""
@@ -134,25 +126,6 @@ def gone(theirs: socket.socket) -> bool:
         return False
     except ConnectionResetError:
         return True
-
-
-async def test_connections_with_a_ticket_are_served_with_their_request(port: Port) -> None:
-    port.come("a", TICKET_OF_OURS + b"\1\0\0\0more")
-    later = port.come("a")
-    await until(lambda: len(port.entered) == 1)
-    later.sendall(TICKET_OF_OURS)
-    await asyncio.sleep(0)
-    later.sendall(b"\1\0\0\0")
-    await until(lambda: port.waiting == 0)
-    later.sendall(b"x")
-    await until(lambda: len(port.entered) == 2)
-    assert port.entered == [TICKET_OF_OURS + b"\1\0\0\0" + said for said in (b"more", b"x")]
-
-
-async def test_a_connection_with_another_ticket_is_closed(port: Port) -> None:
-    theirs = port.come("a", bytes(REQUEST))
-    await until(lambda: gone(theirs))
-    assert not port.entered
 
 
 async def test_the_oldest_connection_of_an_address_is_closed_for_its_next_one(port: Port) -> None:
