@@ -7,8 +7,7 @@ import fcntl
 import socket
 import struct
 import termios
-import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import numpy as np
@@ -161,116 +160,32 @@ async def test_an_offer_is_withdrawn_from_a_reader_that_does_not_read(server: Tc
             await server.withdraw(ticket)
 
 
-class Slow:
-    """A network between a server and those who read from it, that keeps what the server sends until `release`."""
-
-    def __init__(self, server: Transport | None) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._server = server
-        self._released = threading.Event()
-        self._kept: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            self._kept.append(near)
-            if self._server is None:
-                continue
-            host, _, port = self._server.address.rpartition(":")
-            far = socket.create_connection((host, int(port)))
-            self._kept.append(far)
-            for args in ((near, far, None), (far, near, self._released)):
-                self._threads.append(threading.Thread(target=self._pass_on, args=args))
-                self._threads[-1].start()
-
-    @staticmethod
-    def _pass_on(one: socket.socket, other: socket.socket, when: threading.Event | None) -> None:
-        with suppress(OSError):
-            if when is not None:
-                when.wait()
-            while data := one.recv(1 << 20):
-                other.sendall(data)
-        with suppress(OSError):
-            other.shutdown(socket.SHUT_WR)
-
-    def arrived(self) -> int:
-        """Bytes of the server's that are here."""
-        asked = [fcntl.ioctl(each, termios.FIONREAD, bytes(4)) for each in self._kept]
-        return sum(int(struct.unpack("i", each)[0]) for each in asked)
-
-    @property
-    def connections(self) -> int:
-        return len(self._kept)
-
-    def release(self) -> None:
-        self._released.set()
-
-    def close(self) -> None:
-        self._released.set()
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._threads[0].join()
-        for each in self._kept:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for each in self._kept:
-            each.close()
+Silent = tuple[str, list[asyncio.StreamWriter]]
 
 
 @pytest.fixture
-def slow(server: Tcp) -> Iterator[Slow]:
-    network = Slow(server)
-    yield network
-    network.close()
+async def silent() -> AsyncIterator[Silent]:
+    """An address that answers nothing, and the connections that have come."""
+    came: list[asyncio.StreamWriter] = []
+    listening = await asyncio.start_server(lambda _, writer: came.append(writer), "127.0.0.1", 0)
+    host, port = listening.sockets[0].getsockname()
+    yield f"{host}:{port}", came
+    listening.close()
+    for writer in came:
+        writer.close()
 
 
-@pytest.fixture
-def silent() -> Iterator[Slow]:
-    network = Slow(None)
-    yield network
-    network.close()
-
-
-@pytest.mark.parametrize("how", ["withdraw", "aclose"])
-async def test_bytes_in_flight_when_an_offer_ends_are_not_accepted(
-    server: Tcp, reader: Tcp, shelf: Shelves, slow: Slow, how: str
-) -> None:
-    """`sendfile` sends pages, not copies: what is not yet received when the memory is used again, changes. So a node
-    that was stopped, and whose offers were ended meanwhile, must not take what it then finds for what it asked for."""
-    one = shelf(32 * KIB)
-    ticket = server.offer(one.memory)
-    target = Target(32 * KIB)
-    reading = asyncio.create_task(reader.read(slow.address, ticket, target.memory, 60.0))
-    await until(lambda: slow.arrived() == 1 + 32 * KIB)  # granted, and all of it
-    async with asyncio.timeout(60):
-        await (server.withdraw(ticket) if how == "withdraw" else server.aclose())
-    one.overwrite()
-    slow.release()
-    (result,) = await asyncio.gather(reading, return_exceptions=True)
-    assert isinstance(result, TransportError) or np.array_equal(target.bytes, one.content)
-    assert target.guarded()
-
-
-async def test_a_read_ends_when_nothing_comes(reader: Tcp, silent: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_ends_when_nothing_comes(reader: Tcp, silent: Silent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "IDLE_S", 0.1)
     with pytest.raises(TransportError):
         async with asyncio.timeout(60):
-            await reader.read(silent.address, bytes(16), Target(KIB).memory, 600.0)
+            await reader.read(silent[0], bytes(16), Target(KIB).memory, 600.0)
 
 
-async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Slow) -> None:
+async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: Silent) -> None:
     target = Target(9 * MIB)
-    reading = asyncio.create_task(reader.read(silent.address, bytes(16), target.memory, 600.0))
-    await until(lambda: silent.connections == 2)
+    reading = asyncio.create_task(reader.read(silent[0], bytes(16), target.memory, 600.0))
+    await until(lambda: len(silent[1]) == 2)
     async with asyncio.timeout(60):
         await reader.aclose()
     (result,) = await asyncio.gather(reading, return_exceptions=True)
@@ -278,15 +193,13 @@ async def test_the_end_does_not_wait_for_reads_that_stall(reader: Tcp, silent: S
 
 
 async def test_stalled_reads_delay_neither_withdrawals_nor_other_reads(
-    server: Tcp, reader: Tcp, silent: Slow, shelf: Shelves
+    server: Tcp, reader: Tcp, silent: Silent, shelf: Shelves
 ) -> None:
     """A host that does not answer is not the end of what comes from others. And a withdrawal ends: else whoever holds
     up a node's reads keeps its memory pinned, too."""
     targets = [np.empty(4 * STREAMS * MIB, np.uint8) for _ in range(4)]
-    reading = [
-        asyncio.create_task(reader.read(silent.address, bytes(16), memoryview(target), 600.0)) for target in targets
-    ]
-    await until(lambda: silent.connections == 4 * STREAMS)
+    reading = [asyncio.create_task(reader.read(silent[0], bytes(16), memoryview(target), 600.0)) for target in targets]
+    await until(lambda: len(silent[1]) == 4 * STREAMS)
     ticket = reader.offer(shelf(KIB).memory)
     others = [asyncio.create_task(each) for each in (reader.withdraw(ticket), reads(reader, server, shelf(KIB)))]
     await asyncio.wait(others, timeout=60)

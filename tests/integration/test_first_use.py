@@ -251,6 +251,13 @@ def test_a_dead_letter_that_is_retried_is_delivered_again_and_not_reported_at_th
     assert [delivery.get()["x"].to_list() for delivery in done] == [[0], [1], [2]]
 
 
+class Oldest:
+    """A sampler that runs in the client."""
+
+    def choose(self, candidates: dp.Candidates, want: int) -> list[int]:
+        return list(range(min(want, len(candidates.version))))
+
+
 def scored(plane: dp.Plane) -> dp.Stream:
     """Two groups of two, of which one row is a dead letter of "reward" and never has its column."""
     stream = plane.stream("rollouts", tasks=["reward", "trainer"], max_deliveries=1)
@@ -263,6 +270,27 @@ def scored(plane: dp.Plane) -> dp.Stream:
             stream.extend(delivery.ref, {"reward": [1.0]})
             delivery.ack()
     return stream
+
+
+@pytest.mark.parametrize(
+    ("sampler", "done"),
+    [(None, [0, 2, 3]), (Oldest(), [0, 2, 3]), (dp.CompleteGroups(2), [2, 3])],
+    ids=["fifo", "own", "groups"],
+)
+def test_a_task_ends_without_rows_that_are_dead_letters_of_another_task(
+    plane: dp.Plane, sampler: dp.Sampler | None, done: list[int]
+) -> None:
+    stream = scored(plane)
+    stream.close()
+    found = []
+    with pytest.raises(dp.Closed) as told:
+        for delivery in stream.deliveries(
+            "trainer", rows=2, min_rows=1, columns=["x", "reward"], sampler=sampler, at_end="raise", timeout=30
+        ):
+            found += delivery.get()["x"].to_list()
+    assert found == done
+    assert told.value.expired == 4 - len(done), "the row, or its whole group"
+    assert stream.dead_letters("reward").keys == ["b"], "it can still be looked at"
 
 
 def test_a_timed_out_group_expires_including_rows_that_are_not_ready(plane: dp.Plane) -> None:

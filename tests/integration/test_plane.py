@@ -47,6 +47,13 @@ def check(batch: dp.Batch, rows: list[int], total: int = 6) -> None:
             assert batch[name].to_list() == [values[row] for row in rows]
 
 
+def test_the_first_put_of_a_process_may_reserve_memory(node: StandingNode) -> None:
+    """It is made while no event loop runs."""
+    with dp.connect(node.address) as plane:
+        assert len(plane.get(plane.put({"x": np.zeros((256, 128), np.int32)}))["x"]) == 256
+        assert plane.stats().reserved_bytes == 0
+
+
 def test_single_rows_of_a_shard_can_be_freed(plane: Any) -> None:
     ref = plane.put(columns())
     plane.free(ref[1:3])

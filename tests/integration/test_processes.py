@@ -201,3 +201,12 @@ def test_a_forked_child_connects_a_plane_separately() -> None:
         os._exit(0 if process.plane().get(ref)["a"].to_list() == [1, 2] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert plane.get(ref)["a"].to_list() == [1, 2]
+
+
+@pytest.mark.leaks(reason="a node of this process ends a moment after its last client")
+@pytest.mark.usefixtures("_let_go")
+def test_a_closed_process_plane_is_connected_again() -> None:
+    plane = process.start(dp.NodeConfig(memory="32MiB", spill=0))
+    process.close()
+    process.close()
+    assert process.start(dp.NodeConfig(memory="32MiB", spill=0)) is not plane

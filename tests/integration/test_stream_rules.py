@@ -106,6 +106,18 @@ def test_rows_with_and_without_a_group_are_appended_together(plane: dp.Plane) ->
         assert delivery.groups == groups
 
 
+def test_replicas_take_the_same_step(plane: dp.Plane, other: dp.Plane) -> None:
+    stream, theirs = plane.stream("s", ["a"]), other.stream("s")
+    stream.append({"x": [1, 2, 3, 4]})
+    how: dict[str, Any] = {"rows": 2, "shards": 2, "columns": ["x"], "member": "m", "replicas": 2, "timeout": 0}
+    steps = [each.take("a", replica=replica, **how) for replica, each in enumerate((stream, theirs))]
+    assert [plane.get(step[rank])["x"].to_list() for rank in range(2) for step in steps] == [[1], [1], [2], [2]]
+    for step in steps:
+        assert task(stream)["acked"] == 0
+        step.ack()
+    assert task(stream)["acked"] == 2
+
+
 def test_a_custom_sampler_sees_as_many_candidates_as_fit_a_message(plane: dp.Plane) -> None:
     class Longest:
         needs = ("p", "q")

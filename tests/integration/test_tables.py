@@ -63,6 +63,19 @@ def test_columns_written_by_several_stages_can_be_read_repeatedly(plane: Any) ->
 
 
 @pytest.mark.usefixtures("empty")
+def test_a_reference_to_a_replaced_row_raises_freed(plane: Any) -> None:
+    table = plane.table("t")
+    table.upsert(["a", "b"], rows(2))
+    old = table.read(["a", "b"], ["x"])
+    table.upsert(["a"], {"x": np.array([9])})
+    with pytest.raises(dp.Freed):
+        plane.get(old)
+    assert plane.get(old[1])["x"].to_list() == [1]
+    assert plane.get(table.read(["a", "b"], ["x"]))["x"].to_list() == [9, 1]
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
 def test_keys_and_tags_that_fill_several_messages_are_looked_up(plane: Any) -> None:
     table, keys = plane.table("partition"), [f"{i:03}" + "é" * 900 for i in range(200)]
     tags = [{"text": chr(65 + i % 26) * 30_000} for i in range(200)]
@@ -74,6 +87,19 @@ def test_keys_and_tags_that_fill_several_messages_are_looked_up(plane: Any) -> N
     assert seen.have.all()
     assert len(table.look(keys, since=table.look().changes)) == 0
     assert table.keys(seen.numbers) == keys
+    table.drop()
+
+
+@pytest.mark.usefixtures("empty")
+def test_released_rows_can_be_taken_again(plane: Any) -> None:
+    table = plane.table("t")
+    table.upsert([str(i) for i in range(8)], {"x": np.arange(8)})
+    assert table.claim("train", [*range(8)]).tolist() == [*range(8)]
+    assert table.claimed("train").all()
+    table.release("train", [3, 5])
+    assert table.ready(["x"], task="train").tolist() == [3, 5]
+    table.release()
+    assert len(table.ready(["x"], task="train")) == 8
     table.drop()
 
 

@@ -24,6 +24,7 @@ from dataplane.node import memory_trim, telemetry
 from dataplane.node.local.streams import LocalStream, LocalStreams
 from dataplane.node.memory_trim import MemoryTrim
 from dataplane.node.node import NodeServer
+from dataplane.node.requests.row_requests import PendingShards
 from dataplane.node.requests.waiting_bytes import WaitingBytes, footprint
 from dataplane.stream import requests as r
 from dataplane.stream.settings import StreamSettings
@@ -138,6 +139,22 @@ async def test_memory_freed_together_is_trimmed_once(monkeypatch: pytest.MonkeyP
 
 
 # What is about to be handed over is freed when who hands it goes, and only then.
+
+
+def test_pending_shards_are_freed_once_when_their_client_leaves() -> None:
+    freed: list[int] = []
+    handing = PendingShards(freed.extend)
+    handing.begin(1, [5, 6])
+    handing.begin(2, [7])
+    handing.begin(3, [])
+    handing.begin(4, [8])
+    handing.end(2)
+    handing.end(9)
+    assert len(handing) == 3
+    handing.leave()
+    assert freed == [5, 6, 8]
+    handing.leave()
+    assert (freed, len(handing)) == ([5, 6, 8], 0)
 
 
 # What requests that wait keep: how much that is, and that clients share a bound.
