@@ -115,7 +115,6 @@ def last_append() -> dict[str, Any]:
     ("step", "nth"),
     [
         pytest.param(r.ReadSnapshot, 1, marks=pytest.mark.long),
-        pytest.param(sm.PinShards, 1, marks=pytest.mark.long),
         pytest.param(sm.PinShards, 3, marks=pytest.mark.long),
         ("commit", 1),
     ],
@@ -148,8 +147,6 @@ def test_a_client_killed_during_a_checkpoint_leaves_no_file(
     ("step", "nth"),
     [
         pytest.param(rm.RestoreRows, 1, marks=pytest.mark.long),
-        pytest.param(sm.PutShard, 1, marks=pytest.mark.long),
-        pytest.param(rm.RestoreColumns, 1, marks=pytest.mark.long),
         pytest.param(sm.PutShard, 3, marks=pytest.mark.long),
         pytest.param(rm.RestoreColumns, 4, marks=pytest.mark.long),
         (rm.PublishRestored, 1),

@@ -29,14 +29,6 @@ def test_a_connect_without_a_listening_node_raises_peer_unavailable(tmp_path: Pa
     assert address in str(caught.value)
 
 
-@both_faces
-@each_case("address", ["", "node.sock", "/run/node.sock", "unix://relative", "tcp://1.2.3.4:5", "nonsense"])
-def test_an_invalid_address_is_a_value_error(monkeypatch: pytest.MonkeyPatch, face: str, address: str) -> None:
-    monkeypatch.setenv("DATAPLANE_ADDRESS", "what:/ever")
-    with pytest.raises(ValueError, match="no address"):
-        FACES[face](address)
-
-
 def test_the_address_is_read_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATAPLANE_ADDRESS", f"unix://{tmp_path}/nobody.sock")
     with pytest.raises(dp.PeerUnavailable, match="nobody"):

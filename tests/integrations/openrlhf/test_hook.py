@@ -166,16 +166,6 @@ def test_arguments_refused_by_openrlhf_are_still_refused(hooked: Any, arguments:
         hooked.async_run_method_batch("forward", **arguments)
 
 
-def test_values_that_no_column_can_hold_are_sent_by_value(hooked: Any) -> None:
-    picture = Image.new("RGB", (4, 4), (1, 2, 3))
-    given = [experience(2, images=[picture, None], info={"odd": {1, 2}, "kl": torch.rand(2)}) for _ in range(2)]
-    gathered(hooked, "append", {"experience": given})
-    (kept,) = ray.get(hooked._actor_handlers[0].appended.remote())
-    assert kept.images[0].tobytes() == picture.tobytes()
-    assert kept.info["odd"] == {1, 2}
-    assert same(kept.info["kl"], given[0].info["kl"])
-
-
 def test_pixels_of_a_rollout_worker_reach_the_models_and_are_freed(hooked: Any, tmp_path: Path) -> None:
     path = tmp_path / "picture.png"
     Image.new("RGB", (56, 56), (200, 100, 50)).save(path)

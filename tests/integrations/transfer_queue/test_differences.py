@@ -141,11 +141,8 @@ def test_rows_may_differ_in_dtype_and_kind(ours: Any, pid: str) -> None:
     assert [each.dtype for each in found[1:]] == [torch.float32, torch.int64]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [pytest.param(len, id="function"), pytest.param(object(), id="object"), pytest.param(threading.Lock(), id="lock")],
-)
-def test_a_value_that_cannot_be_stored_is_refused_with_its_row(ours: Any, pid: str, value: Any) -> None:
+def test_a_value_that_cannot_be_stored_is_refused_with_its_row(ours: Any, pid: str) -> None:
+    value = threading.Lock()
     with pytest.raises(dp.SchemaMismatch, match=r"column 'x', row 0: cannot hold"):
         ours.kv_put("a", pid, fields={"x": value})
     with pytest.raises(dp.SchemaMismatch, match=r"column 'x', row 1: cannot hold"):
