@@ -89,21 +89,6 @@ def stats(connection: Connection) -> m.ReadStats:
     return m.ReadStats(connection.next_id())
 
 
-async def test_a_request_without_an_answer_is_cancelled_and_raises_peer_unavailable(
-    scripted: Scripted, connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dataplane.client.connection._ANSWER_S", 0.05)
-    with pytest.raises(dp.PeerUnavailable) as caught:
-        await connection.request(stats(connection), m.Figures, 0.0)
-    assert caught.value.address == scripted.address
-    await until(lambda: scripted.kinds() == ["ReadStats", "Cancel"])
-    # The answer that comes too late is nobody's, and the connection lives on.
-    assert scripted.channel is not None
-    scripted.channel.send(m.Figures(scripted.asked[0].id, {}))
-    scripted.answer = lambda request: [m.Figures(request.id, {"fine": 1})]
-    assert (await connection.request(stats(connection), m.Figures, 5.0)).values == {"fine": 1}
-
-
 CHANGES: dict[str, Callable[[int], Any]] = {
     "free": lambda i: sm.Free(i, [4], [], ""),
     "append": lambda i: rm.AppendRows(i, b"s", [], b"", [], b"", {}, None, {}, 0.0, rm.Inline(b"", b"", [])),
