@@ -216,6 +216,20 @@ def test_a_delivery_iterator_closes_without_error_after_its_plane(node: Standing
         assert len(delivery) == 2, "the row that it held is given to others"
 
 
+def test_an_append_to_a_full_stream_holds_no_memory(plane: Any) -> None:
+    stream = plane.stream("s", ["a"], max_rows=4)
+    stream.append(rollouts(4))
+    held = plane.stats().memory_used
+    with pytest.raises(dp.Backpressure, match="max_rows"):
+        stream.append({"x": [9], "big": pattern(1, MIB)}, timeout=0.05)
+    with pytest.raises(dp.LimitExceeded):
+        stream.append(rollouts(5), timeout=5)
+    assert plane.stats().memory_used == held
+    assert take(stream, "a", rows=1) == [0]
+    stream.append(rollouts(1, 4), timeout=0)
+    assert stream.stats()["rows"] == 4
+
+
 # Reading ahead: what a reference means is in memory by the time that it is asked for.
 
 

@@ -218,6 +218,12 @@ def test_contiguous_slices_are_read_in_place() -> None:
     assert all(np.shares_memory(row, shards.memories[1]) and row.dtype == np.uint8 for row in stored if row.size)
 
 
+def test_the_bytes_of_a_slice_are_a_part_of_those_of_its_rows() -> None:
+    ref = Shards().put(0, columns(0), narrow=False)
+    for name, cut in (("dense", ref.slice_rows("dense", 0, 3, 9)), ("routed", ref.share_rows("routed", 1, 2))):
+        assert cut.select(name).nbytes == round(ref.select(name).nbytes / 2)
+
+
 class TestFields:
     @each_case(
         ("name", "axis", "start", "error"),
