@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,13 @@ import pytest
 
 import dataplane as dp
 from tests.etcd import EtcdServer, needs_etcd
-from tests.integration.test_hosts import Host, together
+from tests.integration.test_hosts import connected, together
 from tests.processes import eventually
 from tests.streams import take
 
 pytestmark = needs_etcd
 
 NODES = "/dataplane/run-7/members/"
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[EtcdServer]:
-    with EtcdServer(tmp_path) as server:
-        yield server
-
-
-@pytest.fixture
-def two(tmp_path: Path, etcd: EtcdServer) -> Iterator[tuple[Host, Host]]:
-    join = f"etcd://{etcd.address}/run-7"
-    with Host(tmp_path / "one", join) as one, Host(tmp_path / "two", join) as other:
-        yield one, other
 
 
 def read(plane: Any, ref: dp.BatchRef) -> Any:
@@ -42,9 +28,8 @@ def led(plane: Any) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("how", ["the same", "empty"])
-def test_batches_are_read_while_etcd_is_away_and_after(two: tuple[Host, Host], etcd: EtcdServer, how: str) -> None:
-    with dp.connect(two[0].address) as one, dp.connect(two[1].address) as other:
-        together(one, other)
+def test_batches_are_read_while_etcd_is_away_and_after(tmp_path: Path, how: str) -> None:
+    with EtcdServer(tmp_path) as etcd, connected(tmp_path, 2, f"etcd://{etcd.address}/run-7") as (_, (one, other)):
         eventually(lambda: one.members()["coordination"]["answers"], "etcd answers")
         stream, theirs = (plane.stream("s", ["a"]) for plane in (one, other))
         stream.append({"x": [0]})

@@ -167,13 +167,6 @@ def test_a_part_without_data_and_a_version_without_data_are_published(plane: Any
         weights.publish(4, {})
 
 
-@pytest.fixture
-def two(tmp_path: Path) -> Iterator[list[Any]]:
-    """A plane on each of two hosts."""
-    with connected(tmp_path, memory="128MiB") as (_, planes):
-        yield planes
-
-
 def updated(tensors: dict[str, Any], share: float, seed: int) -> dict[str, Any]:
     """As an optimizer leaves bfloat16: so many of the elements differ, everywhere."""
     made = torch.Generator().manual_seed(seed)
@@ -191,26 +184,27 @@ def fetched(plane: Any, call: Any) -> tuple[Any, int]:
     return found, plane.stats().fetched_bytes - before
 
 
-def test_a_host_with_an_older_version_fetches_only_deltas(two: list[Any]) -> None:
-    here, there = (plane.weights("actor", keep=3) for plane in two)
-    tensors = {f"w{i}": torch.randn(2 * MIB).to(torch.bfloat16) for i in range(5)}
-    here.publish(1, tensors)
-    old = there.get()
-    nbytes = old.nbytes
-    second = updated(tensors, 0.02, 1)
-    here.publish(2, second)
-    found, came = fetched(two[1], there.get)
-    assert found.version == 2
-    assert all(same(found[name], second[name]) for name in tensors)
-    assert 0.02 * nbytes < came < 0.035 * nbytes
-    third = updated(second, 0.01, 2)
-    here.publish(3, third)
-    fourth = third | {"w3": torch.randn(2 * MIB).to(torch.bfloat16)}
-    here.publish(4, fourth)  # that version 3 was not seen, is one step more; a tensor that is new is a chunk
-    found, came = fetched(two[1], there.get)
-    assert all(same(found[name], fourth[name]) for name in tensors)
-    assert came < 0.02 * nbytes + fourth["w3"].nbytes * 4.5
-    assert all(same(old[name], tensors[name]) for name in tensors)
+def test_a_host_with_an_older_version_fetches_only_deltas(tmp_path: Path) -> None:
+    with connected(tmp_path, memory="128MiB") as (_, two):
+        here, there = (plane.weights("actor", keep=3) for plane in two)
+        tensors = {f"w{i}": torch.randn(2 * MIB).to(torch.bfloat16) for i in range(5)}
+        here.publish(1, tensors)
+        old = there.get()
+        nbytes = old.nbytes
+        second = updated(tensors, 0.02, 1)
+        here.publish(2, second)
+        found, came = fetched(two[1], there.get)
+        assert found.version == 2
+        assert all(same(found[name], second[name]) for name in tensors)
+        assert 0.02 * nbytes < came < 0.035 * nbytes
+        third = updated(second, 0.01, 2)
+        here.publish(3, third)
+        fourth = third | {"w3": torch.randn(2 * MIB).to(torch.bfloat16)}
+        here.publish(4, fourth)  # that version 3 was not seen, is one step more; a tensor that is new is a chunk
+        found, came = fetched(two[1], there.get)
+        assert all(same(found[name], fourth[name]) for name in tensors)
+        assert came < 0.02 * nbytes + fourth["w3"].nbytes * 4.5
+        assert all(same(old[name], tensors[name]) for name in tensors)
 
 
 @needs_etcd

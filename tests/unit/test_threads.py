@@ -18,20 +18,15 @@ from dataplane.threads import Pool, together
 from tests.cases import each_case
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(2) as made:
-        yield made
-
-
-def test_shared_work_does_not_wait_for_a_busy_pool(pool: ThreadPoolExecutor) -> None:
-    inside = [pool.submit(together, pool, str, range(50)) for _ in range(20)]
-    assert [each.result(60) for each in inside] == [list(map(str, range(50)))] * 20
-    go = threading.Event()
-    busy = [pool.submit(go.wait, 10) for _ in range(2)]
-    assert together(pool, str, range(3)) == ["0", "1", "2"]
-    assert not any(each.done() for each in busy)
-    go.set()
+def test_shared_work_does_not_wait_for_a_busy_pool() -> None:
+    with ThreadPoolExecutor(2) as pool:
+        inside = [pool.submit(together, pool, str, range(50)) for _ in range(20)]
+        assert [each.result(60) for each in inside] == [list(map(str, range(50)))] * 20
+        go = threading.Event()
+        busy = [pool.submit(go.wait, 10) for _ in range(2)]
+        assert together(pool, str, range(3)) == ["0", "1", "2"]
+        assert not any(each.done() for each in busy)
+        go.set()
 
 
 @each_case("who", ["caller", "helper"])

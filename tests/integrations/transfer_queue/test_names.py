@@ -6,7 +6,6 @@ import os
 import socket
 import textwrap
 import urllib.request
-from collections.abc import Iterator
 from importlib import resources
 from typing import Any
 
@@ -21,12 +20,6 @@ from tests.integrations.marks import KEPT
 from tests.integrations.nursery import Nursery
 
 pytestmark = KEPT
-
-
-@pytest.fixture
-def taken() -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        yield listening.getsockname()[1]
 
 
 def batch(rows: int) -> TensorDict:
@@ -157,6 +150,6 @@ tell(tq.get_metrics_endpoint()); sys.stdin.readline()
     assert "of the job joined first" not in page
 
 
-def test_an_occupied_metrics_port_is_misuse(ours: Any, taken: int) -> None:
-    with pytest.raises(Misuse, match=r"metrics\.port"):
-        ours.init({"metrics": {"enabled": True, "port": taken}})
+def test_an_occupied_metrics_port_is_misuse(ours: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(Misuse, match=r"metrics\.port"):
+        ours.init({"metrics": {"enabled": True, "port": taken.getsockname()[1]}})

@@ -303,12 +303,6 @@ class Array(np.ndarray[Any, Any]):
     """An array that can be watched."""
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[StandingNode]:
-    with StandingNode(tmp_path, spill=0) as node:
-        yield node
-
-
 @contextmanager
 def uncollected() -> Iterator[None]:
     """With the garbage collector off: what goes, goes by itself."""
@@ -329,9 +323,9 @@ sizes = pytest.mark.parametrize("size", [4096, 8 * MIB])
 
 
 @sizes
-def test_a_failed_put_releases_its_columns_with_its_error(node: StandingNode, size: int) -> None:
+def test_a_failed_put_releases_its_columns_with_its_error(tmp_path: Path, size: int) -> None:
     """Who tries again after Backpressure must not pile up what was refused until the collector comes."""
-    with dp.connect(node.address) as plane:
+    with StandingNode(tmp_path, spill=0) as node, dp.connect(node.address) as plane:
         kept = plane.get(plane.put({"x": pattern(0, 16 * MIB)}))["x"].numpy()
         with uncollected():
             column, gone = watched(size)
