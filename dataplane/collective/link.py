@@ -20,6 +20,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, InvalidStateError, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -81,12 +82,14 @@ class RankLink:
         self._device_types = device_types
         self._devices: DeviceLink | None = None
         self._store = store
+        self._clones = hasattr(store, "clone")  # torch 2.8
         self._number = 0
         self._peers: Any = None
         self._turn = threading.Lock()
         self._deadline = Deadline.after(0)
         self._sent: list[tuple[Any, int]] = []
         self._over = threading.Event()
+        self._interrupted: Future[None] = Future()  # done once the call is interrupted
         self._threads = Pool(_THREADS, "dataplane-store")  # to start one takes longer than what it is for
         weakref.finalize(self, self._threads.shutdown, wait=False).atexit = False
 
@@ -97,7 +100,7 @@ class RankLink:
         if not self._turn.acquire(timeout=deadline.remaining_s):
             raise PeerUnavailable("another collective of this process over the same group did not end in time")
         self._deadline = deadline
-        self._over = threading.Event()
+        self._over, self._interrupted = threading.Event(), Future()
 
     def end(self, error: BaseException | None) -> None:
         """End the call. An error that the other ranks do not know of ends the link too, and is reported to them."""
@@ -122,23 +125,45 @@ class RankLink:
             self._close()
         import torch.distributed as dist
 
-        def made() -> tuple[int, Any]:
+        def come() -> int:
             number = self._number
             while self._store.check([_word(number)]):
                 number += 1
             self._store.set(f"{number}/came/{self.rank}", "")
-            ranks = dist.PrefixStore(f"{number}/ranks", self._store)
+            return number
+
+        def made(number: int) -> Any:
+            own = self._store.clone() if self._clones else self._store  # a client whose waits hold up no other
+            ranks = dist.PrefixStore(f"{number}/ranks", own)
             timeout = timedelta(seconds=max(self._deadline.remaining_s, 0.001))
             try:
-                return number, dist.ProcessGroupGloo(ranks, self.rank, self.size, timeout=timeout)
+                return dist.ProcessGroupGloo(ranks, self.rank, self.size, timeout=timeout)
             except RuntimeError as error:
                 raise self._incomplete(number, _short(error)) from None
 
         try:
-            self._number, self._peers = self._bounded(made, self._deadline.remaining_s + _STORE_S)
+            self._number = self._bounded(come, self._deadline.remaining_s + _STORE_S)
+            self._peers = self._made(self._threads.submit(made, self._number))
             self._watch()
-        except (RuntimeError, TimeoutError) as error:
+        except (RuntimeError, OSError) as error:  # TimeoutError too; others if there is no thread
             raise self._incomplete(None, _short(error) or "its store is silent") from None
+
+    def _made(self, making: Future[Any]) -> Any:
+        """The connections, once they are made. Raises TimeoutError `_STORE_S` after the deadline, PeerUnavailable if
+        this call is interrupted, and the error of a rank that has failed."""
+        until = Deadline.after(self._deadline.remaining_s + _STORE_S)
+        while until.remaining_s:
+            wait([making, self._interrupted], min(_WATCH_S, until.remaining_s), FIRST_COMPLETED)
+            if self._interrupted.done():
+                raise self._interruption()
+            if making.done():
+                return making.result()
+            if self._clones and (word := self._word()) is not None:
+                raise word
+        raise TimeoutError
+
+    def _interruption(self) -> PeerUnavailable:
+        return PeerUnavailable("calls of the group were interrupted", address=f"rank {self.rank}")
 
     def _incomplete(self, number: int | None, why: str) -> PeerUnavailable:
         """The error for ranks that did not come to the link of this number: it names them, if each rank that came there
@@ -262,15 +287,17 @@ class RankLink:
     # Failures
 
     def interrupt(self) -> None:
-        """Close the connections: a rank that waits here or at the other end of one wakes. Without a call in progress,
-        the link ends as after a failed call, so all ranks connect again. Any thread may call this."""
+        """Close the connections: a rank that waits here or at the other end of one wakes, and so does a call that is
+        connecting. Without a call in progress, the link ends as after a failed call, so all ranks connect again. Any
+        thread may call this."""
         if not self._turn.acquire(blocking=False):
+            with suppress(InvalidStateError):  # it was interrupted before
+                self._interrupted.set_result(None)
             self._shut(self._peers, self._devices)
             return
         try:
             if self._peers is not None:
-                why = PeerUnavailable("calls of the group were interrupted", address=f"rank {self.rank}")
-                self._leave_word(described(why, self.rank))
+                self._leave_word(described(self._interruption(), self.rank))
                 self._close()
         finally:
             self._turn.release()

@@ -157,3 +157,19 @@ def test_device_links_are_used_only_for_devices_with_an_nccl_backend(monkeypatch
         assert devices_of(None) == expected
     link = RankLink(None, 0, 2, {"cuda"})
     assert link.devices(None) is link.devices(CPU) is None
+
+
+def test_an_interrupt_ends_a_call_that_is_connecting() -> None:
+    store = dist.PrefixStore("link", dist.HashStore())
+    link = RankLink(store, 0, 2)
+    link.begin(Deadline.after(30))
+    with ThreadPoolExecutor(1) as threads:
+        connecting = threads.submit(link.connect)
+        store.wait(["0/came/0"])
+        link.interrupt()
+        with pytest.raises(PeerUnavailable, match="interrupted"):
+            connecting.result(30)
+    ranks = dist.PrefixStore("0/ranks", store)
+    dist.ProcessGroupGloo(ranks, 1, 2, timeout=timedelta(seconds=30))  # ends the thread that connects
+    link.end(None)
+    link._threads.shutdown()
