@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,11 +39,10 @@ from dataplane.errors import (
     OutcomeUnknown,
     PeerUnavailable,
     Retryable,
-    SchemaMismatch,
 )
 from dataplane.history.drafter import LONGEST, Drafter, Learnt, Response
 from dataplane.history.lengths import Lengths, Past, predict
-from dataplane.history.matching import BUILT, Tokens, order
+from dataplane.history.matching import BUILT, Tokens, order, tokens_of
 from dataplane.history.scheduling import Schedule, plan
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class AsyncHistory:
         version; higher is newer. reward: a number, or None. Drafts prefer responses with higher rewards. timeout:
         seconds to wait for room. Raises Misuse, SchemaMismatch, Backpressure, PeerUnavailable.
         """
-        own, named = _tokens(tokens, self.dtype), [_key(key)]
+        own, named = tokens_of(tokens, self.dtype), [_key(key)]
         epochs, rewards = [arguments.whole("epoch", epoch)], [_reward(reward)]
         if len(own):
             await self._record(NewResponses(named, [own], None, epochs, rewards), timeout)
@@ -173,7 +172,7 @@ class AsyncHistory:
         known: list[float | None] = [_reward(each) for each in ([None] * rows if rewards is None else rewards)]
         if not len(keys) == len(epochs) == len(known) == rows:
             raise Misuse(f"{rows} rows have {len(keys)} keys, {len(epochs)} epochs and {len(known)} rewards")
-        values = [_tokens(each, self.dtype) for each in batch[tokens].numpy()]
+        values = [tokens_of(each, self.dtype) for each in batch[tokens].numpy()]
         named, numbers = [_key(str(each)) for each in keys], [arguments.whole("epoch", int(each)) for each in epochs]
         own = None
         if repr(ref.schema[tokens]) == f"ragged {self.dtype} [*]":
@@ -305,18 +304,23 @@ class AsyncHistory:
                 left -= await self._let_go(dict(zip(seen.keys, seen.tags, strict=True)), share)
 
     async def _let_go(self, prompts: dict[str, dict[str, Any]], share: int) -> int:
+        """Remove responses of about `share` bytes, and prompts that have none left. Returns the bytes."""
         known = [(key, each) for key, tags in prompts.items() for each in self._held(tags).values()]
         known.sort(key=lambda one: _usefulness(one[1]))
+        left = Counter(key for key, _ in known)
         places: dict[str, list[str]] = {}
         gone = 0
         for key, each in known:
             if gone >= share:
                 break
             gone += each.length * self.dtype.itemsize
+            left[key] -= 1
             places.setdefault(each.place, []).append(key)
-        nothing = np.empty(0, self.dtype)
+        await self._table.clear([key for key, count in left.items() if not count])
         for place, keys in places.items():
-            await self._table.upsert(keys, {place: [nothing] * len(keys)}, tags=[{place: None}] * len(keys))
+            if rest := [key for key in keys if left[key]]:
+                nothing = [np.empty(0, self.dtype)] * len(rest)
+                await self._table.upsert(rest, {place: nothing}, tags=[{place: None}] * len(rest))
         return gone
 
     # reading
@@ -427,19 +431,6 @@ def _reward(reward: Any) -> float | None:
     except (TypeError, ValueError):
         raise Misuse(f"a reward is a number, not {reward!r:.100}") from None
     return found if np.isfinite(found) else None
-
-
-def _tokens(tokens: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    found = np.asarray(tokens if isinstance(tokens, np.ndarray | Sequence) else list(tokens))
-    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-        raise SchemaMismatch(
-            f"tokens are a flat sequence of integers, not {found.dtype} of shape {found.shape}",
-            column="tokens", expected="integers", found=f"{found.dtype} {found.shape}",
-        )  # fmt: skip
-    bounds = np.iinfo(np.int32)
-    if len(found) and not bounds.min <= int(found.min()) <= int(found.max()) <= bounds.max:
-        raise SchemaMismatch("token ids are within 32 bits", column="tokens", expected="int32", found=str(found.max()))
-    return np.ascontiguousarray(found, dtype)
 
 
 def followed(history: Any) -> Following | None:

@@ -15,12 +15,13 @@ a node a token and more, and the removal of a response touches all of it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import Misuse
+from dataplane.errors import Misuse, SchemaMismatch
 
 Tokens = npt.NDArray[np.int32]
 
@@ -76,3 +77,17 @@ def _built() -> Any:
             " (gcc), then rollout-dataplane again"
         )
     return _suffix
+
+
+def tokens_of(tokens: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The tokens, a flat sequence of 32-bit integers, as an array of the dtype. Raises SchemaMismatch."""
+    found = np.asarray(tokens if isinstance(tokens, np.ndarray | Sequence) else list(tokens))
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise SchemaMismatch(
+            f"tokens are a flat sequence of integers, not {found.dtype} of shape {found.shape}",
+            column="tokens", expected="integers", found=f"{found.dtype} {found.shape}",
+        )  # fmt: skip
+    bounds = np.iinfo(np.int32)
+    if len(found) and not bounds.min <= int(found.min()) <= int(found.max()) <= bounds.max:
+        raise SchemaMismatch("token ids are within 32 bits", column="tokens", expected="int32", found=str(found.max()))
+    return np.ascontiguousarray(found, dtype)
