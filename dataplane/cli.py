@@ -48,8 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         code: int = chosen.run(chosen)
+        print(end="", flush=True)
     except ValueError as error:
         parser.error(str(error))
+    except BrokenPipeError:  # the reader of a pipe has ended, such as `head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except (DataplaneError, OSError) as error:
         print(f"dataplane {chosen.command}: {error}", file=sys.stderr)
         return 1
@@ -258,7 +262,7 @@ def _top(chosen: argparse.Namespace) -> int:
 
     async def show() -> None:
         async with Connecting(address, None, writes=False) as plane:
-            if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
+            if sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
                 with _screen():
                     await _redraw(plane, chosen.interval)
             else:

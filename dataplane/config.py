@@ -49,8 +49,8 @@ def parse_size(size: int | str, name: str = "a size") -> int:
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"{name} is bytes, or a number and one of {', '.join(filter(None, _UNITS))}; not {size!r}")
         value = int(float(match[1]) * _UNITS[match[2]])
-    if value < 0:
-        raise ValueError(f"{name} is not negative: {size!r}")
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"{name} is {'not negative' if value < 0 else 'less than 8388608 TiB'}: {size!r}")
     return value
 
 

@@ -290,7 +290,7 @@ def _restored(sampler: Sampler | None, state: Any) -> Sampler | None:
             found: Sampler = msgspec.convert(state, BuiltIn)
         except msgspec.ValidationError:
             found = Fifo()
-        if type(found) is not type(sampler):
+        if type(found) is not type(sampler or Fifo()):
             raise Misuse(f"a state of another sampler: {state!r}; this loader has {sampler!r}"[:400])
         return found
     if not hasattr(sampler, "load_state_dict"):

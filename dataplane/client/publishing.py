@@ -361,6 +361,7 @@ def source_of(name: str, value: Any) -> Source | None:
         shape, offsets, value = value.shape, value.offsets, value.tensor
     if isinstance(value, np.ndarray | np.generic):
         value = np.asarray(value)
+        value = value.astype(value.dtype.newbyteorder("="), copy=False)
         dtype, tied = name_of(value.dtype), None
     elif tensors.is_tensor(value):
         value, dtype, tied = _plain(name, value)

@@ -115,7 +115,11 @@ class PageServer:
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        return socket.create_server(address, family=family)
+        try:
+            return socket.create_server(address, family=family)
+        except OSError as error:
+            why = f"cannot listen at {self._host}:{self._port} (choose another address): {error.strerror}"
+            raise OSError(error.errno, why) from None
 
     async def __aexit__(self, *_: object) -> None:
         self._ending.set()

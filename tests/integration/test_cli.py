@@ -38,6 +38,8 @@ def test_status_shows_the_streams(address: str, capsys: pytest.CaptureFixture[st
     assert "actor: 3 pending, 0 leased, 0 acked" in capsys.readouterr().out
     assert cli.main(["status", address, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["streams"]["rollouts"]["task"]["actor"]["pending"] == 3
+    piped = subprocess.run(["sh", "-c", f"{sys.executable} -m dataplane.cli status {address} | true"], stderr=-1)
+    assert piped.stderr == b""
 
 
 def test_status_finds_this_users_one_node_and_names_several(

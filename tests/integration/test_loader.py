@@ -281,6 +281,7 @@ def test_a_loader_state_contains_the_sampler_state(stream: Stream) -> None:
         load(stream).load_state_dict(state)
     with pytest.raises(dp.Misuse, match="another sampler"):
         load(stream, sampler=dp.CompleteGroups(2)).load_state_dict(load(stream).state_dict())
+    load(stream).load_state_dict(load(stream, sampler=dp.Fifo()).state_dict())  # which is the default
 
     fill(stream, 4)
     first, second = Turns(), Turns()

@@ -66,6 +66,8 @@ def test_every_kind_of_tensor_round_trips_bit_for_bit(plane: Any) -> None:
     assert found.numpy("embed").dtype == np.uint16
     found["embed"].zero_()  # a private copy of the page: nobody else sees it
     assert same(weights.get()["embed"], tensors["embed"])
+    weights.publish(2, {"w": np.arange(3, dtype=">i4")})
+    assert weights.get()["w"].tolist() == [0, 1, 2]
     del found
     weights.drop()
     assert plane.stats().shards == 0

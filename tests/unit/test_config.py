@@ -32,7 +32,25 @@ def test_sizes_are_parsed_with_their_units(text: int | str, nbytes: int) -> None
 
 
 @each_case(
-    "text", ["", "MiB", "1 mib", "1XB", "1.MiB", "-1", "-1MiB", "1e9", "1 GiB 2", "0x10", "nan", -1, 1.5, True, None]
+    "text",
+    [
+        "",
+        "MiB",
+        "99999999TiB",
+        "1 mib",
+        "1XB",
+        "1.MiB",
+        "-1",
+        "-1MiB",
+        "1e9",
+        "1 GiB 2",
+        "0x10",
+        "nan",
+        -1,
+        1.5,
+        True,
+        None,
+    ],
 )
 def test_invalid_sizes_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="size"):
