@@ -38,6 +38,8 @@ from dataplane.batch.values import struct as struct_of
 from dataplane.errors import Corrupt, DataplaneError
 
 MEDIA, TENSOR = b"dataplane.media", b"dataplane.tensor"
+EMPTY = b"dataplane.empty"
+"""Marks the child, of nulls, of a struct without keys: Parquet has no struct without children."""
 
 Find = Callable[[str], bytes]
 """Returns the bytes of a medium by its hash. Raises KeyError."""
@@ -102,6 +104,9 @@ class Encoder:
                 array = arrow_out.spread(array, present)
             children.append(array)
             fields.append(pa.field(key, array.type, metadata=said))
+        if not fields:
+            children.append(pa.nulls(rows.rows, pa.bool_()))
+            fields.append(pa.field("__empty__", pa.bool_(), metadata={EMPTY: b""}))
         kind = pa.struct(fields)
         return pa.Array.from_buffers(kind, rows.rows, [None], children=children), metadata(field)
 
@@ -220,14 +225,17 @@ def _values(path: str, array: Any, said: Mapping[bytes, bytes], find: Find) -> V
     if declared == "object":
         return _from_objects(array, find)
     if declared == "struct":
-        presence, children = [], []
+        keys, presence, children = [], [], []
         for i, field in enumerate(array.type):
+            if EMPTY in (field.metadata or {}):
+                continue
+            keys.append(field.name)
             child = array.field(i)
             flags = child.is_valid().to_numpy(zero_copy_only=False)
             presence.append(flags)
             child = child if flags.all() else child.drop_null()
             children.append(_values(f"{path}.{field.name}", child, field.metadata or {}, find))
-        return struct_of([field.name for field in array.type], presence, children, len(array))
+        return struct_of(keys, presence, children, len(array))
     if TENSOR in said:
         array = _extended(array, json.loads(said[TENSOR]))
     return arrow_in.converted(path, array, said)

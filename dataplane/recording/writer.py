@@ -14,7 +14,7 @@ import logging
 import os
 import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dataplane.batch.batch import Batch
-from dataplane.errors import Corrupt, Misuse
+from dataplane.errors import Corrupt, Misuse, SchemaMismatch
 from dataplane.file_errors import file_errors
 from dataplane.recording import names, part
 from dataplane.recording.encoding import Encoder
@@ -166,7 +166,8 @@ class Writer:
         return self._bytes >= self._most
 
     def rotate(self) -> None:
-        """Make a file of the parts. Raises LimitExceeded, Misuse; then the rows are still in the recording."""
+        """Make a file of the parts. Raises LimitExceeded, Misuse, SchemaMismatch (Parquet lacks a type); then the rows
+        are still in the recording."""
         if not self._parts:
             return
         first, last = self._parts[0], self._parts[-1]
@@ -210,7 +211,8 @@ class Writer:
     def _pack(self, path: Path, which: int, found: _FileRows, compression: str) -> bool:
         """Make a Parquet file of the rows (0) or the media (1) of all parts. Returns whether there are any."""
         tables = self._tables(which, found)
-        first = next(tables, None)
+        with _arrow_errors(path):
+            first = next(tables, None)
         if first is None:
             return False
 
@@ -219,7 +221,7 @@ class Writer:
             own: list[str] | bool = _DICTIONARY if which == 0 else False
             statistics: list[str] | bool = _STATISTICS if which == 0 else ["media"]
             # Written by Arrow itself: a Python file would get a copy of each page.
-            with pa.OSFile(str(beside), "wb") as file, pq.ParquetWriter(
+            with _arrow_errors(path), pa.OSFile(str(beside), "wb") as file, pq.ParquetWriter(
                 file, first.schema, compression=compression, compression_level=1 if compression == "zstd" else None,
                 use_dictionary=own, write_statistics=statistics, write_page_checksum=sums,
             ) as writer:  # fmt: skip
@@ -275,6 +277,14 @@ class Writer:
             self.close()
         else:
             self.abort()
+
+
+@contextmanager
+def _arrow_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise SchemaMismatch(f"{path} can not be written as Parquet: {error}") from error
 
 
 class _FileRows:

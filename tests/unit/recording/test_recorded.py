@@ -84,6 +84,8 @@ KINDS: dict[str, Any] = {
     "large objects": [{"a": np.arange(5000), "b": (b"x" * 5000, 1)}, None, b"y" * 5000, {"a": np.arange(5000)}],
     "empty lists": [[]] * ROWS,
     "empty lists in structs": [{"a": []}, {"a": [], "b": 1}, {}, {"a": []}],
+    "structs without keys": [{}] * ROWS,
+    "structs without keys in structs": [{"a": {}, "b": {"c": {}}}, {"b": {}}, {}, {"a": {}}],
     "structs": [{"a": 1}, {"b": "x"}, {}, {"a": 2, "b": "y"}],
     "nested": [{"s": {"t": ["x"]}, "r": np.arange(3)}, {"s": {"u": b"b"}}, {}, {"r": np.arange(1)}],
     "times in structs": [{"t": np.datetime64("NaT", "s"), "d": np.timedelta64("NaT", "ms")}, {}, {}, {}],

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from dataplane.errors import LimitExceeded, Misuse
+from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 from dataplane.recording import Manifest, Reader, RowNames, Writer
 from tests.cases import each_case
 from tests.unit.batch.exact import local_batch
@@ -110,6 +112,21 @@ def test_a_disk_that_is_full_leaves_the_parts(tmp_path: Path, monkeypatch: pytes
     writer.write(columns(1), names(1))
     writer.close()
     assert rows(tmp_path) == EXPECTED[: 2 * ROWS]
+
+
+@each_case("error", [pa.ArrowNotImplementedError, pa.ArrowInvalid])
+def test_a_type_that_parquet_lacks_leaves_the_parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Callable[[str], Exception]
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error("Cannot write x")
+
+    with Writer(tmp_path, manifest()) as writer, monkeypatch.context() as patched:
+        writer.write(columns(0), names(0))
+        patched.setattr(pq, "ParquetWriter", refuse)
+        with pytest.raises(SchemaMismatch, match="Cannot write x"):
+            writer.rotate()
+        assert rows(tmp_path) == EXPECTED[:ROWS]
 
 
 @each_case(("call", "place"), [("unlink", "part-00000000"), ("fsync", "_open"), ("fsync", "recording")])
