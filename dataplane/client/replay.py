@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,11 +42,15 @@ class Replay(Background):
     """A running replay. `wait()` waits until all rows are appended. `close()` ends the replay, and drops the stream if
     not all rows were appended."""
 
-    def __init__(self, stream: AsyncStream, reader: Reader, columns: list[str] | None, wanted: Any, rows: int) -> None:
+    def __init__(
+        self, stream: AsyncStream, reader: Reader, columns: list[str] | None, wanted: Any, rows: int, group_size: int
+    ) -> None:
         super().__init__(stream._connection, f"replay of {reader.directory}")
         self._reader, self._stream_name = reader, stream.name
         self._columns, self._wanted, self._at_once = columns, wanted, rows
         self._used: set[str] = set()  # keys that users gave
+        self._group_size = group_size  # 0: unknown
+        self._grouped: dict[str | int, tuple[str | int, int]] = {}  # by recorded name: the current name, and its rows
         self.rows = 0
         """The number of rows that were appended."""
 
@@ -54,7 +59,9 @@ class Replay(Background):
         done = False
         try:
             for recorded in self._reader.rows(rows=self._at_once, versions=self._wanted, columns=self._columns):
-                await self._append(plane, stream, recorded, self._keys(recorded.names), stop)
+                names = recorded.names
+                recorded = replace(recorded, names=replace(names, groups=self._groups(names)))
+                await self._append(plane, stream, recorded, self._keys(names), stop)
                 if stop.is_set():
                     break
                 self.rows += len(recorded)
@@ -122,6 +129,23 @@ class Replay(Background):
                 self._used.add(key)
         return keys
 
+    def _groups(self, names: RowNames) -> Sequence[str | int | None]:
+        """The groups of the next rows: as recorded. Once a group has all of its rows, later rows of that name form a
+        group whose name ends with the unique name of its first row."""
+        if not self._group_size:
+            return names.groups
+        groups: list[str | int | None] = []
+        for group, row in zip(names.groups, names.rows, strict=True):
+            if group is None:
+                groups.append(None)
+                continue
+            name, rows = self._grouped.get(group, (group, 0))
+            if rows == self._group_size:
+                name, rows = f"{group}.{row.removeprefix('~')}", 0
+            self._grouped[group] = name, rows + 1
+            groups.append(name)
+        return groups
+
 
 async def replay(
     plane: AsyncPlane,
@@ -146,8 +170,9 @@ async def replay(
         raise Misuse(f"there is a stream {name!r} already: drop it, or replay the recording under another name")
     if max_bytes is None and max_rows is None:
         max_bytes = max(1 << 20, plane.connection.welcome.capacity // _SHARE)
+    recorded_size = found.settings.get("group_size") or 0
     if group_size is None:
-        group_size = found.settings.get("group_size") or None
+        group_size = recorded_size or None
     count = arguments.whole("rows", rows)
     if count < 1:
         raise Misuse(f"a replay appends a row or more at a time, not {rows}")
@@ -162,7 +187,8 @@ async def replay(
         max_lag=max_lag,
         group_size=group_size,
     )
-    stream.replay = Replay(stream, reader, named, _wanted(versions), count).start()
+    size = recorded_size or stream.settings.group_size
+    stream.replay = Replay(stream, reader, named, _wanted(versions), count, size).start()
     return stream
 
 

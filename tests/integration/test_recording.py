@@ -85,19 +85,20 @@ def test_finished_rows_are_recorded_and_replayed_as_a_stream(plane: Any, tmp_pat
     again.drop()
 
 
-def test_a_key_that_was_used_again_is_replayed_as_a_unique_name(plane: Any, tmp_path: Path) -> None:
-    stream = plane.stream("rollouts", ["record"])
+def test_keys_and_groups_that_were_used_again_are_replayed_as_unique_names(plane: Any, tmp_path: Path) -> None:
+    stream = plane.stream("rollouts", ["record"], group_size=2)
     with stream.record(tmp_path / "r", ["x"]):
-        for value in range(2):
-            columns = {"x": np.array([value, 2 + value])}
-            stream.append(columns, keys=["a", f"b{value}"], group="g" if value else None)
-            eventually(lambda: stream.stats()["rows"] == 0, "the rows are recorded, and their keys free")
+        for value in range(3):
+            columns = {"x": np.array([value, 3 + value])}
+            stream.append(columns, keys=["a", f"b{value}"], group=7 if value else None)
+            eventually(lambda: stream.stats()["rows"] == 0, "the rows are recorded, and their names free")
     names = [name for each in Reader(tmp_path / "r").rows() for name in each.names.rows]
-    again = plane.replay(tmp_path / "r", "again")
+    again = plane.replay(tmp_path / "r", "again", rows=3)
     again.replay.wait(WAIT_S)
-    with again.consume("record", rows=4, columns=["x"], timeout=WAIT_S) as delivery:
-        assert delivery.keys == ["a", "b0", names[2], "b1"]
-        assert delivery.get()["x"].to_list() == [0, 2, 1, 3]
+    with again.consume("record", rows=6, columns=["x"], timeout=WAIT_S) as delivery:
+        assert delivery.keys == ["a", "b0", names[2], "b1", names[4], "b2"]
+        assert delivery.groups == [None, None, 7, 7, *[f"7.{names[4]}"] * 2]
+        assert delivery.get()["x"].to_list() == [0, 3, 1, 4, 2, 5]
 
 
 def test_a_directory_has_one_recorder_also_when_the_stream_has_ended(plane: Any, tmp_path: Path) -> None:
