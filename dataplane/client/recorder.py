@@ -110,7 +110,8 @@ class Recording(Background):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the recorder, or because of which rows were skipped last; None if there is none."""
+        """The error that ended the recorder, or because of which rows were skipped last or no file of rows could be
+        written; None if there is none."""
         return self._error or self._passed
 
     def statistics(self) -> RecordingStatistics:
@@ -274,6 +275,7 @@ class Recording(Background):
         return await self._write(ref[half:], names.take(range(half, len(ref)))) and first
 
     async def _commit(self, batch: Batch, names: RowNames) -> bool:
+        before = self._passed
         while True:
             try:
                 self._writer.write(batch, names)
@@ -281,7 +283,7 @@ class Recording(Background):
                 if not self._how.waits:
                     self._pass_over(error, len(names))
                     return True
-                if self._passed is None:
+                if self._passed is before:
                     log.warning("the recorder waits for free disk space: %s", str(error))
                 self._passed = _bare(error)
                 with suppress(TimeoutError):
@@ -293,14 +295,15 @@ class Recording(Background):
                 self._pass_over(error, len(names))
                 return True
             else:
-                if self._how.waits:
-                    self._passed = None
+                self._passed = before if self._skipped or self._writer.failed else None
                 self._rows += len(names)
                 return True
 
     def _pass_over(self, error: DataplaneError, rows: int) -> None:
-        if self._passed is None:
+        if rows and (self._passed is None or not self._skipped):
             log.warning("the recorder skips rows: %s", str(error))
+        elif self._passed is None:
+            log.warning("the recorder could not write a file, and keeps the rows in parts: %s", str(error))
         self._passed = _bare(error)
         self._skipped += rows
 

@@ -13,6 +13,7 @@ import fcntl
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 MAX_FILE_BYTES = 256 << 20
 """The default size of a file of rows together with its media, in bytes before compression."""
 
+_AGAIN_S = 5.0  # seconds from a failed rotation until the next one is due
 _GROUP_BYTES = 64 << 20  # of a row group
 _DICTIONARY = [names.GROUP, names.TAGS]
 _STATISTICS = [names.KEY, names.GROUP, names.NUMBER, names.VERSION]
@@ -67,6 +69,9 @@ class Writer:
             self._media: set[str] = set()
             self._parts: list[int] = []
             self._bytes = 0
+            self.failed = False
+            """Whether the last rotation failed."""
+            self._again_s, self._again_bytes = 0.0, 0
             self._schema: Any = None
             self.rows = sum(each.count for each in self.manifest.files)
             self._recover()
@@ -162,14 +167,25 @@ class Writer:
 
     @property
     def due(self) -> bool:
-        """Whether the parts are large enough for a file."""
-        return self._bytes >= self._most
+        """Whether the parts are large enough for a file. After a failed rotation, which read and compressed all of
+        them, once they have grown by another file, or some seconds later."""
+        if self._bytes < self._most or not self.failed:
+            return self._bytes >= self._most
+        return self._bytes >= self._again_bytes or time.monotonic() >= self._again_s
 
     def rotate(self) -> None:
         """Make a file of the parts. Raises LimitExceeded, Misuse, SchemaMismatch (Parquet lacks a type); then the rows
         are still in the recording."""
-        if not self._parts:
-            return
+        try:
+            if self._parts:
+                self._rotate()
+            self.failed = False
+        except BaseException:
+            self.failed = True
+            self._again_s, self._again_bytes = time.monotonic() + _AGAIN_S, self._bytes + self._most
+            raise
+
+    def _rotate(self) -> None:
         first, last = self._parts[0], self._parts[-1]
         stem = f"{first:08d}-{last:08d}.parquet"
         media, rows = f"{MEDIA}/media-{stem}", f"{ROWS}/rows-{stem}"

@@ -18,6 +18,7 @@ from dataplane.client.recorder import Recording
 from dataplane.client.streams import AsyncStream
 from dataplane.errors import Closed, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.recording import Reader, Writer, part
+from tests.cases import each_case
 from tests.integration.recorders import records
 from tests.processes import StandingNode, Worker, eventually
 from tests.unit.batch.exact import materialise
@@ -181,8 +182,9 @@ def test_a_recorder_waits_while_rows_cannot_be_read_back(
     assert [int(row[0]) for rows in found for row in rows] == [*range(6)]
 
 
+@each_case("on_full", ["skip", "wait"])
 def test_a_recorder_whose_disk_was_full_for_a_while_has_no_error(
-    plane: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plane: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_full: str
 ) -> None:
     pack, full = Writer._pack, [True]
 
@@ -193,11 +195,13 @@ def test_a_recorder_whose_disk_was_full_for_a_while_has_no_error(
         return pack(writer, *args)
 
     monkeypatch.setattr(Writer, "_pack", once)
-    stream = plane.stream("rollouts", ["record"])
+    stream = plane.stream(on_full, ["record"])
     fill(stream, 3)
-    recording: Recording = stream.record(tmp_path / "r", ["ids"], rows=8, max_file_bytes=1)
+    recording: Recording = stream.record(tmp_path / "r", ["ids"], rows=8, max_file_bytes=1, on_full=on_full)
     stream.close()
     recording.wait(WAIT_S)
+    assert "keeps the rows in parts: no room for a file" in caplog.text
+    assert "skips rows" not in caplog.text
     assert (recording.error, full, len(recorded(tmp_path / "r"))) == (None, [], 24)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from dataplane.errors import LimitExceeded, Misuse, SchemaMismatch
 from dataplane.recording import Manifest, Reader, RowNames, Writer
+from dataplane.recording import writer as writer_module
 from tests.cases import each_case
 from tests.unit.batch.exact import local_batch
 
@@ -95,7 +96,7 @@ def test_a_writer_that_is_killed_anywhere_leaves_each_row_once(
 
 
 def test_a_disk_that_is_full_leaves_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = Writer(tmp_path, manifest())
+    writer = Writer(tmp_path, manifest(), max_file_bytes=5000)
     writer.write(columns(0), names(0))
     real = os.fsync
 
@@ -105,11 +106,15 @@ def test_a_disk_that_is_full_leaves_the_parts(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(LimitExceeded, match="does not fit"):
         writer.write(columns(1), names(1))
-    with pytest.raises(LimitExceeded):
-        writer.rotate()
+    for pause, due in ((0.0, True), (600.0, False)):
+        monkeypatch.setattr(writer_module, "_AGAIN_S", pause)
+        with pytest.raises(LimitExceeded):
+            writer.rotate()
+        assert writer.due == due
     assert rows(tmp_path) == EXPECTED[:ROWS]
     monkeypatch.setattr(os, "fsync", real)
     writer.write(columns(1), names(1))
+    assert writer.due, "the parts have grown by a file"
     writer.close()
     assert rows(tmp_path) == EXPECTED[: 2 * ROWS]
 
