@@ -110,6 +110,7 @@ class Disk:
         self._writing_bytes = 0  # the part of `used` that is being written
         self._doomed: deque[SpillFile] = deque()
         self._doomed_bytes = 0
+        self._dropped_bytes = 0  # of all files that were ever to be deleted
         self._doomed_paths: set[Path] = set()
         self._removing = False
         self._closed = False
@@ -128,7 +129,7 @@ class Disk:
                 self._pool = Pool(_THREADS, "dataplane-spill", storage=True)
                 undo.callback(self._pool.shutdown)
                 self._remover = Pool(1, "dataplane-remove", storage=True)
-                self._has_free(_free(self._claim.descriptor))
+                self.room = min(quota, _free(self._claim.descriptor))
                 undo.pop_all()
 
     @property
@@ -152,13 +153,13 @@ class Disk:
         return used + sum(sizes) <= self.room
 
     async def measure(self) -> None:
-        """Measure the free space of the disk, and so `room`. Without an answer, `room` stays as it is."""
+        """Measure the free space of the disk, and so `room`. Only files that were there all the time are added to it,
+        so `room` is not too large. Without an answer, it stays as it is."""
         if self._claim is not None:
+            there, before = self.used - self._writing_bytes - self._doomed_bytes, self._dropped_bytes
             with suppress(OSError):
-                self._has_free(await asyncio.wrap_future(self._submit(self._pool, _free, self._claim.descriptor)))
-
-    def _has_free(self, nbytes: int) -> None:
-        self.room = min(self.quota, self.used - self._writing_bytes + nbytes)
+                free = await asyncio.wrap_future(self._submit(self._pool, _free, self._claim.descriptor))
+                self.room = min(self.quota, there - (self._dropped_bytes - before) + free)
 
     async def write(self, shard: int, memory: memoryview, forget: Forget) -> SpillFile:
         """Write the bytes of an extent, which must not change meanwhile, to a new file of the shard. Returns the file.
@@ -353,6 +354,7 @@ class Disk:
         self._doomed.append(file)
         self._doomed_paths.add(file.path)
         self._doomed_bytes += file.size
+        self._dropped_bytes += file.size
         if not self._removing and "deleting" not in self._errors:
             self._remove_now()
 
