@@ -1,7 +1,9 @@
-"""Settings: frozen, validated at their creation, and the only place that reads the environment.
+"""Settings of nodes, and the environment variables of nodes and connections.
 
-Sizes are bytes, as `int` or as text such as `"2GiB"`. A field that is left `None` is derived from the machine at the
-creation, so every field of an existing `NodeConfig` is the value in force.
+Settings are frozen, and validated when they are created.
+
+Sizes are bytes, as `int` or as text such as `"2GiB"`. A size or `spill_dir` that is left `None` is derived from the
+machine when the `NodeConfig` is created; its field then has the derived value.
 """
 
 from __future__ import annotations

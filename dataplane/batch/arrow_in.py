@@ -60,8 +60,8 @@ def values_of(column: str, array: Any, metadata: Metadata = None) -> Values:
 
 
 def converted(column: str, array: Any, metadata: Metadata) -> Values:
-    """An array that `check` has accepted, as a column. Raises SchemaMismatch, also in place of the errors that pyarrow,
-    NumPy or JSON raise for invalid types or metadata."""
+    """An array that `check` has accepted, as a column. Raises SchemaMismatch, also if pyarrow,
+    NumPy or the JSON decoder refuses a type or metadata."""
     try:
         return _values(column, array, metadata)
     except (pa.ArrowException, ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:

@@ -280,7 +280,7 @@ def tables(reading: SelectedRows, field: Field) -> tuple[Index, Index | None]:
 
 
 def in_order(reading: SelectedRows) -> tuple[Selection, ...]:
-    """The parts, split so that their concatenated rows are those of the reading, in order."""
+    """The parts, split and arranged so that their rows, one after the other, are the rows of `reading` in its order."""
     if reading.order is None:
         return reading.parts
     part, rows = reading.places()

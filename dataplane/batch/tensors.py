@@ -167,10 +167,10 @@ def shaped(flat: Tensor, name: str, shape: Sequence[int]) -> Tensor:
 
 
 def jagged(values: Tensor, offsets: Tensor, lengths: Tensor | Index | None = None) -> Tensor:
-    """A nested tensor of the jagged layout, in place; row i is values[offsets[i]:offsets[i + 1]].
+    """A nested tensor of the jagged layout over `values`, without a copy; row i is values[offsets[i]:offsets[i + 1]].
 
-    It has the lengths of its shortest and longest row: without them, torch 2.13 pads each row to the length of all rows
-    together (`to_padded_tensor`). `lengths`: the lengths of the rows, if they are known on the host.
+    torch is told the least and the largest length of a row: without these, torch 2.13 pads each row to the length of
+    all rows together (`to_padded_tensor`). `lengths`: the lengths of the rows, if they are known on the host.
     """
     lengths = offsets.diff() if lengths is None else lengths
     bounds = {"min_seqlen": int(lengths.min()), "max_seqlen": int(lengths.max())} if len(lengths) else {}

@@ -115,7 +115,8 @@ def _there(name: str, field: Field, rows: SelectedRows, device: Any) -> Any:
 
 
 def packed(name: str, field: Field, rows: SelectedRows, device: Any = None) -> tuple[Any, Any]:
-    """The concatenated items of a ragged column, and the offset of each row: two tensors. Raises SchemaMismatch."""
+    """Two tensors: the concatenated items of a ragged column, and the offsets of its rows, one more than rows. Raises
+    SchemaMismatch if rows do not vary in their first dimension only."""
     if field.kind != "ragged" or field.varying != 1:
         expected = "ragged in the first dimension of a row"
         raise mismatch(name, f"only a column that is {expected} is packed", expected=expected, found=repr(field))

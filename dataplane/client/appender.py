@@ -89,7 +89,8 @@ class Call:
 
 
 class Block:
-    """Calls of one `Kind`, appended together. `gathered`: the memory of their rows; None if each keeps its columns."""
+    """Calls of one `Kind`, appended together. `gathered`: the memory into which their rows are copied; None if each
+    call keeps its own columns."""
 
     def __init__(self, kind: Kind, gathered: RowMemory | None, deadline: Deadline, narrow: Narrow = False) -> None:
         self.kind = kind

@@ -1,5 +1,5 @@
-"""`dataplane record` and `dataplane replay`: write a stream to a directory, and append it to a new stream.
-`dataplane trace`: the last seconds of all processes of a cluster, as a file that Perfetto opens."""
+"""`dataplane record` writes the rows of a stream to a directory; `dataplane replay` appends them to a new stream.
+`dataplane trace` writes the events of all nodes and clients in the last seconds to a file that Perfetto opens."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ class Delivery:
     async def ack(self) -> None:
         """Acknowledge the rows: the task is done with them. Does nothing if they were acked before.
 
-        Raises LeaseExpired if the rows were given back, or if some were leased to another consumer; none is acked then.
+        Raises LeaseExpired if the lease has ended, even if no other consumer has the rows. Also if the rows were given
+        back, or some of them were lost with their host. None is acked then.
         Raises OutcomeUnknown if neither the ack nor a repetition was answered. The call can then be repeated."""
         await self._settle(done=True)
 

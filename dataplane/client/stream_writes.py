@@ -199,7 +199,8 @@ class StreamWrites:
                 self._connection.tell(m.Cancel(admit.id))
 
     def _own(self, ref: BatchRef) -> list[int]:
-        """The shards of a reference that are on this plane's node; empty if they are more than `_HANDED`."""
+        """The shards of a reference that this plane's node frees if this process dies during the append: those that are
+        on it. None if they are more than `_HANDED`, so that the message stays small."""
         own = [number for node, number in ref.shards() if node == self._connection.welcome.node]
         return own if len(own) <= _HANDED else []
 

@@ -40,7 +40,7 @@ class Buffer(Protocol):
 
 
 class Staging:
-    """The buffers of one device. Any thread may copy."""
+    """The page-locked host buffers of one device. Any thread may copy."""
 
     def __init__(self, buffers: list[Any]) -> None:
         self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
@@ -68,7 +68,9 @@ class Staging:
             raise
 
     def _next(self, memory: Bytes, under_way: deque[tuple[Buffer, int]]) -> Buffer:
-        """The next buffer to fill: a free one, else one of this copy's own."""
+        """The next buffer to fill. A copy waits until its first one is free. While it has fewer than `_AHEAD` in
+        progress, it takes a free one if there is one. Else it reuses its oldest, once the bytes there were copied to
+        their target."""
         if not under_way:
             return self._free.get()
         if len(under_way) < _AHEAD:

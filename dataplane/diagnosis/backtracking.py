@@ -87,8 +87,8 @@ def parts(process: ProcessNode) -> list[Activity]:
     return found
 
 
-class Ways:
-    """The paths back from the waits of one role."""
+class Backtracking:
+    """Backtracking over one run, from the waits of any role."""
 
     def __init__(self, index: Index, is_lock: Callable[[Line], bool]) -> None:
         self._index = index

@@ -11,7 +11,7 @@ from typing import Any, cast
 import msgspec
 
 from dataplane.diagnosis import detection
-from dataplane.diagnosis.backtracking import PathStep, Share, Ways, parts
+from dataplane.diagnosis.backtracking import Backtracking, PathStep, Share, parts
 from dataplane.diagnosis.causes import Cause, CauseLink, Crowded, Diagnosis, Kind, Role, RunSize
 from dataplane.diagnosis.collectives import ranks
 from dataplane.diagnosis.contention import HostUse, hosts, parted
@@ -101,8 +101,8 @@ class _Diagnosing:
         """See `diagnosed`."""
         last = self._index.by_role[self.role]
         step_s = self._run.seconds / self.steps
-        ways = Ways(self._index, self._is_lock)
-        shares = list(parted(ways.back(self.role), self._index))
+        backtracking = Backtracking(self._index, self._is_lock)
+        shares = list(parted(backtracking.back(self.role), self._index))
         rounds = max(1, self._rounds)
         own = [share for share in shares if share.kind != "crowded" and share.seconds > 0]
         causes = [self._cause(group, rounds, step_s) for group in self._groups(own)]

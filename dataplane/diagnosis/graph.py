@@ -320,7 +320,7 @@ class Index:
 
     @cached_property
     def producers(self) -> dict[str, list[tuple[ProcessNode, CallSiteRecord]]]:
-        """By stream, the processes that append to it or extend its rows."""
+        """By stream, each process and call site that appends to it or extends its rows."""
         found: defaultdict[str, list[tuple[ProcessNode, CallSiteRecord]]] = defaultdict(list)
         for process in self.run.processes:
             for place in process.places:

@@ -51,8 +51,9 @@ def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
 def choose(
     partition: StreamState, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]
 ) -> Index:
-    """The rows for the demand: none, or at least `min_rows`; fewer if the sampler says that no more fit. Rows that the
-    sampler expires are passed to `expire(task, rows)`. Raises Misuse, and the errors of the sampler."""
+    """The rows for the demand: at least as many as `least` returns, or none. If the sampler declares its choice `full`,
+    fewer are allowed. Rows that the sampler expires are passed to `expire(task, rows)`, with all rows of their groups
+    if it has a `group_size`. Raises Misuse, and the errors of the sampler."""
     ready_rows, enough = partition.progress.ready, least(partition, demand, closed=closed)
     if demand.sampler is None or isinstance(demand.sampler, Fifo):  # takes the first ready rows
         first = ready_rows(demand.task, demand.columns, demand.rows)

@@ -92,8 +92,8 @@ class StreamSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """The whole content of one moment. `at`: seconds since 1970. `coordinator`: its address, "" for none; `answers`:
-    whether it answers. `forgotten`: partitions that wait for nodes to return, with these nodes."""
+    """The state of the cluster at one moment. `at`: seconds since 1970; `at_s`: of the monotonic clock. `coordinator`:
+    its address, "" for none; `answers`: whether the coordinator answers."""
 
     at: float
     at_s: float
@@ -101,7 +101,6 @@ class Sample:
     streams: tuple[StreamSample, ...] = ()
     coordinator: str = ""
     answers: bool = True
-    forgotten: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 def sample(now: ClusterView, before: ClusterView | None, moved: Collection[str] = ()) -> Sample:
@@ -115,7 +114,6 @@ def sample(now: ClusterView, before: ClusterView | None, moved: Collection[str] 
         streams=tuple(_streams(now, before, moved)),
         coordinator=clipped(coordination.get("coordinator", "")),
         answers=bool(coordination.get("answers", True)) or coordination.get("coordinator", "none").startswith("none"),
-        forgotten={clipped(key): [*nodes][:4] for key, nodes in [*now.members.get("waits", {}).items()][:50]},
     )
 
 

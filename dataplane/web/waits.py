@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dataplane.config import format_size
-from dataplane.web.placement import label_of
 from dataplane.web.samples import HostSample, Sample, StreamSample, Task
 
 MAX_WAITS = 200
@@ -53,10 +52,6 @@ def waits_of(sample: Sample) -> Iterator[WebWait]:
         yield from _of_stream(stream)
     for host in sample.hosts:
         yield from _of_host(host)
-    for partition, nodes in sample.forgotten.items():
-        named = {host.node: host.name for host in sample.hosts}
-        whom = ", ".join(named.get(node, node) for node in nodes)
-        yield WebWait(who=f"partition {label_of(partition)}", whom=whom, what="its members to be back")
 
 
 def _of_stream(stream: StreamSample) -> Iterator[WebWait]:

@@ -90,18 +90,18 @@ _LEAST, _MOST = -(1 << 63), (1 << 64) - 1  # the integers that MessagePack can r
 _encoder = msgspec.msgpack.Encoder(enc_hook=hook)
 
 
-# The number of a request
+# The id of a request
 
 
 class Heads:
-    """Reads the number of a request that may be impossible to decode. `requests`: the union of all requests."""
+    """Reads the id of a request whose body may be invalid. `requests`: the union type of all requests."""
 
     def __init__(self, requests: Any) -> None:
         kinds = [kind for kind in get_args(requests) if kind.__struct_fields__[:1] != ("id",)]
         self._without = {str(kind.__struct_config__.tag).encode() for kind in kinds}
 
     def number(self, body: bytes) -> int | None:
-        """The number of the request in this body; None if the body does not begin like a request with a number."""
+        """The id of the request in this body; None if the body does not begin like a request with an id."""
         try:
             tag, at = _text(body, _array(body))
             return None if tag in self._without else _integer(body, at)

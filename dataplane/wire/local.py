@@ -228,7 +228,8 @@ class LocalChannel:
             await asyncio.shield(self._all_sent)
 
     def _let_in(self) -> None:
-        """If there is room, wake the first task that waits for it; its send wakes the next."""
+        """If nothing is unsent, end `drain`. If there is room, wake the first task that waits in `room`; its
+        send calls this again. If none waits, read requests again."""
         if self._all_sent is not None and not (self._unsent and self._open):
             self._all_sent.set_result(None)
             self._all_sent = None

@@ -180,7 +180,7 @@ class OwnedRow(LazyRow):
         return self._watch is not None and self._watch.active
 
     def own(self) -> None:
-        """Take the ownership. Idempotent."""
+        """Own the inputs: they are freed with this object. Idempotent."""
         if not self.owning:
             self._watch = process.Watch(self.ref, [self])
 

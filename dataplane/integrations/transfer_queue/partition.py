@@ -192,7 +192,7 @@ class JobPartition:
     # for samplers
 
     def get_custom_meta(self, global_indices: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """The tags of these rows, for those that have any."""
+        """The tags by row, without rows that have none."""
         rows = self.table.look(self.numbers(global_indices), missing_ok=True)
         pairs = zip(self.indexes(rows.numbers), map(shown, rows.tags), strict=True)
         return {index: tags for index, tags in pairs if tags}

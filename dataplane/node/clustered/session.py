@@ -1,8 +1,8 @@
 """The requests of one client to partitions.
 
-A request that changes rows has a sequence number of the client for that partition, and is repeated until its outcome is
-known. The partition executes it once, even if it is sent several times. Other requests have no number, and may be
-executed more than once. The number of requests without a known outcome is bounded for each partition
+A request that changes rows has a sequence number, counted for each client and partition. It is repeated until its
+outcome is known. The partition executes it once, even if it is sent several times. Other requests have no number, and
+may be executed more than once. The number of requests without a known outcome is bounded for each partition
 (`replication.sessions`). Further requests wait.
 
 Invariants: a sequence number is used for one request. A request whose caller got `OutcomeUnknown`, or was cancelled, is
@@ -306,7 +306,7 @@ class PartitionSession:
         return self._background.spawn(self._settled(partition, body))
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> asyncio.Task[Any]:
-        """Run `work` in the background. Its errors are ignored."""
+        """Run `work` in the background. A DataplaneError that it raises is ignored."""
         return self._background.spawn(_quietly(work))
 
     def give_back_soon(self, partition: str, grant: int) -> None:

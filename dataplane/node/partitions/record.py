@@ -63,7 +63,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
         return f"{self.name}/{self.generation}/{self.number}-{self.maker}{suffix}"
 
     def made_by(self, node: str) -> Record:
-        """The record with a new partition, which this node creates."""
+        """The record with a new partition, which the node with this id creates."""
         return msgspec.structs.replace(self, version=self.version + 1, number=self.next, maker=node, next=self.next + 1)
 
     def without(self, settings: bytes | None = None) -> Record:

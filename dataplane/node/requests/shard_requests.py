@@ -236,8 +236,8 @@ class ShardRequests:
         self._channel.send(reply, descriptors)
 
     def _carried(self, held: Sequence[Pinned]) -> bytes:
-        """Return the concatenated bytes of pinned shards, and release a pin of each. If these are more than
-        `sm.MAX_CARRIED` bytes, return no bytes and release nothing."""
+        """Return the concatenated bytes of pinned shards, and release a pin of each. If all shards together have more
+        than `sm.MAX_CARRIED` bytes, or are more than `sm.MAX_CARRIED / 64`, return no bytes and release nothing."""
         if len(held) > sm.MAX_CARRIED >> 6 or sum([each.extent.size for each in held]) > sm.MAX_CARRIED:
             return b""
         found = [self._store.arena.read(each.extent) for each in held]

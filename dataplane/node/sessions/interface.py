@@ -93,7 +93,7 @@ class StreamSession(Protocol):
         """Send a request without waiting for its answer."""
 
     def run_soon(self, work: Callable[[], Coroutine[Any, Any, object]]) -> object:
-        """Run `work` in the background. Its errors are ignored."""
+        """Run `work` in the background or, in `local`, at once. A DataplaneError that it raises is ignored."""
 
     def give_back_soon(self, partition: Any, grant: int) -> None:
         """Give back rows of a grant that the client never saw."""
