@@ -41,7 +41,7 @@ def train(address: str) -> None:
     """Make a step for each four rows."""
     with suppress(dp.Closed), dp.connect(address) as plane:
         rollouts = plane.stream("rollouts")
-        for delivery in rollouts.deliveries("actor", rows=4, columns=["ids", "reward"]):
+        for delivery in rollouts.deliveries("trainer", rows=4, columns=["ids", "reward"]):
             delivery.get()
             time.sleep(0.06)
 
@@ -56,7 +56,7 @@ def main() -> None:
         parser.error("--rewards: without one, no step is made")
     context = multiprocessing.get_context("spawn")
     with dp.connect(config=dp.NodeConfig(memory="64MiB", spill=0)) as plane:
-        rollouts = plane.stream("rollouts", tasks=["reward", "actor"], max_rows=64)
+        rollouts = plane.stream("rollouts", tasks=["reward", "trainer"], max_rows=64)
         roles = [train, *[reward] * chosen.rewards, roll_out, roll_out]
         processes = [
             context.Process(target=role, args=(plane.address,), name=role.__name__, daemon=True) for role in roles
@@ -64,7 +64,7 @@ def main() -> None:
         for process in processes:
             process.start()
         try:
-            while rollouts.stats()["task"]["actor"]["acked"] < 40:
+            while rollouts.stats()["task"]["trainer"]["acked"] < 40:
                 for process in processes:
                     if not process.is_alive():
                         raise SystemExit(f"{process.name} ended with exit code {process.exitcode}")

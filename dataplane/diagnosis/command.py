@@ -115,15 +115,16 @@ def _cause(number: int, cause: Cause, more: str) -> list[str]:
         f"{number}. {cause.kind}: {where}",
         f"   costs {_time(cause.seconds)} {more}a step ({cause.share:.0%}); role {cause.role}, {pids} on {cause.host}",
     ]
+    because = ""
     for link in cause.chain:
         lines.append(
-            f"   {link.role} waits for {_kind(link.kind)} {_time(link.seconds)} at {_file(link.file)}:{link.line}"
-            f" in {link.function}, which ends with"
+            f"   {because}{link.role} waits {_time(link.seconds)} for {_kind(link.kind)} at"
+            f" {_file(link.file)}:{link.line} in {link.function},"
         )
+        because = "because "
     if cause.chain:
-        lines.append(f"   {cause.role} at this line")
-    change = f"   change {cause.setting}: " if cause.setting else "   change: "
-    return [*lines, change + cause.advice]
+        lines.append(f"   because {cause.role} is at the line above")
+    return [*lines, f"   remedy: {cause.advice}"]
 
 
 def _kind(kind: str) -> str:

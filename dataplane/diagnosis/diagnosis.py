@@ -283,10 +283,12 @@ class _Diagnosing:
 
 
 def _crowd(crowded: Crowded) -> str:
-    taken = f": of its {crowded.processors} the job takes {crowded.job:.1f}, others {crowded.others:.1f}"
+    used = "its processors"
+    if crowded.processors:
+        used = f"{crowded.others:.1f} of its {crowded.processors} processors (this job {crowded.job:.1f})"
     return (
-        f"others crowd {crowded.host}{taken if crowded.processors else ''}; {crowded.share:.0%} of a step waits for a"
-        " processor, which no change of this job mends, and what is said below takes longer for it as well"
+        f"host {crowded.host}: other processes use {used}. {crowded.share:.0%} of each step is spent waiting for a"
+        " processor, which also lengthens the causes below"
     )
 
 
@@ -302,15 +304,15 @@ def _busy_s(process: ProcessNode) -> float:
 # Advice for each kind of cause: a setting of the plane, of a role, or the code, and a sentence.
 
 _ADVICE: dict[str, tuple[str, str]] = {
-    "code": ("workers", "make it faster, or give the role {role} more processes"),
+    "code": ("workers", "make this line faster, or give the role {role} more processes"),
     "skew": (
         "sampler",
-        "rows differ much in length: balance tokens (TokenBalanced), cap them, or append rows alone",
+        "rows differ much in length: balance tokens (TokenBalanced), limit the length, or append each row by itself",
     ),
     "tail": ("workers", "it takes long at times: bound it by a timeout, overlap it, or give {role} more processes"),
     "lock": ("", "{role} waits for another thread or process here: shorten what is done under it, or do without"),
-    "straggler": ("placement", "process {pids} takes {ratio:.1f} times as long as those alike: move or replace it"),
-    "host": ("placement", "host {host} takes {ratio:.1f} times as long as others: move roles off it, or mend it"),
+    "straggler": ("placement", "process {pids} takes {ratio:.1f} times as long as its peers: move or replace it"),
+    "host": ("placement", "host {host} takes {ratio:.1f} times as long as others: move roles off it, or repair it"),
     "ack": ("max_rows", "rows wait for this before they are acked: ack as soon as they are read, or raise {what}"),
     "budget": (
         "memory",
@@ -332,7 +334,7 @@ _ADVICE: dict[str, tuple[str, str]] = {
     ),
     "collective": (
         "",
-        "all ranks wait here alike, for bytes or one that is late by turns: balance tokens over ranks, or overlap it",
+        "all ranks wait equally long here, for bytes or each time for another rank: balance tokens, or overlap it",
     ),
     "plane": ("rows", "it is in calls of the plane: bring or take more rows at a time"),
 }

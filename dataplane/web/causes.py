@@ -64,8 +64,8 @@ class Causes:
 
 
 def said(diagnosis: Any) -> tuple[CauseText, ...]:
-    """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, followed by hosts that other
-    jobs crowd."""
+    """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, followed by the hosts whose
+    processors other jobs use."""
     causes = [cause for cause in diagnosis.causes if cause.share >= _LEAST]
     crowded = [each for each in diagnosis.crowded if each.share >= _LEAST]
     return *map(_cause, causes[:MAX_CAUSES]), *map(_crowded, crowded[:MAX_CAUSES])
@@ -73,11 +73,11 @@ def said(diagnosis: Any) -> tuple[CauseText, ...]:
 
 def _crowded(crowded: Any) -> CauseText:
     return CauseText(
-        what=clipped(f"Beside the causes: others crowd {crowded.host}"),
+        what=clipped(f"Not a cause: other processes use the processors of {crowded.host}"),
         cost=f"{crowded.seconds:.2f} s of a step, {100 * crowded.share:.0f} %",
-        where=f"of its {crowded.processors} processors this job takes {crowded.job:.1f}, others {crowded.others:.1f}",
+        where=f"of its {crowded.processors} processors this job uses {crowded.job:.1f}, others {crowded.others:.1f}",
         chain="",
-        change="no change of this job mends it",
+        change="no change of this job shortens this wait",
     )
 
 

@@ -167,7 +167,7 @@ def test_processor_contention_by_other_jobs_is_reported_beside_the_causes() -> N
     assert crowded.others == pytest.approx(0.6)  # of 0.8 that were busy, the node and its process ran 0.2
     assert crowded.seconds == pytest.approx(crowded.share * told.step_s)
     assert crowded.share > 0.02
-    assert any("others crowd n: of its 1 the job takes 0.2, others 0.6" in note for note in told.notes)
+    assert any("host n: other processes use 0.6 of its 1 processors (this job 0.2)" in note for note in told.notes)
     assert Diagnosis.read(told.json()) == told
 
 
