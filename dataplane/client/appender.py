@@ -89,8 +89,7 @@ class Call:
 
 
 class Block:
-    """Calls of one `Kind`, appended together. `gathered`: the memory into which their rows are copied; None if each
-    call keeps its own columns."""
+    """Calls of one `Kind`, appended together. `gathered`: memory with copies of their rows; None: calls keep columns."""
 
     def __init__(self, kind: Kind, gathered: RowMemory | None, deadline: Deadline, narrow: Narrow = False) -> None:
         self.kind = kind
