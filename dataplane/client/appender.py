@@ -89,7 +89,7 @@ class Call:
 
 
 class Block:
-    """Calls of one `Kind`, appended together. `gathered`: memory with copies of their rows; None: calls keep columns."""
+    """Calls of one `Kind`, appended together. `gathered`: copies of all their rows; None if each keeps its columns."""
 
     def __init__(self, kind: Kind, gathered: RowMemory | None, deadline: Deadline, narrow: Narrow = False) -> None:
         self.kind = kind
