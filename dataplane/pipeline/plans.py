@@ -109,10 +109,10 @@ class Plan:
         return replace(self, cluster=cluster)
 
     def predict(self, of: Pipeline | Model, rows: Rows | None = None, steps: int | None = None) -> Prediction:
-        """Predict the time of a pipeline's steps for these rows, or of a model's step from the costs of its layers.
+        """Predict the time of a step of a pipeline with these rows, or of a model by its layers' costs.
 
-        steps: the number of simulated steps of a pipeline; None: enough to show the time of each further one. Raises
-        ValueError if the plan is of another pipeline or model, or of other rows.
+        steps: the number of simulated steps of a pipeline; None: enough for the steady time of a step. Raises
+        ValueError if the plan is not of this pipeline or model, or not of these rows.
         """
         if isinstance(of, Model):
             if not self.bounds or self.bounds[-1] != len(of.layers):

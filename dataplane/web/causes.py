@@ -64,8 +64,8 @@ class Causes:
 
 
 def said(diagnosis: Any) -> tuple[CauseText, ...]:
-    """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, followed by the hosts whose
-    processors other jobs use."""
+    """The causes of a `dataplane.diagnosis.causes.Diagnosis`, the most costly first, followed by hosts whose processors
+    other jobs use."""
     causes = [cause for cause in diagnosis.causes if cause.share >= _LEAST]
     crowded = [each for each in diagnosis.crowded if each.share >= _LEAST]
     return *map(_cause, causes[:MAX_CAUSES]), *map(_crowded, crowded[:MAX_CAUSES])
