@@ -1,10 +1,11 @@
 """The limits of a stream, and the permits to append.
 
-A producer gets a permit for a number of rows and bytes before it writes anything. These count from then on, until the
-rows are appended or the permit is given back. A producer that is refused waits at the driver of the partition, which
-asks again when rows were removed.
+A producer gets a permit for a number of rows and bytes before it writes anything. These count against the limits until
+the rows are appended or the permit is given back. The request of a refused producer waits at the driver of the
+partition, which tries it again when rows were removed.
 
-Invariant: rows and bytes in the stream, together with those of permits, never exceed a limit.
+Invariant: a permit is granted only if the rows and bytes in the stream, of all permits and of the append stay within
+the limits. Columns added to existing rows need no permit, so the bytes may exceed `max_bytes`.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from dataplane.errors import LimitExceeded
 from dataplane.stream.settings import StreamSettings
 
 _numbers = itertools.count(1)
-"""Numbers of tickets, unique among all streams and all `Admission` objects of one stream."""
+"""Numbers of tickets, unique among all `Admission` objects of this process."""
 
 
 LAG = "max_lag"
-"""The limit that does not hold back older rows."""
+"""The only limit at which a waiting append lets later appends pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class AppendSize:
-    """The rows and bytes that a client asks to append, and their newest policy version."""
+    """The size of an append: its client, rows and bytes, and the newest policy version of its rows."""
 
     client: str
     rows: int
@@ -54,8 +55,8 @@ class Admission:
         self._nbytes = 0
 
     def admit(self, entry: AppendSize) -> int | None:
-        """The ticket of a new permit; None if a limit would be exceeded now. Raises LimitExceeded if the append is
-        larger than `max_rows` or `max_bytes`, so that waiting cannot help."""
+        """Grant a permit. Returns its ticket; None if a limit would be exceeded now. Raises LimitExceeded if the append
+        alone is larger than `max_rows` or `max_bytes`."""
         for what, asked, limit in (
             ("rows of a stream", entry.rows, self._settings.max_rows),
             ("bytes of a stream", entry.nbytes, self._settings.max_bytes),

@@ -84,7 +84,7 @@ def _longest_first(lengths: Index, shards: int, *, equal: bool) -> list[Index]:
 
 
 def _improved(lengths: Index, split: list[Index], *, equal: bool) -> list[Index]:
-    """The split after exchanges and moves of rows of the largest shard, while these make it smaller."""
+    """The split after exchanges and moves of rows of the largest shard, as long as the largest sum decreases."""
     shards = len(split)
     sums, counts = np.array([[lengths[rows].sum(), len(rows)] for rows in split], np.int64).T
     shard_of = np.empty(len(lengths), np.int64)

@@ -115,8 +115,8 @@ class ColumnBatches(dict[int, ColumnBatch]):
         return done
 
     def stored(self, first: int = 0) -> Iterator[tuple[int, ColumnBatch]]:
-        """The column batches from this number on, ascending, with their numbers. One in pieces is given piece by
-        piece."""
+        """The column batches from the number `first` on, ascending, with their numbers. For one in pieces, each piece
+        is yielded with the number of the whole."""
         return ((number, each) for number in sorted(self) if number >= first for each in self[number].each)
 
 
@@ -143,7 +143,7 @@ class ReplacedBatches:
         self._replaced.append(ReplacedBatch(batches, readers))
 
     def unread(self, leases: Leases) -> list[ReplacedBatch]:
-        """Those that no grant reads any more and whose removal is not decided yet."""
+        """The replaced batches that no grant reads any more, and whose removal is not decided yet."""
         return [
             each
             for each in self._replaced

@@ -1,8 +1,8 @@
 """The columns that a producer adds to existing rows.
 
-A producer of a task holds the rows under a delivery, which may have ended meanwhile: then they go to others, who add
-the same columns. Invariant: columns of a holder that has not acked are replaced by those of the next holder; columns of
-an earlier holder are refused.
+A producer is usually a consumer of a task that adds columns to the rows of its delivery. If its lease has ended
+meanwhile, the rows are delivered to another consumer, which adds the same columns. Invariant: the columns of the next
+holder replace those of an earlier holder that has not acked. Columns that arrive from an earlier holder are refused.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from dataplane.stream.settings import MAX_TASKS
 
 def replaces(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> bool:
     """Whether these columns replace those of an earlier holder that has not acked. `holds`: the delivery number of each
-    row; empty: of none. Raises LeaseExpired for rows that were delivered to this producer and are now held by others or
-    gone; Misuse for other rows that do not exist or are named twice."""
+    row, or empty if the rows are of no delivery. Raises LeaseExpired if rows of the delivery are gone or are no longer
+    leased to it. Raises Misuse for other rows that do not exist, rows in progress, and rows named twice."""
     _require(leased, rows, ref, holds)
     again = [
         hold > 0 and _holder_again(leased, rows[holds == hold], hold, ref.columns) for hold in np.unique(holds).tolist()
@@ -33,8 +33,9 @@ def replaces(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> bo
 
 
 def extend(leased: LeasedRows, command: Extend, spares: Sequence[bytes]) -> None:
-    """Add columns to rows. `spares`: nodes that have copies of them. Raises as `replaces`, Misuse for an existing
-    column, SchemaMismatch, LimitExceeded."""
+    """Add columns to rows. `spares`: nodes that have copies of them. Raises LeaseExpired if rows of the delivery are
+    gone. Raises Misuse for an existing column without `replace`, and for rows that do not exist, are in progress or are
+    named twice. Raises SchemaMismatch for a column of another type, and LimitExceeded for too many columns."""
     rows, holds = command.rows, command.holds
     _require(leased, rows, command.ref, holds)  # the state may have changed since it was decided
     under = np.unique(holds)
@@ -59,8 +60,8 @@ def extend(leased: LeasedRows, command: Extend, spares: Sequence[bytes]) -> None
 
 
 def _require(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> None:
-    """Raises LeaseExpired if rows that were delivered to this producer are gone; Misuse for other rows that do not
-    exist, for a row named twice, and for a reference with another number of rows."""
+    """Raises LeaseExpired if rows that were delivered to this producer are gone. Raises Misuse for other rows that do
+    not exist, rows in progress, rows named twice, and a reference with another number of rows."""
     if len(rows) != len(ref):
         raise Misuse(f"{len(ref)} rows of new columns for {len(rows)} rows")
     partition = leased.partition

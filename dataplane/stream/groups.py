@@ -3,9 +3,9 @@
 Users name a group by a text or an integer. Here it is a number, which is reused once the last row of the group is gone.
 A row without a group is in one of its own, with the number -1 - row; nothing is stored for it.
 
-A task counts only the rows of a group that it has not done yet, not those that it acked or that expired for it. Once
-no row of the group is left for it, dropped rows do not count either: so a name that is used again is a new group for a
-task that is done with the old one. Dead letters of a task count as dropped.
+A task counts only the rows of a group that it has not done yet, not those that it acked or that expired for it. Once no
+row of the group is left for the task, dropped rows do not count either. So a name that is used again is a new group for
+a task that is done with the old one. Dead letters of a task count as dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEAST = 8  # groups for which the arrays have room at first
 
 
 class GroupCounts:
-    """Counts by group."""
+    """The numbers of rows of each group: in the stream, dropped, and by task."""
 
     def __init__(self, tasks: int) -> None:
         self._numbers: dict[Any, int] = {}
@@ -60,7 +60,8 @@ class GroupCounts:
         return number
 
     def check(self, groups: Sequence[Any], size: int) -> None:
-        """Raises Misuse if new rows would make a group larger than `size`, including its dropped rows."""
+        """Raise Misuse if new rows would make a group larger than `size`, its dropped rows included. `groups`: the
+        group of each new row."""
         for name, more in Counter(group for group in groups if group is not None).items():
             number = self._numbers.get(name)
             # Not `_dropped` alone: a replica that was restored from a snapshot does not know it.
@@ -108,18 +109,18 @@ class GroupCounts:
 
     def _pass(self, task: int, numbers: Index) -> None:
         """For each group without a row left for the task, exclude the rows dropped so far from the task's count. A dead
-        letter is left: it may be retried."""
+        letter counts as left, because it may be retried."""
         over = numbers[self._members[numbers] == self._done[task, numbers]]
         self._past[task, over] = self._dropped[over]
 
     def dead(self, task: int, numbers: Index, more: int = 1) -> None:
-        """Count a row of each group as a dead letter of the task, or with -1 as none any more. The rows are not
-        dropped."""
+        """Count a row of each group as a dead letter of the task. With `more` -1, count it as a dead letter no longer.
+        The rows are not dropped."""
         np.add.at(self._dead[task], numbers[numbers >= 0], more)
 
     def drop(self, numbers: Index, done: Flags, dead: Flags) -> None:
-        """Count a row of each group as dropped. `done`, `dead`: flags [tasks, rows] of the tasks that were done with
-        the row, or of which it is a dead letter."""
+        """Count a row of each group as dropped. `done`, `dead`: flags [tasks, rows], whether the task was done with the
+        row, and whether the row is a dead letter of the task."""
         named = numbers >= 0
         np.add.at(self._members, numbers[named], -1)
         np.add.at(self._dropped, numbers[named], 1)
@@ -160,8 +161,9 @@ class GroupCounts:
         return self._numbers.get(name)
 
     def state(self, numbers: Index) -> tuple[Index, list[Any], list[tuple[int, list[int]]]]:
-        """For rows of these groups: the position of each row's group in the list of names, -1 for none; the names,
-        in the order of their first rows; and for groups with dropped rows, the number that counts for each task."""
+        """The groups of rows, for a snapshot. Returns the position of each row's group among the names (-1: none), the
+        names in the order of their first rows, and for each group with dropped rows its position and the number of
+        dropped rows that count for each task."""
         found, first, which = np.unique(numbers, return_index=True, return_inverse=True)
         named = np.flatnonzero(found >= 0)
         listed = named[np.argsort(first[named], kind="stable")]

@@ -36,7 +36,7 @@ class Keys:
         self._calls: dict[str, tuple[int, int, bytes]] = {}  # by first key: first row, rows, digest
 
     def check(self, keys: Sequence[str]) -> None:
-        """Raises Misuse unless these can be the keys of new rows."""
+        """Raise Misuse for a key that is empty, begins with `~`, is given twice, or belongs to an existing row."""
         if len(set(keys)) != len(keys):
             twice = Counter(keys).most_common(1)[0][0]
             raise Misuse(f"the key {twice!r} is given twice; each row has its own")
@@ -53,7 +53,8 @@ class Keys:
             raise Misuse(f"a key does not begin with {_UNNAMED!r}: rows without keys are named so; append them without")
 
     def known(self, key: str, digest: bytes) -> int | None:
-        """The first row of the append with this first key and this digest; None if there is none."""
+        """The first row of the append with this first key and this digest. None if there is no such append, or one of
+        its rows is gone."""
         said = self._calls.get(key)
         if said is None or said[2] != digest:
             return None
@@ -96,7 +97,7 @@ class Keys:
         return [key or other for key, other in zip(map(self._keys.get, numbers), made, strict=True)]
 
     def numbers(self, keys: Sequence[str]) -> Index:
-        """The rows of these keys. Raises Misuse for an unknown key."""
+        """The row of each key. Raises Misuse for an unknown key. The row of a generated key need not exist."""
         found = self.known_rows(keys)
         if (found < 0).any():
             key = keys[int(np.flatnonzero(found < 0)[0])]
@@ -104,7 +105,7 @@ class Keys:
         return found
 
     def known_rows(self, keys: Sequence[str]) -> Index:
-        """As `numbers`, with -1 for an unknown key."""
+        """The row of each key, or -1 for an unknown key. The row of a generated key need not exist."""
         found = [row if (row := self._rows.get(key)) is not None else self._unnamed(key) for key in keys]
         return np.array(found, np.int64)
 

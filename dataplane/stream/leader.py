@@ -3,9 +3,9 @@
 Beside the replicated state, the leader has state of its own: leases, permits, choices of samplers, commands in flight.
 `forget` drops it.
 
-Invariants: rows of a command in flight are not delivered. The number of a grant begins with the term, so a grant
-of an earlier leader is unknown (`LeaseExpired`). Time is that of the partition: the leader's clock continues from
-the time of the last command, so that the age of a row is never too high.
+Invariants: rows of a command in flight are not delivered. The number of a grant contains the term, so requests about a
+grant of an earlier leader raise `LeaseExpired`. Times are of the partition's clock: the leader's clock, shifted to
+continue from the time of the last command. So the age of a row is never too high.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 class StreamLeader(ReplicatedStream):
-    """Decides requests; see the module."""
+    """The leader's decisions about requests; see the module."""
 
     waits: Callable[[], Iterable[Any]]
     """Returns the requests that wait at the driver, encoded or decoded."""
@@ -122,7 +122,7 @@ class StreamLeader(ReplicatedStream):
 
     def _known(self, asked: r.StreamRequest) -> bytes | None:
         """The result of a request that was executed before, else None. Raises Rejected if the result is not kept any
-        more, and for merged appends of which some were executed alone."""
+        more, or if some of several merged appends were executed alone."""
         if isinstance(asked, r.Append) and asked.parts:
             return self.known_parts(asked.parts)
         return self.sessions.result(asked.client, asked.sequence) if asked.sequence else None
@@ -161,8 +161,8 @@ class StreamLeader(ReplicatedStream):
         return AppendSize(asked.client, len(asked.ref), asked.ref.stored_nbytes, version)
 
     def _admit(self, asked: r.Append | r.Admit) -> int:
-        """The ticket of a new permit for an append. Raises Backpressure if a limit would be exceeded now, LimitExceeded
-        if it would be exceeded in an empty stream, and Closed."""
+        """Grant a permit for an append. Returns its ticket. Raises Backpressure if a limit would be exceeded now,
+        LimitExceeded if it would be exceeded in an empty stream, and Closed if the stream is closed."""
         self.leased.check_open()
         ticket = self.leased.admission.admit(entry := self.entry_of(asked))
         if ticket is None:
@@ -180,8 +180,9 @@ class StreamLeader(ReplicatedStream):
         return replace(asked, rows=rows, keys=[], replace=again)
 
     def _begun(self, asked: r.BegunRow, token: int = 0) -> int | None:
-        """The number of the row in progress that a request names by number, key or token. None if the row of this token
-        was finished or given up, or no row has it. Raises LeaseExpired for the key of a row that does not exist."""
+        """The number of the row in progress that a request names by number, key or token. Returns None if the producer
+        with this token has finished or abandoned its row, or if no row has the token. Raises LeaseExpired for the key
+        of a row that does not exist."""
         partition = self.leased.partition
         if token in partition.unfinished.ended:
             return None
@@ -304,7 +305,7 @@ class StreamLeader(ReplicatedStream):
 
 
 def refusal(leased: LeasedRows, entry: AppendSize) -> Backpressure:
-    """The error of an append to a full stream: the limit, and the tasks and clients that use the room."""
+    """The error of an append to a full stream. It names the limit, and the tasks and clients that use the room."""
     why, holders = _why_full(leased, entry), tuple(_holders(leased))
     return Backpressure(f"the stream is full ({why})", needed=entry.nbytes, holders=holders)
 
@@ -361,7 +362,7 @@ def _never_free(leased: LeasedRows) -> str:
 
 
 def _itself(leader: StreamLeader, asked: r.StreamRequest, now: float) -> r.StreamRequest:
-    """The request, which is a command as it is."""
+    """The request itself, which is its own command."""
     return asked
 
 

@@ -2,16 +2,16 @@
 
 A grant is the rows of one delivery, with one lease, held by a client (`RowLease`). Ranks that must see the same rows
 name the same member and different replicas. Each replica is given the grants of the member in order, each once. A
-replica that returns as another client was restarted, and gets the grants again that it has not acked.
+replica that returns as another client was restarted. It is given its unacked grants again.
 
 A grant ends when it is acked, nacked or not renewed in time, or when its holder ends. A grant of replicas is acked once
-the announced number of replicas has acked or, if that is unknown, at least two, among them all that the member ever
-had. If its lease expires after all its holders have acked, it is acked too. It does not end when a holder ends, because
-the holder may be restarting.
+the announced number of replicas has acked. Without an announced number, at least two replicas must ack, and all known
+replicas of the member. If the lease of a grant expires after all its holders have acked, the grant is acked too. A
+grant of replicas does not end with a holder's process, because the holder may be restarting.
 
 Invariants: a row is in one grant of its task at a time; a grant ends once, and later requests about it raise
-`LeaseExpired`, except for a repeated ack whose answer was lost. The latest `_MEMBERS` members that hold nothing are
-remembered. No clock is read here.
+`LeaseExpired`, except for a repeated ack whose answer was lost. Of the members without grants, only the latest
+`_MEMBERS` are remembered. No clock is read here.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _TRIED = 8  # members that are looked at to find one to forget
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """The requester: a client and, for ranks, its member and replica. `replicas`: their number, 0 if unknown.
-    `after`: the last grant that the replica has received, 0 for none; None: it has received all its grants.
-    `loop`: the number of the client's loop that gets the grants, and settles one after the other; 0: none."""
+    """The requester: a client and, for ranks, its member and replica. `replicas`: their number, 0 if unknown. `after`:
+    the last grant that the replica has received, 0 for none; None: it has received all its grants. `loop`: the number
+    of the client's loop that receives the grants and settles them in order; 0: none."""
 
     client: Hashable
     member: str = ""
@@ -69,10 +69,10 @@ class RowLease:
     lease_s: float
     expires: float
     held_by: dict[int | None, Hashable] = field(default_factory=dict)
-    """By replica, the client that was given the grant."""
+    """By replica, the client to which the grant was given."""
     acked: set[int | None] = field(default_factory=set)
     unseen: bool = False
-    """Whether it was fetched ahead, and its loop has not settled an earlier one yet."""
+    """Whether the grant was fetched ahead, and its loop has not settled an earlier grant yet."""
 
     @property
     def shared(self) -> bool:
@@ -83,7 +83,7 @@ class RowLease:
         return self.number * MAX_TASKS + self.task
 
     def done(self, replicas: set[int]) -> bool:
-        """Whether all replicas that must ack have acked. `replicas`: those that the member ever had."""
+        """Whether all replicas that must ack have acked. `replicas`: the known replicas of the member."""
         if not self.shared:
             return bool(self.acked)
         if self.who.replicas:
@@ -92,8 +92,8 @@ class RowLease:
 
     @property
     def done_as_far_as_known(self) -> bool:
-        """Whether a grant whose lease has expired counts as acked. If the number of replicas is known, all of them have
-        acked; otherwise at least one has, and each that was given the grant."""
+        """Whether a grant whose lease has expired counts as acked. If the number of replicas is announced, all of them
+        must have acked. Otherwise each replica to which the grant was given must have acked, and at least one."""
         if self.who.replicas:
             return len(self.acked) == self.who.replicas
         return bool(self.acked) and self.acked >= self.held_by.keys()
@@ -190,22 +190,24 @@ class Leases:
         return grant
 
     def to_ack(self, grant: RowLease) -> dict[int | None, Hashable]:
-        """By replica that has not acked the grant, the client that was given it; None for one that was not. Of the
-        announced replicas, only the first `_SHOWN`."""
+        """For each replica that has not acked the grant, the client to which it was given, or None. Of the announced
+        replicas, only the first `_SHOWN`."""
         replicas: set[int | None] = {*range(min(grant.who.replicas, _SHOWN)), *grant.held_by}
         if grant.shared:
             replicas |= self._replicas.get((grant.task, grant.who.member), set())
         return {replica: grant.held_by.get(replica) for replica in replicas - grant.acked}
 
     def renew(self, number: int, client: Hashable, replica: int | None, now: float) -> None:
-        """Let the lease end `lease_s` seconds from now. Raises LeaseExpired as `find` does."""
+        """Let the lease end `lease_s` seconds from now. Raises LeaseExpired if the grant has ended or is not this
+        holder's."""
         grant = self.find(number, client, replica)
         grant.expires = now + grant.lease_s
         self._reach(grant)
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> RowLease | None:
-        """Record the ack of one holder. Returns the grant if the ack has ended it, else None: other replicas have to
-        ack too, or the same holder has acked before. Raises LeaseExpired as `find` does."""
+        """Record the ack of one holder. Returns the grant if the ack has ended it. Returns None if other replicas have
+        to ack too, or if this holder has acked before. Raises LeaseExpired if the grant has ended or is not this
+        holder's."""
         if (number, client, replica) in self._acks:
             return None
         grant = self.find(number, client, replica)
@@ -229,8 +231,8 @@ class Leases:
             first.unseen = False
 
     def let_go(self, grant: RowLease, replica: int | None) -> bool:
-        """Give back rows that one holder has not seen. Returns whether that has ended the grant. A grant of replicas
-        goes on, and this replica is given it again at its next request."""
+        """Give back a grant whose rows one holder has not seen. Returns whether this has ended the grant. A grant of
+        replicas does not end; this replica is given it again at its next request."""
         if not grant.shared:
             self.settle(grant)
             return True

@@ -7,8 +7,8 @@ Changes of rows are decided as commands (`commands`), which `replicated` applies
 rows of a command stay leased, so that they are not delivered again. Dropped rows are removed by commands of `tick`
 only.
 
-Invariants: each row is delivered to each task at least once and acknowledged once; rows are offered in ascending
-order; no append exceeds a limit.
+Invariants: each row is delivered to each task at least once, unless it expires, is dropped or is lost, and each task
+acks it at most once. Rows are offered in ascending order. No append exceeds a limit.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LeasedRows:
         """At the leader: dropped rows whose leases may have ended."""
         self._leading = False
         self.group_sizes: dict[int, int] = {}
-        """By task, the `group_size` of the sampler of its last request that had one: the number of rows of a whole
-        group. A task whose samplers had none is not here."""
+        """By task, the `group_size` of the last sampler that had one: the number of rows of a whole group. Tasks
+        without such a sampler are absent."""
         self.asked: dict[int, tuple[str, ...]] = {}
         """By task, the columns that its last request needs."""
         self.lost: dict[int, LossRecord] = {}
@@ -114,12 +114,12 @@ class LeasedRows:
     def append(
         self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float
     ) -> tuple[int, bool]:
-        """Append rows that were admitted. Returns the number of the first row, and whether the rows are new. They are
-        not if an append with these keys and the same `digest`, that of its request, was applied before: the number is
-        that of its first row, and the columns of this one are not needed.
+        """Append rows that were admitted. `digest`: of the request. Returns the number of the first row, and whether
+        the rows are new. If an append with the same keys and digest was applied before, the number is that of its first
+        row, and the columns of this append are not needed.
 
-        Raises Misuse for a key that exists otherwise, SchemaMismatch for columns of other types, LimitExceeded for too
-        many columns, and Closed.
+        Raises Misuse for another existing key and for a group that would exceed `group_size`, SchemaMismatch for
+        columns of other types, LimitExceeded for too many columns or tags, and Closed if the stream is closed.
         """
         self.check_open()
         said = self.partition.keys.retried(keys, digest) if keys else None
@@ -135,8 +135,9 @@ class LeasedRows:
     # delivering
 
     def consume(self, demand: Demand, now: float) -> RowLease | None:
-        """A grant for the demand; None if too few rows are ready. Raises Misuse, the errors of the sampler, and
-        Closed if no row will ever be ready for the task again."""
+        """Lease rows for the demand. A replica is first given the member's grants that it has not received. Returns the
+        grant; None if too few rows are ready. Raises Misuse for an invalid choice of the sampler or a replica that asks
+        for other columns, the errors of the sampler, and Closed if no row will ever be ready for the task again."""
         size = getattr(demand.sampler, "group_size", None)
         if size is not None:
             self.group_sizes[demand.task] = size
@@ -152,8 +153,9 @@ class LeasedRows:
         return grant
 
     def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> RowLease | None:
-        """A grant of the rows `chosen` by the client that are still ready; None if too few are. Rows in `expired`
-        expire for the task. Raises Misuse."""
+        """Lease the rows `chosen` by the client that are still ready, and expire those in `expired`. A replica is first
+        given the member's grants that it has not received. Returns the grant; None if too few rows are ready. Raises
+        Misuse if a replica asks for other columns than the member's grant."""
         grant, still_ready = self.waiting(demand), self.partition.progress.still_ready
         if grant is None:
             self.expire(demand.task, still_ready(demand.task, demand.needed, expired))
@@ -166,8 +168,8 @@ class LeasedRows:
         return grant
 
     def waiting(self, demand: Demand) -> RowLease | None:
-        """The next grant of the member that this replica has not received; None if there is none. Raises Misuse if it
-        asks for other columns."""
+        """The next grant of the member that this replica has not received; None if there is none. Raises Misuse if this
+        replica asks for other columns."""
         grant = self.leases.waiting(demand.task, demand.who)
         if grant is not None and grant.columns != demand.columns:
             raise Misuse(
@@ -205,8 +207,8 @@ class LeasedRows:
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> SettleCommand:
         """Record the ack of one holder. Returns the command that marks the rows of the grant as acked; it has no rows
-        if other replicas have to ack too, or this holder has acked before. Raises LeaseExpired as `Leases.find`
-        does."""
+        if other replicas have to ack too, or this holder has acked before. Raises LeaseExpired if the grant has ended
+        or is not this holder's."""
         grant = self.leases.ack(number, client, replica)
         self.changes += 1
         return _nothing() if grant is None else SettleCommand(task=grant.task, rows=grant.rows, state=ACKED)
@@ -215,9 +217,9 @@ class LeasedRows:
         self, number: int, client: Hashable, replica: int | None, *, seen: bool = True, reason: str = ""
     ) -> SettleCommand:
         """Give back the rows of a grant. Returns the command that makes them pending, or dead letters after
-        `max_deliveries` deliveries. Rows that were not `seen` become pending at once, which is no delivery, and the
-        command has no rows. Of a grant of replicas, unseen rows are given back by this replica alone. `reason`: for
-        the dead letter. Raises LeaseExpired as `Leases.find` does."""
+        `max_deliveries` deliveries. Rows that were not `seen` become pending at once, without counting a delivery, and
+        the command has no rows. For a grant of replicas, unseen rows are given back for this replica alone. `reason`:
+        for the dead letter. Raises LeaseExpired if the grant has ended or is not this holder's."""
         grant = self.leases.find(number, client, replica)
         self.changes += 1
         if seen:
@@ -246,7 +248,8 @@ class LeasedRows:
         return due
 
     def leave(self, client: str) -> None:
-        """End the leases and permits of a client that has gone."""
+        """End the leases and permits of a client that has gone, except leases of replicas, and free its rows in
+        progress."""
         self.admission.leave(client)
         self.partition.unfinished.leave(client)
         for grant in self.leases.left(client):
@@ -254,8 +257,8 @@ class LeasedRows:
         self.changes += 1
 
     def _taken_back(self, grant: RowLease, reason: str) -> list[Command]:
-        """The command that makes the rows of an ended grant pending. None is needed if they were only fetched ahead,
-        which is no delivery."""
+        """The command that gives back the rows of an ended grant. Rows that were only fetched ahead become pending at
+        once, without a command and without counting a delivery."""
         if grant.unseen:
             self.partition.give_back(grant.task, grant.rows, seen=False)
             self.changes += 1

@@ -1,5 +1,5 @@
-"""Encodes arrays as bytes. In a snapshot, runs and arithmetic sequences take no space, and numbers take the least
-number of bytes; in a message they are 64-bit integers (`hook`, `unhook`).
+"""Encodes arrays as bytes. In a snapshot (`pack`), constant arrays and arithmetic sequences take no bytes for each
+value, and other integers take 1, 2, 4 or 8. In a message (`hook`), all are 64-bit integers.
 
 `unpack` returns the values given to `pack`, as int64 or float64. It validates: a wrong length is a ValueError.
 """
@@ -60,7 +60,7 @@ def pack(values: npt.NDArray[Any]) -> PackedIntegers:
 
 
 def unpack(packed: PackedIntegers, count: int | None = None) -> npt.NDArray[Any]:
-    """The values; `count` of them if given. Raises ValueError."""
+    """The packed values, int64 or float64. Raises ValueError for invalid data, or if there are not `count` values."""
     if packed.count < 0 or (count is not None and packed.count != count):
         raise ValueError(f"{packed.count} values where {count} are expected")
     if packed.step is not None:
@@ -82,7 +82,7 @@ def unpack(packed: PackedIntegers, count: int | None = None) -> npt.NDArray[Any]
 
 
 def hook(value: Any) -> Any:
-    """The encoding of a reference or an array in a message."""
+    """The encoding of a reference or an array in a message. Raises NotImplementedError for other types."""
     if isinstance(value, BatchRef):
         return value.encode()
     if isinstance(value, np.ndarray):
@@ -91,7 +91,7 @@ def hook(value: Any) -> Any:
 
 
 def unhook(kind: Any, value: Any) -> Any:
-    """The reference or array that a message encodes."""
+    """The reference or array that a message encodes. Raises ValueError or Corrupt for invalid bytes."""
     if kind is BatchRef:
         return BatchRef.decode(value)
     if len(value) % 8:
@@ -100,14 +100,14 @@ def unhook(kind: Any, value: Any) -> Any:
 
 
 def union(names: Mapping[str, object], base: type[msgspec.Struct]) -> Any:
-    """The union of the messages of a base class that have these names, to decode one."""
+    """The union type of all tagged subclasses of `base` among these names, for a decoder."""
     kinds = [each for each in names.values() if isinstance(each, type) and issubclass(each, base)]
     return reduce(or_, [kind for kind in kinds if kind.__struct_config__.tag is not None])
 
 
 def decoder(kinds: Any, what: str, error: type[DataplaneError] = ProtocolMismatch) -> Callable[[bytes], Any]:
-    """A decoder of these messages, with the arrays and references in them. It raises the error for invalid bytes, which
-    are "no `what`"."""
+    """A function that decodes messages of these types, with the arrays and references in them. It raises `error` for
+    invalid bytes. `what`: the noun for a message in the error's text."""
     decode = msgspec.msgpack.Decoder(kinds, dec_hook=unhook).decode
 
     def decoded(data: bytes) -> Any:

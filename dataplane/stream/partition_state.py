@@ -1,4 +1,4 @@
-"""The rows of a stream, their metadata and progress, and their changes.
+"""The rows of a stream with their metadata and progress, and all operations that change them.
 
 `StreamState` combines the `rows` with their columns, the `keys`, the `groups`, the `row_metadata`, and the `progress`
 of each task. Leases, limits and waiting requests are in `leased_rows`. Column batches that no row needs any more are
@@ -65,8 +65,9 @@ class StreamState:
     # appending and extending
 
     def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:
-        """Append rows. Returns the number of the first. Raises Misuse for an existing key and for a group that would
-        exceed `group_size`, SchemaMismatch, LimitExceeded."""
+        """Append rows. Returns the number of the first. Raises Misuse for an invalid or existing key and for a group
+        that would exceed `group_size`, SchemaMismatch for a column of another type, LimitExceeded for too many columns
+        or tags."""
         if keys:
             self.keys.check(keys)
         if arrival.tags:
@@ -106,9 +107,9 @@ class StreamState:
         keep: bool = False,
         spares: Sequence[bytes] = (),
     ) -> Index:
-        """Add columns to these existing rows, each named once. With `keep`, replaced column batches stay until
-        `unkept` is called with the numbers that this returns. `hold`: see `ColumnBatch`. Raises Misuse for an existing
-        column, SchemaMismatch, LimitExceeded."""
+        """Add columns to these existing rows, each named once. With `keep`, replaced column batches stay stored, and
+        their numbers are returned for `unkept`. `hold`: see `ColumnBatch`. Raises Misuse for an existing column unless
+        `replace`, SchemaMismatch for a column of another type, LimitExceeded for too many columns."""
         kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep, spares=spares)
         self.nbytes += ref.stored_nbytes
         self.metadata.measure(self.rows.places(rows), lengths)
@@ -124,8 +125,9 @@ class StreamState:
         spares: Sequence[bytes],
         now: float,
     ) -> bool:
-        """Add a piece to a row in progress; the last one finishes it. Returns False if the piece was added before;
-        then its columns are not needed. Raises LeaseExpired, Misuse, SchemaMismatch, LimitExceeded."""
+        """Add a piece to a row in progress; the last one finishes it. Returns False if the piece was added before; then
+        its columns are not needed. Raises LeaseExpired if the row is not in progress or has another producer, Misuse
+        for a piece out of order, SchemaMismatch for columns of other types, and LimitExceeded for too many columns."""
         if not self.unfinished.is_new(row, piece):
             return False
         self.unfinished.check(row, ref)
@@ -142,7 +144,7 @@ class StreamState:
         self._release(self.rows.batches.release(kept))
 
     def require(self, rows: Index, once: Flags | None = None) -> None:
-        """Raises Misuse for a row that does not exist. Rows whose flag in `once` is set may have existed before."""
+        """Raise Misuse if one of these rows does not exist. Rows whose flag in `once` is set are not checked."""
         there = self.rows.there(rows)
         if once is not None:
             there |= once
@@ -156,8 +158,8 @@ class StreamState:
     # delivering and settling
 
     def give_back(self, task: int, rows: Index, *, seen: bool = True, reason: str = "") -> Index:
-        """Make leased rows pending again or, after `max_deliveries` tries, dead, for this reason. Unless they were
-        `seen`, the lease does not count as a try. Returns the dead ones."""
+        """Make leased rows pending again. After `max_deliveries` tries they become dead letters, with this reason.
+        Unless they were `seen`, the lease does not count as a try. Returns the new dead letters."""
         places = self.rows.places(rows)
         if not seen:
             self.progress.unseen(task, places)
@@ -170,7 +172,7 @@ class StreamState:
         return rows[dead]
 
     def retry(self, task: int, rows: Index) -> int:
-        """Make those of these rows that are there and dead letters of the task pending. Returns their number."""
+        """Make pending all rows among these that exist and are dead letters of the task. Returns their number."""
         rows = rows[self.rows.there(rows)]
         places = self.rows.places(rows)
         dead = self.progress.states(places, len(rows))[task] == DEAD
@@ -196,7 +198,7 @@ class StreamState:
 
     def drop_rows(self, rows: Index) -> None:
         """Drop rows: they are not delivered to any task any more. Leased rows stay until they are given back or acked.
-        Raises Misuse."""
+        Raises Misuse if one of the rows does not exist."""
         self.require(rows)
         rows = np.unique(rows)
         self.unfinished.forget(rows)
@@ -238,7 +240,8 @@ class StreamState:
             self._remove(rows)
 
     def lose(self, rows: Index) -> None:
-        """Remove rows as if they had never been appended; leased rows are dropped instead."""
+        """Remove rows as if they had never been appended. Leased rows are dropped instead, and dropped ones are left as
+        they are."""
         places = self.rows.places(rows)
         states, before = self.progress.states(places, len(rows)), self.progress.dropped(places, len(rows))
         held = (states == LEASED).any(axis=0)
@@ -285,9 +288,9 @@ class StreamState:
     # queries
 
     def behind(self, asked: Mapping[int, tuple[str, ...]], idle: Container[int] = ()) -> list[str]:
-        """The tasks with the most rows that they hold or could take; in a stream with `max_lag`, among those with rows
-        left of the oldest policy version. `asked`: by task, the columns that it asks for. `idle`: the numbers of tasks
-        that are left out, unless all tasks are idle."""
+        """The tasks with the most rows that are leased to them or ready for them. In a stream with `max_lag`, only
+        tasks with rows left of the oldest policy version count. `asked`: by task, the columns of its last request.
+        `idle`: the numbers of tasks that are left out, unless all tasks are idle."""
         progress = self.progress
         tasks = [task for task, left in enumerate(progress.left) if left]
         tasks = [task for task in tasks if task not in idle] or tasks

@@ -1,4 +1,4 @@
-"""Values about rows in progress and their pieces, as commands, messages and the state hold them; see `unfinished`."""
+"""Rows in progress and their pieces, as values in commands, messages and the state; see `unfinished`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class RowBeginning:
 
 
 class RowPiece(msgspec.Struct, frozen=True, array_like=True):
-    """The `number`-th piece of a row (from 0, after the columns that it began with), made by this policy version.
-    `last`: it finishes the row, which gets this version. `digest`: of the whole piece, to recognise a repeated one."""
+    """A piece of a row in progress, made by this policy version. `number`: counts the pieces of the row from 0, without
+    the columns with which it began. `last`: it finishes the row, which gets this version. `digest`: of the whole piece,
+    to recognise a repeated one."""
 
     token: int
     number: int

@@ -5,10 +5,10 @@
        └── lease ended ───┘
 
 and is removed when each task is done with it (acked or expired), or when it was dropped and is not leased. A dead row
-stays until it is dropped, so that users can inspect it.
+stays until it is dropped or retried, so that users can inspect it.
 
-Invariants: a row has one state for each task; the rows counted as left for a task are pending, leased, or dropped while
-leased.
+Invariants: a row has one state for each task; the rows counted as left for a task are those pending or leased; dropped
+ones count until they are removed.
 
 Only the leader knows the leases. For other replicas a leased row is pending, and its delivery is counted when the row
 is given back: `give_back` and `settle` have the same result whether a row is leased here or not.
@@ -131,7 +131,8 @@ class StreamProgress:
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def open_to(self, task: int, columns: tuple[str, ...] | None) -> int:
-        """The number of rows that are leased to the task, or pending with all of these columns; None: with any."""
+        """The number of rows that are leased to the task, or pending with all of these columns. None: with any
+        columns."""
         need = np.uint64(0) if columns is None else self._rows.schema.mask(columns)
         total = 0
         for page in self._rows.pages.values():
@@ -205,8 +206,8 @@ class StreamProgress:
             self.counts[task][REDELIVERED] -= int(np.count_nonzero(sheet.tries[task, inside]))
 
     def give_back(self, task: int, places: Places, versions: Index, most: int) -> tuple[Flags, Flags]:
-        """Make leased rows pending or, after `most` tries, dead. Returns a flag for each row whether it is dead now,
-        and whether it was dropped."""
+        """Make leased rows pending or, after `most` tries, dead. Returns two flags for each row: whether it is dead
+        now, and whether it was dropped."""
         dead, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)
@@ -228,8 +229,8 @@ class StreamProgress:
         _more(self.left[task], _by_value(versions))
 
     def settle(self, task: int, places: Places, versions: Index, state: int) -> tuple[Flags, Flags]:
-        """Set the state of rows of these versions to ACKED or EXPIRED for the task. Returns a flag for each row whether
-        all tasks have acked it or let it expire, and whether it was dropped."""
+        """Set the state of rows of these versions to ACKED or EXPIRED for the task. Returns two flags for each row:
+        whether all tasks have acked it or let it expire, and whether it was dropped."""
         finished, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
             sheet = self._sheet(page)

@@ -29,7 +29,8 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 def look(leader: StreamLeader, asked: r.Look, now: float) -> r.CandidateRows:
-    """The candidates of a sampler. Raises NotReady, Closed, Misuse."""
+    """The candidates of a sampler; none if a grant of the member waits for this replica. Raises NotReady if no rows are
+    ready or nothing changed since `asked.seen`, Closed if no row will ever be ready, and Misuse for an unknown task."""
     leased, wants = leader.leased, SamplerInputs(asked.lengths, asked.tags)
     task, rows = leased.settings.task(asked.task), _NONE
     if leased.leases.waiting(task, asked.who) is None:
@@ -66,7 +67,7 @@ def find(leader: StreamLeader, asked: r.Find, now: float) -> r.FoundRows:
 
 
 def dead_letters(leader: StreamLeader, asked: r.ListDeadLetters, now: float) -> r.Letters:
-    """The first dead letters of a task. Raises Misuse."""
+    """The first dead letters of a task. Raises Misuse for an unknown task."""
     partition = leader.leased.partition
     rows = partition.progress.in_state(leader.leased.settings.task(asked.task), DEAD)[: max(0, asked.most)]
     columns = [
@@ -88,7 +89,7 @@ def unfinished(leader: StreamLeader, asked: r.ListUnfinished, now: float) -> r.U
 
 
 def holding(leader: StreamLeader, asked: r.ListHeldColumns, now: float) -> r.HeldRows:
-    """References to columns that rows need of a node, in parts. Never refused."""
+    """References to the columns on a node that rows need, split over several answers. Never refused."""
     stored = leader.leased.partition.rows.batches.stored(asked.after)
     needed = (each for each in stored if asked.node in each[1].nodes or asked.node in each[1].spares)
     return held_rows(needed, asked.after, asked.pieces, leader.outboxes.last(asked.node))
@@ -110,12 +111,12 @@ class Snapshots:
         return {client for client, _ in self._taken}
 
     def outbox_limit(self, node: bytes, last: int) -> int:
-        """The last outbox entry that may be sent to a node, at most `last`: later ones may free columns that a snapshot
-        needs."""
+        """The number of the last outbox entry that may be sent to a node, at most `last`. Later entries may free
+        columns that a snapshot needs."""
         return min([last, *(lasts.get(node, 0) for _, lasts in self._taken.values())])
 
     def take(self, leader: StreamLeader, asked: r.TakeSnapshot, now: float) -> r.SnapshotTaken:
-        """Take a snapshot. Raises LimitExceeded."""
+        """Take a snapshot. Raises LimitExceeded if the client has `MAX_SNAPSHOTS` already."""
         count = 1 + sum(client == asked.client for client, _ in self._taken)
         if count > MAX_SNAPSHOTS:
             what = "snapshots of a client at a time"
@@ -127,8 +128,8 @@ class Snapshots:
         return r.SnapshotTaken(number, snapshot.head, snapshot.pages)
 
     def read(self, leader: StreamLeader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
-        """Rows of a snapshot. Raises LeaseExpired if it was released, or was taken by an earlier leader; LimitExceeded
-        if they are too many for an answer; Misuse for an invalid range."""
+        """Rows of a snapshot. Raises LeaseExpired if the snapshot was released, or was taken by an earlier leader.
+        Raises LimitExceeded if the rows are too large for an answer, and Misuse for an invalid range."""
         snapshot, _ = self._taken.get((asked.client, asked.snapshot), (None, None))
         if snapshot is None:
             raise LeaseExpired("another leads the partition since this snapshot was taken, or it was released")

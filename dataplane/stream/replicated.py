@@ -1,11 +1,11 @@
 """The replicated state of a partition of a stream, and the effect of each command.
 
-A `LeasedRows` has the rows, keys, groups, counts of deliveries and lost rows. The state also has, for each client, the
-sequence numbers of its executed requests, and for each node the releases of columns that it has not confirmed (its
-outbox).
+A `LeasedRows` has the rows, keys, groups, counts of deliveries and lost rows. The state also has the results of each
+client's last requests by sequence number, and for each node the releases of columns that the node has not confirmed
+(its outbox).
 
-Invariants: `apply` depends on the state and the command only; a command that fails changes nothing, and its result
-is the error. A request with a sequence number that was executed before gets the earlier result.
+Invariants: `apply` depends on the state and the command only; a command that fails changes nothing but the clock, and
+its result is the error. A request with a sequence number that was executed before gets the earlier result.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ class ReplicatedStream:
             return r.CommandRefused.of(error)
 
     def act(self, command: c.AnyCommand) -> r.StreamResult:
-        """Apply a command without regard to its sequence. Returns the result. Raises the error that refuses it; then
-        nothing has changed but the clock."""
+        """Apply a command without regard to its sequence. Returns the result. Raises the error that refuses the
+        command; then nothing has changed but the clock."""
         self.clock_s = max(self.clock_s, getattr(command, "time_s", 0.0))
         return _APPLY[type(command)](self, command) or _DONE
 
@@ -208,8 +208,8 @@ class ReplicatedStream:
             self.leased.partition.drop_rows(np.array([command.row]))
 
     def _do_settle(self, command: c.SettleCommand) -> None:
-        """Set the state of those rows of the command that are pending or leased for the task. If a client sent the
-        command and some of its rows are lost, change none."""
+        """Set the state of all rows of the command that are pending or leased for the task. If a client sent the
+        command and some of its rows are lost, none is set, and LeaseExpired is raised."""
         partition, rows = self.leased.partition, command.rows
         if not len(rows):
             return
@@ -240,7 +240,8 @@ class ReplicatedStream:
             self.died(task, dead, command.reason)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
-        """Called with rows that have become dead letters of the task, and the reason of their last nack."""
+        """Called with rows that have become dead letters of the task, and the reason for which they were given back
+        last."""
 
     def _do_drop(self, command: r.Drop) -> None:
         partition = self.leased.partition

@@ -1,8 +1,8 @@
 """Requests to a partition of a stream. The answers are in `results`.
 
-A request that changes rows names its client and a sequence number (from 1) and is executed once: if it is sent
-again, it gets the first answer. Requests without a sequence are the driver's own and may be repeated. Arrays and
-references are encoded as in `commands`. The leader sets `time_s`, when the request was decided, by the clock of the
+A request that changes rows names its client and a sequence number (from 1) and is executed once: if it is sent again,
+it gets the first answer. Requests without a sequence number are sent by the driver, and may be executed again. Arrays
+and references are encoded as in `commands`. The leader sets `time_s`, the time of the decision by the clock of the
 partition.
 """
 
@@ -92,7 +92,7 @@ class Append(StreamRequest, frozen=True, tag=3, kw_only=True):
 
 class Extend(StreamRequest, frozen=True, tag=4, kw_only=True):
     """Add columns to rows, which are named by offset or by key. `holds`: the delivery number under which the producer
-    held each row; empty: none."""
+    held each row, or empty if it held none."""
 
     ref: BatchRef
     rows: Index = _NONE
@@ -149,8 +149,8 @@ class Ack(StreamRequest, frozen=True, tag=7, kw_only=True):
 
 
 class Nack(StreamRequest, frozen=True, tag=8, kw_only=True):
-    """Give back the rows of a grant. `seen`: whether it counts as a delivery. `reason`: for the
-    log and `ListDeadLetters`, if they become dead letters."""
+    """Give back the rows of a grant. `seen`: whether it counts as a delivery. `reason`: for the log and
+    `ListDeadLetters`, if the rows become dead letters."""
 
     grant: int
     replica: int | None = None
@@ -187,7 +187,7 @@ class Close(StreamRequest, frozen=True, tag=11, kw_only=True):
 
 
 class Clear(StreamRequest, frozen=True, tag=12, kw_only=True):
-    """Remove all rows."""
+    """Remove all rows, and close the stream."""
 
 
 class TakeLost(StreamRequest, frozen=True, tag=13, kw_only=True):
@@ -210,8 +210,8 @@ class Return(StreamRequest, frozen=True, tag=42, kw_only=True):
 
 
 class EndClient(StreamRequest, frozen=True, tag=19, kw_only=True):
-    """End the leases and permits of a client that has gone; a table forgets its sequence numbers. `ended`: this is its
-    last request."""
+    """End the leases and permits of a client. `ended`: the client makes no more requests, so its sequence numbers are
+    forgotten."""
 
     ended: bool = False
 
@@ -221,8 +221,8 @@ class Tick(StreamRequest, frozen=True, tag=20, kw_only=True):
 
 
 class EndClients(StreamRequest, frozen=True, tag=21, kw_only=True):
-    """End the leases and permits of all clients whose names begin with this prefix, mostly "NODE/LIFE/": a node and
-    its incarnation."""
+    """End the leases and permits of all clients whose names begin with this prefix, and forget their sequence numbers.
+    The prefix is mostly "NODE/LIFE/", a node and its incarnation."""
 
     clients: str
 
@@ -235,8 +235,8 @@ class OutboxReceived(StreamRequest, frozen=True, tag=22, kw_only=True):
 
 
 class Look(AsMember, frozen=True, tag=27, kw_only=True):
-    """Ask for at most `most` candidates of a sampler if something changed since `seen` (-1: in any case); otherwise
-    it is refused with `NotReady`. Answered by `CandidateRows`, without rows if a grant of the member waits for this
+    """Ask for at most `most` candidates of a sampler. Refused with `NotReady` if nothing changed since `seen` (-1:
+    never for this reason). Answered by `CandidateRows`, without rows if a grant of the member waits for this
     replica."""
 
     task: str
@@ -248,8 +248,8 @@ class Look(AsMember, frozen=True, tag=27, kw_only=True):
 
 
 class Find(StreamRequest, frozen=True, tag=28, kw_only=True):
-    """Ask for the rows with these keys. With a digest: only if the first key is the first of an append with this
-    digest. Answered by `FoundRows`."""
+    """Ask for the rows with these keys. With a digest, rows are found only if an append with this digest had the same
+    first key. Answered by `FoundRows`."""
 
     keys: list[str]
     digest: bytes = b""
@@ -264,8 +264,8 @@ class ListDeadLetters(StreamRequest, frozen=True, tag=29, kw_only=True):
 
 
 class ListHeldColumns(StreamRequest, frozen=True, tag=41, kw_only=True):
-    """Ask for the columns on a restarted node that rows need, from the column batch with the number `after` on without
-    its first `pieces`. Answered by `HeldRows`."""
+    """Ask for the columns on a restarted node that rows need. The answer begins with the column batch numbered `after`,
+    without its first `pieces` references. Answered by `HeldRows`."""
 
     node: bytes
     after: int = -1
@@ -282,7 +282,7 @@ class TakeSnapshot(StreamRequest, frozen=True, tag=31, kw_only=True):
 
 
 class ReadSnapshot(StreamRequest, frozen=True, tag=32, kw_only=True):
-    """Read the rows of a snapshot from number `first` on, `count` numbers. Answered by `SnapshotRows`."""
+    """Read the rows of a snapshot with the numbers from `first` to `first + count - 1`. Answered by `SnapshotRows`."""
 
     snapshot: int
     first: int
@@ -340,9 +340,9 @@ class ExtendRow(BegunRow, frozen=True, tag=43, kw_only=True):
 
 
 class ResumeRow(BegunRow, frozen=True, tag=44, kw_only=True):
-    """Make this client the producer of a row in progress. Without `row` and `key`: of the first one that no producer
-    holds. Answered by `UnfinishedRows` with this row, or with none if every row is held. `before`: the token of the
-    former producer, which the leader sets."""
+    """Make this client the producer of a row in progress. Without `row` and `key`, the first row without a producer is
+    taken. Answered by `UnfinishedRows` with this row, or without rows if every row has a producer. `before`: the token
+    of the former producer, which the leader sets."""
 
     token: int
     lease_s: float
@@ -351,14 +351,14 @@ class ResumeRow(BegunRow, frozen=True, tag=44, kw_only=True):
 
 
 class AbandonRow(BegunRow, frozen=True, tag=45, kw_only=True):
-    """Drop a row in progress, by its producer."""
+    """Drop a row in progress, at the request of its producer."""
 
     token: int
 
 
 class RenewRow(BegunRow, frozen=True, tag=46, kw_only=True):
-    """Renew the lease of a row in progress or, with `free`, end it. Without `row` and `key`: of the row that is held
-    by this token, if there is one."""
+    """Renew the lease of a row in progress or, with `free`, end it. Without `row` and `key`, the row is found by the
+    token; nothing happens if there is none."""
 
     token: int
     free: bool = False

@@ -55,8 +55,9 @@ class AdmitResult(StreamResult, frozen=True, tag=4):
 
 
 class Delivered(StreamResult, frozen=True, tag=6):
-    """Rows leased to the client under a grant. `rows`: their offsets. `keys` is empty if no row has one. `replica`:
-    the replica of the member that receives them."""
+    """Rows leased to the client under a grant. `rows`: their offsets. `holds`: the delivery number for `Extend`. `keys`
+    is empty if no row of the stream has a key of a user. `replica`: the replica of the member that receives the
+    rows."""
 
     grant: int
     rows: Index
@@ -108,9 +109,9 @@ class RetryResult(StreamResult, frozen=True, tag=8):
 
 
 class HeldRows(StreamResult, frozen=True, tag=18):
-    """References to the columns on the node that rows need. `next`: the number of the last column batch in `refs`, and
-    `pieces`: how many of its references were returned; a request with both gets those after them. `next` is -1 at the
-    end. `last`: the number of the last entry of the node's outbox."""
+    """References to the columns on the node that rows need. `next`: the number of the last column batch in `refs`, or
+    -1 if the list is complete. `pieces`: the number of references of this batch that were returned. A request with both
+    gets the following references. `last`: the number of the last entry of the node's outbox."""
 
     refs: list[bytes]
     next: int
@@ -123,8 +124,8 @@ MAX_HELD = 256 << 10
 
 
 def held_rows(needed: Iterable[tuple[int, Any]], after: int, pieces: int, last: int) -> HeldRows:
-    """The answer with the references of these column batches, which have ascending numbers from `after` on: those after
-    the first `pieces` of that batch."""
+    """The answer with the references of these column batches. Their numbers are ascending, from `after` on. The first
+    `pieces` references of the batch `after` are skipped."""
     refs: list[bytes] = []
     nbytes, at, given, skipped = 0, after, pieces, 0
     for number, batch in needed:
@@ -152,8 +153,8 @@ class PartitionFigures(StreamResult, frozen=True, tag=13):
 
 
 class SnapshotTaken(StreamResult, frozen=True, tag=14):
-    """`snapshot`: its number at this leader. `head`: the state of the stream as a whole. `pages`: the pages that have
-    rows; a page is `PAGE` consecutive row numbers."""
+    """A snapshot was taken. `snapshot`: its number at this leader. `head`: the state of the stream as a whole. `pages`:
+    the pages that have rows; a page is `PAGE` consecutive row numbers."""
 
     snapshot: int
     head: Head
@@ -161,16 +162,16 @@ class SnapshotTaken(StreamResult, frozen=True, tag=14):
 
 
 class SnapshotRows(StreamResult, frozen=True, tag=15):
-    """Rows of a snapshot, an encoded `RowsState`, and their columns: rows, the task for which their producer held them
-    (-1: none), and a reference."""
+    """Rows of a snapshot: `block` is an encoded `RowsState`. Each entry of `columns` has rows, the task for which the
+    producer of the columns held them (-1: none), and a reference."""
 
     block: bytes
     columns: list[tuple[Index, int, BatchRef]]
 
 
 class Letters(StreamResult, frozen=True, tag=16):
-    """Dead letters; fields as in `Delivered`. There is no reference if the rows have no column in common. `reasons`: of
-    the last nack of each, "" if it had none."""
+    """Dead letters; fields as in `Delivered`. `ref` is None if the rows have no column in common. `reasons`: for each
+    row, why it was given back last; "" if unknown."""
 
     rows: Index
     ref: BatchRef | None
@@ -213,8 +214,8 @@ _GIVING = {kind.__struct_config__.tag: kind for kind in (AdmitResult, Delivered,
 
 
 def given(result: bytes) -> tuple[type[StreamResult] | None, int]:
-    """The kind of an encoded answer and the number of its permit, grant or snapshot, to give it back; None if it has
-    none."""
+    """The class of an encoded answer with a permit, grant or snapshot, and the number of that. The class is None for
+    other answers."""
     try:
         found = _given.decode(result)
     except msgspec.MsgspecError:

@@ -1,4 +1,4 @@
-"""Chooses the rows of a demand: passes the candidates to its sampler, and uses its choice."""
+"""Chooses the rows of a demand: passes the candidates to the sampler, and checks the sampler's choice."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def choose(
 
 
 def least(partition: StreamState, demand: Demand, *, closed: bool) -> int:
-    """The number of rows for which the demand waits: `min_rows`, or all rows left if the stream is closed."""
+    """The number of rows for which the demand waits: `min_rows`, or the rows left if the stream is closed and fewer are
+    left."""
     return min(demand.min_rows, partition.progress.is_left(demand.task)) if closed else demand.min_rows
 
 

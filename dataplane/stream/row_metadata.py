@@ -1,7 +1,7 @@
-"""Metadata of rows: group, policy version, age, tags, and the lengths of ragged columns. Samplers choose by it, and
+"""Metadata of rows: group, policy version, age, tags, and the lengths of ragged columns. Samplers read it, and
 deliveries contain it.
 
-It is in arrays, by page. The names of groups are in `groups`.
+The values are in arrays, by page. The names of groups are in `groups`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ UNFINISHED = 1 << 62
 """The policy version of a row in progress (`unfinished`), which has none yet."""
 
 MAX_TAGS = 256
-"""Distinct tags of a stream. Each takes space in every row."""
+"""The most names of tags in a stream. Each takes space in every row."""
 
 Objects = npt.NDArray[np.object_]
 
@@ -134,7 +134,7 @@ class RowMetadata:
         self.latest = max(self.latest, version)
 
     def require_room(self, tags: Iterable[str]) -> None:
-        """Raises LimitExceeded if the stream would have too many tags."""
+        """Raise LimitExceeded if the stream would have more than `MAX_TAGS` names of tags."""
         names = self._names.keys() | tags
         if len(names) > MAX_TAGS:
             what = "tags of a stream"
@@ -163,8 +163,8 @@ class RowMetadata:
         return found
 
     def tags(self, places: Places, names: Iterable[str] | None = None) -> dict[str, Objects]:
-        """The tags of the rows by name: these, or all. None for a row without the tag; a tag that none of the rows
-        has is absent."""
+        """The values of the tags with these names, or of all tags, for each row. The value is None for a row without
+        the tag. A tag that no page of the rows has is absent."""
         sheets = [self._sheet(page) for page, _, _ in places]
         known = dict.fromkeys(name for sheet in sheets for name in sheet.tags)
         nothing = np.full(PAGE, None, object)

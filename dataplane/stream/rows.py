@@ -3,7 +3,7 @@
 A row has a number, in the order of arrival, which is never reused.
 
 Invariants: a column of a row stays until the row is gone or the column is replaced. No method loops over rows in
-Python, and no cost grows with the length of the stream.
+Python. Costs depend on the rows that exist, not on those that are gone.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StreamRows:
 
     def append(self, ref: BatchRef, spares: Sequence[bytes] = ()) -> int:
         """Append rows with these columns; the nodes `spares` have copies. Returns the number of the first. Raises
-        SchemaMismatch, LimitExceeded."""
+        SchemaMismatch for a column of another type, LimitExceeded for too many columns."""
         names, need = self.schema.append(ref)
         first, number = self.next, self.batches.add(ref, -1, spares)
         if len(ref) == 1:
@@ -88,9 +88,10 @@ class StreamRows:
         spares: Sequence[bytes] = (),
     ) -> tuple[Index, list[ColumnBatch]]:
         """Add columns to these existing rows; no row is named twice. Returns the numbers of the replaced column batches
-        that stay until they are released (none without `keep`), and the column batches that no row needs any more.
+        that stay until they are released (none without `keep`), and the column batches that are no longer needed.
 
-        Raises SchemaMismatch, LimitExceeded and, unless `replace`, Misuse for an existing column.
+        Raises SchemaMismatch for a column of another type, LimitExceeded for too many columns and, unless `replace`,
+        Misuse for an existing column.
         """
         self.schema.fits(ref)
         if not len(rows):
@@ -151,7 +152,8 @@ class StreamRows:
             start = stop
 
     def _page(self, number: int) -> Page:
-        """The page of this number; created if it does not exist, without the rows before `next`."""
+        """The page of this number. A new page is created if it does not exist; its rows before `next` are marked as
+        gone."""
         page = self.pages.get(number)
         if page is None:
             page = self.pages[number] = Page(number * PAGE)
@@ -247,7 +249,8 @@ class StreamRows:
         return copied
 
     def restore(self, rows: Index) -> None:
-        """Restore these rows, whose numbers are below `next`, without columns, also where there were rows before."""
+        """Restore these rows without columns. Their numbers are below `next`, and may be those of rows that are
+        gone."""
         for number in np.unique(rows // PAGE).tolist():
             self._page(number)
         for page, inside, _ in self.places(rows):
@@ -282,9 +285,9 @@ class StreamRows:
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
-        """Restore these layers of all rows, in a stream that had these columns. `kept`: replaced column batches that
-        still have readers. Raises ValueError, LookupError or LimitExceeded if column batches and layers contradict
-        each other."""
+        """Restore the columns of all rows from these layers. `schema`: the columns of the stream, in the order of their
+        bits. `kept`: replaced column batches that still have readers. Raises ValueError, LookupError or LimitExceeded
+        if column batches and layers contradict each other."""
         self.schema.give_bits(schema)
         self.schema.fields, self.batches = dict(schema), batches
         for names, of, index in layers:
@@ -406,14 +409,14 @@ class StreamSchema:
         return np.uint64(sum(1 << self.bits[name] for name in columns))
 
     def fits(self, ref: BatchRef) -> None:
-        """Raises SchemaMismatch if the columns of `ref` have other types here."""
+        """Raises SchemaMismatch if a column of `ref` has another type in the stream."""
         for name, found in ref.schema.items():
             known = self.fields.get(name)
             if known is not None and known != found:
                 merge_fields(name, [known, found])
 
     def add(self, ref: BatchRef) -> np.uint64:
-        """Add the columns of `ref`, after `fits`. Returns their bits. Raises LimitExceeded."""
+        """Add the columns of `ref`, after `fits`. Returns their bits. Raises LimitExceeded for too many columns."""
         bits = self.give_bits(ref.columns)
         for name, found in ref.schema.items():
             known = self.fields.get(name)

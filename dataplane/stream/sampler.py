@@ -43,8 +43,9 @@ class Candidates:
     - `group`: the number of the row's group; a row without a group is in one of its own;
     - `version`: the policy version that made the row;
     - `age_s`: seconds since the row was appended;
-    - `group_rows`: number of rows of the row's group in the stream now, ready or not, without dropped ones;
-    - `group_dropped`: number of dropped rows of the row's group;
+    - `group_rows`: number of rows of the row's group that the task has not done, ready or not, without dropped rows
+      and dead letters;
+    - `group_dropped`: number of dropped rows and dead letters of the row's group;
     - `lengths[name]`: for each column that the sampler `needs`, the length of the row's first dimension;
     - `tags[name]`: for each of its `tags_read`, the value of the row: integers, floats, strings or objects.
 
@@ -112,12 +113,12 @@ class _BuiltIn(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The columns whose lengths the candidates must have."""
+        """The columns that candidates must have, because the sampler reads their lengths."""
         return ()
 
     @property
     def tags_read(self) -> tuple[str, ...]:
-        """The tags that the candidates must have."""
+        """The tags that the sampler reads."""
         return ()
 
     @property
@@ -132,7 +133,7 @@ class _BuiltIn(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def sees_all(self) -> bool:
-        """Whether it needs all ready rows as candidates, not only the oldest ones."""
+        """Whether the sampler needs all ready rows as candidates, not only the oldest ones."""
         return False
 
 
@@ -148,8 +149,8 @@ class CompleteGroups(_BuiltIn, frozen=True, tag="groups"):
 
     A group is complete when all of its rows are ready and there are `size` of them, counting dropped ones. It is never
     cut: if the next group does not fit into `want`, fewer rows are delivered, even fewer than the requested minimum. A
-    group that can no longer be completed, because the stream is closed, expires; with `timeout`, so does an incomplete
-    one whose first ready row was appended more than `timeout` seconds ago.
+    group that can no longer be completed, because the stream is closed, expires. With `timeout`, an incomplete group
+    expires too once its first ready row was appended more than `timeout` seconds ago.
 
     Raises Misuse if the first complete group alone has more rows than `want`.
     """
@@ -235,7 +236,7 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
     value has too few rows, the others fill its share by their weights. Rows whose value has no weight, or 0, are not
     chosen.
 
-    Raises Misuse if the candidates lack the tag.
+    Raises Misuse if no candidate has the tag.
     """
 
     tag: str
@@ -320,7 +321,7 @@ class TokenBalanced(_BuiltIn, frozen=True, tag="balanced"):
         return (self.within if self.within is not None else Fifo()).choose(candidates, want)
 
 
-#: The samplers that can be sent to a leader; the type to decode one as.
+#: The samplers that can be sent to a leader, as the type that decodes them.
 BuiltIn: TypeAlias = Fifo | CompleteGroups | TokenBalanced | Freshest | Weighted
 
 

@@ -63,7 +63,7 @@ class StreamSettings(msgspec.Struct, frozen=True, array_like=True):
         return bool(self.max_bytes or self.max_rows or self.max_lag >= 0)
 
     def task(self, name: str) -> int:
-        """The number of a task. Raises Misuse."""
+        """The number of a task. Raises Misuse for an unknown name."""
         if name not in self.tasks:
             raise Misuse(f"this stream has no task {name!r}; it has {', '.join(self.tasks)}")
         return self.tasks.index(name)

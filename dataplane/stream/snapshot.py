@@ -1,12 +1,12 @@
 """Snapshots of a stream, in the form of `snapshot_format`, and their restoration.
 
 A `StreamSnapshot` is a checkpoint for users: a copy of the partition at one moment, which is read in blocks while the
-stream goes on. A block is the metadata of some rows, with references to their columns, from which another stream gets
-them. A replica's snapshot is the metadata of all rows, and the column batches of their columns.
+stream goes on. A block is the metadata of some rows, with references to their columns. A replica's snapshot is the
+metadata of all rows, and their column batches.
 
-Invariants: leased rows are pending, and that delivery does not count as a try; derived counts are left out and
-counted again. In a checkpoint, dropped rows are absent, and times are ages, because a clock ends with its process. A
-restoration that is refused changes nothing.
+Invariants: leased rows are saved as pending, and their current leases do not count as tries. Derived counts are left
+out and computed again. In a checkpoint, dropped rows are absent, and times are ages, because a clock ends with its
+process. A restoration that is refused changes nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class StreamSnapshot:
 
     @property
     def refs(self) -> list[BatchRef]:
-        """References to all of its columns, which must be kept while the snapshot is read."""
+        """References to all columns of the snapshot, which must be kept while it is read."""
         return [batch.ref for _, batch in self._partition.rows.batches.stored()]
 
     def _there(self, first: int, count: int) -> Index:
@@ -67,14 +67,15 @@ class StreamSnapshot:
         return rows[~partition.progress.dropped(partition.rows.places(rows), len(rows))]
 
     def block(self, first: int, count: int) -> bytes:
-        """The encoded `RowsState` of the rows with numbers from `first` on, `count` numbers."""
+        """The encoded `RowsState` of the rows with numbers from `first` to `first + count - 1`, without dropped
+        rows."""
         state = rows_state(self._partition, self._there(first, count), self._now)
         state.begun = [msgspec.structs.replace(each, token=0, client="") for each in state.begun]
         return encode_rows(state)
 
     def columns(self, first: int, count: int) -> list[tuple[Index, int, BatchRef]]:
-        """The columns of the same rows: the rows, the task for which their producer held them (-1: none), and a
-        reference."""
+        """The columns of the rows of `block`. Each entry has rows, the task for which the producer of the columns held
+        them (-1: none), and a reference."""
         rows, stored, begun = self._there(first, count), self._partition.rows, self._partition.unfinished
         found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
         together: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}
@@ -108,8 +109,8 @@ def head_of(leased: LeasedRows) -> Head:
 
 
 def restore_head(leased: LeasedRows, head: Head) -> None:
-    """Restore the head into a new stream, except settings and mark: new keys are generated with its own. Raises Misuse
-    for a stream that is not new or has other tasks, Corrupt."""
+    """Restore the head into a new stream, which keeps its own settings and its own prefix of generated keys. Raises
+    Misuse for a stream that is not new or has other tasks, and Corrupt for an invalid head."""
     partition = leased.partition
     if partition.rows.next or head.settings.tasks != leased.settings.tasks:
         raise Misuse("the stream is not new, or has other tasks")
@@ -165,8 +166,8 @@ def rows_state(partition: StreamState, rows: Index, since: float) -> RowsState:
 
 
 def restore_rows(partition: StreamState, state: RowsState, since: float) -> None:
-    """Restore these rows, without columns, after the present ones. Raises the errors that `refused` replaces; then
-    nothing has changed."""
+    """Restore these rows, without columns, after the existing ones. Raises one of the errors that `refused` replaces if
+    the state is invalid; then nothing has changed."""
     tasks, rows = len(partition.settings.tasks), _integers(state.offsets)
     count, first = len(rows), max((page.first for page in partition.rows.pages.values() if page.left), default=0)
     which = _integers(state.group, count, -1, len(state.groups))
@@ -263,8 +264,8 @@ def _batch(state: BatchState) -> ColumnBatch:
 
 
 def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) -> list[Index]:
-    """Restore the columns of all rows (`rows`). Returns the kept column batches. Raises the errors that `refused`
-    replaces."""
+    """Restore the columns of all rows (`rows`). Returns the numbers of the kept column batches, as they were saved.
+    Raises one of the errors that `refused` replaces if the state is invalid."""
     count, kept = len(rows), [_integers(of) for of in state.kept]
     layers = [(layer.names, _integers(layer.batch, count), _integers(layer.index, count)) for layer in state.layers]
     begun = np.isin(rows, list(partition.unfinished.begun))
@@ -280,7 +281,8 @@ def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) ->
 
 
 def restore_block(leased: LeasedRows, block: bytes, now: float) -> None:
-    """Restore the rows of a block, without columns. Raises Corrupt. Blocks come in ascending order."""
+    """Restore the rows of a block, without columns. Blocks are restored in ascending order. Raises Corrupt for an
+    invalid block."""
     with refused("a block of rows that no stream wrote"):
         state = decode_rows(block)
         count = state.offsets.count
@@ -292,8 +294,9 @@ def restore_block(leased: LeasedRows, block: bytes, now: float) -> None:
 def restore_column_batch(
     leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spares: Sequence[bytes] = ()
 ) -> None:
-    """Restore columns of restored rows. `task`: the task whose lease the producer of the columns had, -1 for none.
-    `spares`: nodes that have copies of these columns. Raises Corrupt, SchemaMismatch, LimitExceeded."""
+    """Restore columns of restored rows. `task`: the task for which the producer of the columns held the rows, -1 for
+    none. `spares`: nodes that have copies of these columns. Raises Corrupt for rows or columns that do not fit,
+    SchemaMismatch for a column of another type, LimitExceeded for too many columns."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(leased.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     partition, begun = leased.partition, leased.partition.unfinished.begun

@@ -1,8 +1,8 @@
 """The format of snapshots of a stream: the parts of a checkpoint, and the whole replicated state as bytes.
 
 A checkpoint is a `Head` and blocks of rows (`RowsState`), with separate references to their columns. The state of a
-replica (`SavedStreamState`) has the same parts, and in place of the references a `ColumnsState`, which keeps the
-identity of column batches. Functions that make and restore these are in `snapshot`.
+replica (`SavedStreamState`) has the same parts, but a `ColumnsState` in place of the references, which preserves the
+numbers of column batches. Functions that make and restore these are in `snapshot`.
 
 Invariant: equal values have equal bytes. The bytes of a replica's state begin with a version and a checksum.
 """
@@ -47,8 +47,8 @@ class RowsState(msgspec.Struct, array_like=True):
     """Existing rows in ascending order, and the metadata of each. `group`: the position of its group in `groups`, -1
     for none. `drops`: for positions in `groups`, the dropped rows that count for each task. `arrived`: seconds; in a
     checkpoint relative to its time. `states` and `tries` are [tasks, rows]. `keyed`: the positions of the rows that
-    have `keys` of users. `calls`: see `Keys.state`. `begun`: the rows in progress. `reasons`: of dead letters: the
-    task, the position of the row, and why its last delivery was given back."""
+    have `keys` of users. `calls`: see `Keys.state`. `begun`: the rows in progress. `reasons`: for each dead letter with
+    a reason, the task, the position of the row, and why its last delivery was given back."""
 
     offsets: PackedIntegers
     group: PackedIntegers
@@ -129,14 +129,15 @@ def refused(what: str) -> Iterator[None]:
 
 
 def seal(state: Any, magic: bytes = _MAGIC, order: Literal["sorted"] | None = "sorted") -> bytes:
-    """The bytes of a state: the magic bytes, the last of which is a version, a checksum, and the encoded state, with
-    the entries of dicts in this order or as they are."""
+    """The bytes of a state: the magic bytes, a checksum, and the encoded state. The last magic byte is the version of
+    the format. `order`: "sorted" sorts the entries of dicts, None leaves them in their order."""
     body = msgspec.msgpack.encode(state, order=order)
     return magic + xxhash.xxh3_64_digest(body) + body
 
 
 def open_sealed(data: bytes, name: str, kind: type[S], what: str = "stream", magic: bytes = _MAGIC) -> S:
-    """The state of the stream or table (`what`) of this name. Raises Corrupt, also for another version."""
+    """The state of the stream or table (`what`) of this name. Raises Corrupt for invalid bytes, another version, or the
+    state of another name."""
     start = len(magic) + _SUM
     if not data.startswith(magic[:-1]):
         raise Corrupt(f"this is no snapshot of a {what}'s partition")

@@ -18,7 +18,8 @@ _HOLDERS = 3  # holders of leases that are listed
 
 
 Waiting = Sequence[tuple[int | None, tuple[str, ...]]]
-"""The waiting requests: for a consumer the number of its task and the columns that it asks for; None for a producer."""
+"""The waiting requests: the task's number and the requested columns of a consumer, or None and no columns for a
+producer."""
 
 
 def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
 
 
 def _idle(leased: LeasedRows, waiting: Waiting) -> set[int]:
-    """The tasks that hold no rows and whose consumers wait for some: they are not the slow ones."""
+    """The tasks whose consumers wait for rows and hold none. Such tasks are not the slow ones."""
     asking = {task for task, _ in waiting if task is not None}
     return {task for task in asking if not leased.partition.progress.tally(task)["leased"]}
 
@@ -75,8 +76,8 @@ def _task(leased: LeasedRows, task: int, now: float, waiting: Waiting) -> dict[s
 
 
 def _holders(leased: LeasedRows, now: float) -> list[list[dict[str, Any]]]:
-    """By task: the clients that hold rows and have not acked them, and the replicas that have not been given them;
-    those whose leases last longest first."""
+    """For each task, the clients that hold rows without having acked them, and the replicas that have not received
+    them. Those with the longest leases come first."""
     found: list[dict[tuple[str, str], tuple[int, float]]] = [{} for _ in leased.settings.tasks]
     for grant in leased.leases:
         holding = found[grant.task]
@@ -107,7 +108,8 @@ def labelled(values: dict[str, Any], label: Callable[[str], str]) -> dict[str, A
 
 
 def _incomplete(leased: LeasedRows, task: int, now: float) -> list[dict[str, Any]]:
-    """The incomplete groups for which the task has waited longest."""
+    """The incomplete groups of the task with the oldest pending rows, at most `_NAMED`. Empty if the task takes no
+    whole groups."""
     size = leased.group_sizes.get(task)
     if size is None:
         return []

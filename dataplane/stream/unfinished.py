@@ -1,19 +1,19 @@
-"""Rows in progress: begun, extended piece by piece, and finished; and their producers.
+"""Rows in progress, which are begun, extended piece by piece and finished, and the producers of these rows.
 
 A row in progress has a number, a key and a group like any row, and counts as one: its group is incomplete without it,
 and a closed stream does not end before it is finished or dropped. But it is not delivered: its columns have no bits,
-and are in a layer without names (`page`), in a column batch of pieces (`column_batch`). Finishing it gives the columns
-their bits and the row its policy version; until then it has none (`row_metadata.UNFINISHED`), so that `max_lag` does
-not wait for it.
+and are in a layer without names (`page`), in a column batch of pieces (`column_batch`). When the row is finished, its
+columns get their bits and the row gets its policy version. Until then it has none (`row_metadata.UNFINISHED`), so that
+`max_lag` does not wait for it.
 
 The producer of a row holds a token, a random number. A process that takes the row over draws a new token; the old one
 is refused from then on. Tokens, pieces and versions are replicated. Only the leader knows the leases. A lease runs from
 the producer's last request or, at a new leader, from the first time that the leader checks it; it ends at once if the
 producer's process ends.
 
-Invariants: a piece is added once, by its number, after those before it, and only with the token of the row. The
-bytes of pieces count for the stream. The tokens of finished and abandoned rows are remembered for a while, so that a
-repeated request does nothing.
+Invariants: each piece is added once, in the order of the numbers, and only with the token of the row. The bytes of
+pieces count for the stream. The tokens of finished and abandoned rows are remembered for a while, so that a repeated
+request does nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class UnfinishedRowsTable:
 
     def is_new(self, row: int, piece: RowPiece) -> bool:
         """Whether the piece is the next one; False if it was added before. Raises LeaseExpired if the row is not in
-        progress or has another producer, and Misuse if the piece is neither the next nor the latest one, or one beyond
+        progress or has another producer. Raises Misuse if the piece is neither the next nor the latest one, or exceeds
         `MAX_PIECES`."""
         if piece.last and piece.token in self.ended:
             return False
@@ -210,12 +210,14 @@ class UnfinishedRowsTable:
             )
 
     def heard(self, row: int, token: int, now: float) -> None:
-        """Renew the lease of the producer, which has made a request. Raises LeaseExpired."""
+        """Renew the lease of the producer, which has made a request. Raises LeaseExpired if the row is not in progress
+        or has another producer."""
         self._until[row] = now + self.require(row, token).lease_s
         self._left.pop(row, None)
 
     def release(self, row: int, token: int) -> None:
-        """End the lease of the producer, so that others can take the row over. Raises LeaseExpired."""
+        """End the lease of the producer, so that others can take the row over. Raises LeaseExpired if the row is not in
+        progress or has another producer."""
         self.require(row, token)
         self._left[row] = None
 
@@ -284,8 +286,8 @@ class UnfinishedRowsTable:
 
 
 def check_joined(unfinished: UnfinishedRowsTable, row: int, ref: BatchRef) -> None:
-    """Raises SchemaMismatch if dense arrays of this new piece would replace those of an earlier one, or its tokens
-    would not be counted."""
+    """Raise SchemaMismatch for dense columns of a new piece that would replace those of an earlier piece, and for a
+    dense column of counted tokens."""
     pieces, counted = unfinished.pieces(row), unfinished.begun[row].tokens
     for name, found in ref.schema.items():
         again = found.shape and any(name in each.ref.columns for each in pieces)
