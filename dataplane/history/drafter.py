@@ -1,4 +1,4 @@
-"""A drafter: proposes the next tokens of one response, from earlier responses to its prompt.
+"""Proposes the next tokens of a response from earlier responses to its prompt.
 
 Invariants: a draft is a guess that the model verifies (`history.verifying`), so the tokens are those that the model
 would have produced; a drafter without responses proposes nothing. Not thread-safe.
@@ -6,8 +6,9 @@ would have produced; a drafter without responses proposes nothing. Not thread-sa
 A token is proposed if the probability that it is accepted is above a threshold. The probability is estimated by the
 share of accepted tokens after matches of similar length, which the drafters of a history learn together. The threshold
 is `COST` times the mean number of tokens for each verification, within `THRESHOLDS`: this makes the number of tokens
-for each unit of cost as large as possible (Dinkelbach 1967). A proposal has at most `length` tokens. That begins at 16,
-doubles when a draft of that length was accepted completely, and shrinks towards the accepted length after a rejection.
+for each unit of cost as large as possible (Dinkelbach 1967). A proposal has at most `length` tokens. The limit begins
+at 16. It rises to twice the length of a draft that was accepted completely, and shrinks towards the accepted length
+after a rejection.
 """
 
 from __future__ import annotations
@@ -23,15 +24,15 @@ from dataplane.errors import Misuse
 from dataplane.history.matching import MOST, Tokens, matcher, order
 
 FIRST, LEAST, LONGEST = 16, 4, 64
-"""The number of tokens of the first draft, and of the shortest and the longest."""
+"""The limit of the first draft, the lowest limit, and the default of the highest limit, in tokens."""
 
 COST = 0.085
 """The cost of a drafted token, relative to that of a verification."""
 
 THRESHOLDS = 0.27, 0.75
-"""The bounds of the lowest probability of a proposed token: between these, `COST` times tokens a verification."""
+"""The bounds of the threshold, which is a probability."""
 
-_PACED = 64  # verifications over which the pace is taken
+_PACED = 64  # verifications over which the mean of tokens for each (`pace`) is smoothed
 
 RECENCY = 0.8
 """The weight of a response for each epoch that it is older than the newest."""
@@ -39,7 +40,8 @@ RECENCY = 0.8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """An earlier response. `order`: see `matching.order`; computed if it is None."""
+    """An earlier response. `tokens`: int32. `epoch`: the number of its epoch. `order`: the result of `matching.order`;
+    computed if it is None."""
 
     tokens: Tokens
     epoch: int = 0
@@ -49,8 +51,8 @@ class Response:
 
 @dataclass(slots=True)
 class Learnt:
-    """The statistics that drafters of a history share: the rate of accepted tokens by the length of the match, and
-    the tokens of a verification."""
+    """The statistics that drafters of a history share. `chances`: by length of the match, the numbers of accepted and
+    of proposed tokens. `pace`: the mean number of tokens for each verification."""
 
     chances: list[tuple[float, float]] = field(default_factory=list)
     pace: float = 4.0
@@ -79,8 +81,9 @@ class DraftStatistics:
 
 
 def weights(responses: Sequence[Response]) -> npt.NDArray[np.float64]:
-    """The weight of each response: `RECENCY` to the power of its age in epochs, times 0.5 to 1.5 by its reward
-    between the lowest and the highest; the factor is 1 if these are equal, or it has no reward."""
+    """The weight of each response: `RECENCY` to the power of its age in epochs, times a factor for its reward. The
+    factor rises linearly from 0.5 for the lowest reward to 1.5 for the highest. It is 1 if all rewards are equal, or
+    the response has none."""
     newest = max((each.epoch for each in responses), default=0)
     age = np.array([newest - each.epoch for each in responses], np.float64)
     rewards = np.array([np.nan if each.reward is None else each.reward for each in responses], np.float64)
@@ -115,12 +118,13 @@ class Drafter:
         self._drafts = self._proposed = self._accepted = self._verifications = self._tokens = 0
 
     def propose(self, max_tokens: int | None = None) -> list[int]:
-        """Likely next tokens, at most this many; none if nothing is likely."""
+        """The likely next tokens, at most `max_tokens` and at most `length`. Empty if no token is likely enough."""
         return self._propose(max_tokens, 1)[0]
 
     def propose_tree(self, max_tokens: int | None = None, *, branches: int = 3) -> tuple[list[int], list[int]]:
-        """As `propose`, with several alternative continuations: tokens, and the position of the parent of each among
-        them, -1 for first tokens. Parents precede their children."""
+        """Propose several alternative continuations, as a tree with at most `branches` children of each token. Returns
+        the tokens, and for each the position of its parent among them, -1 for first tokens. Parents precede their
+        children."""
         return self._propose(max_tokens, branches)
 
     def _propose(self, max_tokens: int | None, branches: int) -> tuple[list[int], list[int]]:
@@ -131,8 +135,8 @@ class Drafter:
         return tokens, parents
 
     def accept(self, tokens: Any) -> int:
-        """Add tokens of the response, including the model's own: a sequence or array of integers. Returns how many
-        of the first of them the last proposal had. Raises Misuse for anything else."""
+        """Add the next tokens of the response, both accepted and the model's own. Returns the number of leading tokens
+        that agree with the last proposal. Raises Misuse unless they are a flat sequence of integers within 32 bits."""
         try:
             given = np.atleast_1d(tokens)
         except (TypeError, ValueError) as error:
@@ -160,14 +164,14 @@ class Drafter:
     def _adapt(self, accepted: int, came: int) -> None:
         if accepted >= self._asked:
             self._length = min(self._most, max(self._length, 2 * self._asked))
-        elif came > accepted:  # refused, and not just cut off by the end
+        elif came > accepted:  # a token was rejected: the draft was not only cut off by the end
             self._length = min(self._most, max(LEAST, (self._length + accepted) // 2))
 
     @property
     def length(self) -> int:
-        """The largest number of tokens of the next draft."""
+        """The largest number of tokens of the next proposal."""
         return self._length
 
     def statistics(self) -> DraftStatistics:
-        """The statistics of its drafts."""
+        """The statistics of this drafter."""
         return DraftStatistics(self._drafts, self._proposed, self._accepted, self._verifications, self._tokens)

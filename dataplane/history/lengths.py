@@ -1,9 +1,9 @@
 """Predicts the length of responses, from the lengths of earlier ones to the same prompts.
 
-The logarithms of lengths are modelled as normal about the mean of a prompt, and the means of prompts about that of
-all (empirical Bayes: Efron and Morris 1975). A prompt's own mean has more weight the more responses it has and the
-less they differ, so that a prompt with little data is predicted as the average. Older epochs have less weight, as
-for drafts. The drift is the change of all prompts' means from one epoch to the next, and is added.
+The logarithm of a response's length is modelled as normal around the mean of its prompt, and the means of prompts as
+normal around their common mean (empirical Bayes: Efron and Morris 1975). A prompt's own mean has more weight the more
+responses it has and the less they differ. So a prompt with few responses is predicted near the common mean. Older
+epochs have less weight. The common drift, the median change of prompts' means from one epoch to the next, is added.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RECENCY = 0.8
 """The weight of a length for each epoch that it is older than the newest."""
 
 _UNKNOWN = 512.0  # tokens, if no prompt has a response
-_SPREAD = 0.75  # the deviation of logarithms, if no data give it
+_SPREAD = 0.75  # the standard deviation of logarithms, if the data are too few for an estimate
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +51,19 @@ class Lengths:
         return found
 
     def remaining(self, position: int, made: float) -> float:
-        """The expected number of remaining tokens of an unfinished response with this many."""
+        """The expected number of remaining tokens of an unfinished response. `position`: of its prompt; `made`: its
+        tokens so far."""
         if made <= 0:
             return float(self.tokens[position])
         error = float(self.error[position])
         above = (float(self.center[position]) - np.log(made)) / error
-        rest = _normal(above)  # the chance to be longer
+        rest = _normal(above)  # the probability of a longer response
         if rest < 1e-6:
-            return float(made * error * error / max(1e-6, -above * error))  # the tail is about a Pareto's there
+            return float(made * error * error / max(1e-6, -above * error))  # the tail is nearly Pareto's
         return max(1.0, float(self.tokens[position]) * _normal(above + error) / rest - made)
 
     def longest(self, samples: int) -> Floats:
-        """The approximate number of tokens of the longest of this many responses (Blom 1958)."""
+        """The approximate number of tokens of the longest of `samples` responses to each prompt (Blom 1958)."""
         score = _quantile((samples - 0.375) / (samples + 0.25))
         found: Floats = np.exp(np.minimum(self.center + score * self.error, 40.0))
         return found
@@ -84,10 +85,10 @@ def predict(pasts: Sequence[Past]) -> Lengths:
     age = newest[prompt] - flat[:, 0]
     weight = RECENCY ** np.minimum(age, 64)
     total = np.bincount(prompt, weight, count)
-    level = logs + moved * age  # as if of the newest epoch
+    level = logs + moved * age  # shifted to the newest epoch
     mean = np.bincount(prompt, weight * level, count) / np.where(total > 0, total, 1)
     squares = np.bincount(prompt, weight * (level - mean[prompt]) ** 2, count)
-    own = total * total / np.maximum(np.bincount(prompt, weight**2, count), 1e-12)  # as many as count fully
+    own = total * total / np.maximum(np.bincount(prompt, weight**2, count), 1e-12)  # the effective number of responses
     own = np.where(known > 0, own, 0.0)
     freedom = np.maximum(own - 1, 0)
     has = known > 0
@@ -97,7 +98,7 @@ def predict(pasts: Sequence[Past]) -> Lengths:
     between = max(float(mean[has].var()) - float((within / own[has]).mean()), 1e-6) if has.sum() > 1 else within
     share = own / (own + within / between)
     center = share * mean + (1 - share) * every + moved
-    spread = (squares / np.where(total > 0, total, 1) * own + 4 * within) / (freedom + 4)  # four rows of all's
+    spread = (squares / np.where(total > 0, total, 1) * own + 4 * within) / (freedom + 4)  # the prior: 4 responses
     error = np.sqrt(np.where(has, spread, within) + (1 - share) * between)
     return Lengths(center, np.maximum(error, 1e-3), drift, known)
 
@@ -105,7 +106,8 @@ def predict(pasts: Sequence[Past]) -> Lengths:
 def _drift(
     prompt: npt.NDArray[np.int64], epoch: Floats, logs: Floats, newest: Floats, count: int
 ) -> tuple[Floats, float]:
-    """The change of each prompt's mean from earlier epochs to the newest, per epoch, and the median of all."""
+    """The change of each prompt's mean from earlier epochs to the newest, per epoch and shrunk towards the median, and
+    the median of all prompts' changes."""
     last = epoch == newest[prompt]
     now, before = np.bincount(prompt[last], minlength=count), np.bincount(prompt[~last], minlength=count)
     both = (now > 0) & (before > 0)
@@ -115,7 +117,7 @@ def _drift(
     step = np.bincount(prompt[last], logs[last], count) / np.maximum(now, 1)
     step = (step - np.bincount(prompt[~last], logs[~last], count) / np.maximum(before, 1)) / np.maximum(apart, 1)
     moved = float(np.median(step[both]))
-    share = np.minimum(now, before) / (np.minimum(now, before) + 8.0)  # eight responses make half of it its own
+    share = np.minimum(now, before) / (np.minimum(now, before) + 8.0)  # 8 responses: half is its own
     return np.where(both, share * step + (1 - share) * moved, moved), moved
 
 

@@ -1,10 +1,10 @@
-"""The matcher, an extension (`_suffix.c`): finds the position in earlier responses that a new response has reached, and
-what follows there.
+"""The matcher, an extension (`_suffix.c`). It finds the positions in earlier responses after the same tokens as the new
+response's last ones, and the tokens that follow there.
 
 `order` sorts the positions of a response by the tokens before them, read backwards, so that the longest suffix of
 another response that occurs in it is found by one binary search (Manber and Myers 1990, on the reversed text). The
-index of a response has 4 bytes a token and is independent of others: responses are added and removed without a change
-to any other, and the only state between searches is the last position, near which the next search begins.
+index of a response has 4 bytes a token, and is independent of the indexes of others. The only state between searches is
+the last position, near which the next search begins.
 
 Invariant: a proposal follows responses that agree with the last `match` tokens or more, the likeliest continuation
 first.
@@ -30,37 +30,40 @@ MOST = 64
 
 
 class Matcher(Protocol):
-    """Positions of a new response in earlier ones; it begins empty."""
+    """The positions of a new response in earlier responses. It begins without either."""
 
     def add(self, tokens: Any, order: Any, weight: float, /) -> None:
-        """Add a response: tokens, their `order`, and its weight. Raises ValueError for the 65th."""
+        """Add an earlier response: its int32 tokens, their `order`, and its weight. Raises ValueError for more than
+        `MOST` responses."""
 
     def propose(self, most: int, threshold: float, branches: int, /) -> tuple[list[int], list[int]]:
-        """At most `most` tokens that may follow, and the position of the parent of each among them, -1 for a first
-        one: the likeliest first, none with a probability below the threshold, at most `branches` of each parent."""
+        """Propose a tree of at most `most` next tokens, each with a probability of at least `threshold`, the likeliest
+        first. Each token has at most `branches` children. Returns the tokens, and for each the position of its parent
+        among them, -1 for first tokens."""
 
     def accept(self, tokens: Any, /) -> int:
-        """Add int32 tokens of the response. Returns how many of the first of them the last proposal has."""
+        """Add int32 tokens of the new response. Returns the number of leading tokens that agree with the last
+        proposal."""
 
     def chances(self) -> list[tuple[float, float]]:
         """By the length of the match (0, 1, 2 to 3, 4 to 7, ...): the numbers of accepted and of proposed tokens."""
 
     def set_chances(self, chances: list[tuple[float, float]], /) -> None:
-        """Continue with the statistics of another matcher."""
+        """Replace the statistics by the `chances` of another matcher."""
 
 
 try:
     from dataplane.history import _suffix
-except ImportError:  # not built: no C compiler
+except ImportError:  # it was not built, without a C compiler
     _suffix = None  # type: ignore[assignment]
 
 BUILT = _suffix is not None
-"""Whether the extension is there."""
+"""Whether the extension was built."""
 
 
 def order(tokens: npt.ArrayLike) -> Tokens:
-    """The positions of tokens, int32, sorted by at most 64 tokens before each, the nearest first; the beginning
-    sorts first, and equal positions stay in order. Raises Misuse without the extension."""
+    """The positions of the tokens, int32, sorted by the at most 64 tokens before each, compared from the nearest on.
+    The beginning sorts first, and positions with equal tokens stay in order. Raises Misuse without the extension."""
     return np.frombuffer(_built().order(np.ascontiguousarray(tokens, np.int32)), np.int32)
 
 

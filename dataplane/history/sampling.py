@@ -1,10 +1,10 @@
 """HistoPipe as a sampler: rollout workers take prompts of a stream by their predicted lengths.
 
-Prompts are appended with a tag for the predicted number of tokens of their responses (`history.lengths`), and the
-step as their version. A worker takes those of the oldest step first, the longest first: an idle worker takes the
-longest that is left, so that workers end together even if predictions are wrong (Graham 1969). In every second step the
-shortest come first, while the step before finishes: its bubbles are filled with short responses, and long ones begin
-when a whole worker is free.
+Prompts are appended with a tag for the predicted number of tokens of their responses (`history.lengths`), and the step
+as their version. A worker takes prompts of the oldest step first, and among these the longest. Since an idle worker
+takes the longest that is left, workers end together even if predictions are wrong (Graham 1969). In every second step
+the shortest come first, while the step before finishes. Short responses fill the idle time of that step, and long ones
+begin when a whole worker is free.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataplane.stream.sampler import Candidates, Choice
 
 
 class HistoPipe:
-    """Prompts by predicted length, in whole groups: the longest first in steps of even number, the shortest first in
-    the others, and none of a step more than `max_lag` beyond the oldest remaining one.
+    """Prompts by predicted length, in whole groups. Steps are taken in order: in steps of even number the longest come
+    first, in the others the shortest. No prompt is taken of a step more than `max_lag` beyond the oldest remaining one.
 
-    tag: the tag with the predicted number of tokens of each row's responses. `alternate`: with False, the longest
-    come first in all steps. Raises Misuse if rows lack the tag.
+    tag: the tag with the predicted number of tokens of each row's responses. alternate: if False, the longest come
+    first in all steps. Raises Misuse for a negative max_lag.
     """
 
     def __init__(self, tag: str = "predicted_tokens", *, max_lag: int = 1, alternate: bool = True) -> None:
@@ -42,7 +42,8 @@ class HistoPipe:
         return ()
 
     def choose(self, candidates: Candidates, want: int) -> Choice:
-        """At most `want` rows. Raises Misuse if the first group alone has more."""
+        """At most `want` rows, in whole groups. Raises Misuse if the first group alone has more, or no row has the
+        tag."""
         predicted = candidates.tags.get(self.tag)
         if predicted is None:
             raise Misuse(f"the rows have no tag {self.tag!r}: append prompts with the tokens that history.lengths says")

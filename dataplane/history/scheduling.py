@@ -1,14 +1,14 @@
 """Assigns responses to rollout workers by predicted length: HistoPipe's two tiers (RhymeRL, arXiv 2508.18588).
 
 Within a step, prompts are distributed so that workers end together: the longest first, each to the worker that would
-end first with it (Graham 1969). Across steps, a worker that ends early begins the next step's prompts, as far as
-`max_lag` allows, and its lead or lag (`behind`) is considered in that step; the order of workers alternates each step,
-so that the worker with the longest prompts of one step has the shortest of the next. If lengths were mispredicted,
-`migrate` names the few responses to move.
+end first with it (Graham 1969). Across steps, a worker that ends early begins with prompts of the next step, whose plan
+takes its lead or lag (`behind`) into account. The order of workers alternates each step, so that the worker with the
+longest prompts of one step has the shortest of the next. If lengths were mispredicted, `migrate` names the few
+responses to move.
 
-A worker decodes up to `slots` responses at once, and a decoding step costs `BASE + active` (weights are read once
-for all, and the cache of each response): it needs at least `sum + BASE * max(longest, sum / slots)`. All predictions
-use this model; only ratios matter.
+A worker decodes up to `slots` responses at once. A decoding step costs `BASE + active`: the weights are read once for
+all, and the cache of each active response. So a worker needs at least `sum + BASE * max(longest, sum / slots)`. All
+times are predicted by this model, in units of which only ratios matter.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ SLOTS = 256
 
 
 def finish(total: Floats, longest: Floats, slots: int) -> Floats:
-    """The times at which workers end with these total tokens, and longest responses of these lengths."""
+    """The times that workers need for these totals of tokens and these longest responses, one entry a worker."""
     found: Floats = total + BASE * np.maximum(longest, total / slots)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The unfinished responses of a prompt, from one worker to another; begun ones continue from their tokens."""
+    """A move of all unfinished responses of a prompt from one worker to another. They continue after the tokens that
+    they have. position: of the prompt."""
 
     position: int
     source: int
@@ -50,7 +51,7 @@ class Move:
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule:
     """The assignment of one step. For each worker, `workers`: the positions of its prompts, in order; `ends`: the
-    predicted time at which it has finished, its delayed start included; `tokens`: its predicted tokens."""
+    predicted time of its end, with its delayed start; `tokens`: its predicted number of tokens."""
 
     workers: list[Index]
     ends: Floats
@@ -69,17 +70,18 @@ class Schedule:
 
     @property
     def bubbles(self) -> float:
-        """The predicted share of the workers' time that is idle if no worker starts on the next step early."""
+        """The predicted idle share of the workers' time, if no worker begins the next step early."""
         latest = float(self.ends.max(initial=0.0))
         return 1 - float(self.ends.mean()) / latest if latest else 0.0
 
     def migrate(
         self, made: Mapping[int, Sequence[float]], *, owner: Index | None = None, most: int = 8, gain: float = 0.1
     ) -> list[Move]:
-        """The moves after which workers end together again; none if they save less than the share `gain`.
+        """The moves, at most `most`, after which workers end closer together. Each move reduces the later end of its
+        two workers by the share `gain` or more.
 
         made: by the position of each unfinished prompt, the tokens so far of each unfinished response. owner: the
-        worker of each prompt, if it has moved since; see `Schedule.owner`.
+        present worker of each prompt; by default `Schedule.owner`.
         """
         owner = self.owner if owner is None else owner.copy()
         left = {at: [self.lengths.remaining(at, each) for each in tokens] for at, tokens in made.items() if len(tokens)}
@@ -119,10 +121,11 @@ def plan(
     slots: int | None = None,
     behind: npt.ArrayLike | None = None,
 ) -> Schedule:
-    """A schedule of one step: a group of `samples` responses to each prompt, which stay together.
+    """A schedule of one step. The `samples` responses to a prompt go to the same worker.
 
-    step: its number; the order of workers is reversed in every other one. slots: responses at once of a worker.
-    behind: for each worker, the remaining time of earlier steps, as in `Schedule.ends`. Raises Misuse.
+    step: its number; the order of workers is reversed in steps of odd number. slots: the most responses that a worker
+    decodes at once. behind: for each worker, the remaining time of earlier steps, in units of `Schedule.ends`. Raises
+    Misuse for numbers below 1, and a `behind` of another length.
     """
     for name, value in (("workers", workers), ("samples", samples), ("slots", slots)):
         if value is not None and value < 1:

@@ -1,9 +1,9 @@
 """Accepts the tokens of a draft that the model itself would have produced.
 
-A draft has tokens and no probabilities, so the model samples from its own distribution at each position, or takes
-its likeliest token, and the draft is kept as far as it is equal. Each accepted token, and the one after them, is
-then a sample from the model's distribution given those before it: speculative sampling (arXiv 2211.17192) with a
-deterministic draft accepts a token with exactly that probability. The draft influences only how many tokens are
+A draft has tokens and no probabilities. The model samples from its own distribution at each position, or takes its
+likeliest token, and the draft is accepted as far as it agrees. Each accepted token, and the model's own token after
+them, is then a sample from the model's distribution given the tokens before it. Speculative sampling (arXiv 2211.17192)
+with a deterministic draft accepts tokens with the same probability. The draft influences only how many tokens are
 produced at once.
 """
 
@@ -18,10 +18,11 @@ from dataplane.errors import Misuse
 
 
 def accepted(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """The produced tokens: those of the draft that the model chose too, and its own after them.
+    """The produced tokens: the first tokens of the draft that agree with the model's choices, and the model's own next
+    token.
 
-    chosen: the model's choice at each position of the draft and after it, [len(draft) + 1], each given the draft
-    before it. Raises Misuse for another length.
+    chosen: the model's choice at each position of the draft and after the last, [len(draft) + 1], each given the
+    draft's tokens before. Raises Misuse for another length.
     """
     if len(chosen) != len(draft) + 1:
         raise Misuse(f"a draft of {len(draft)} tokens has {len(draft) + 1} places, not {len(chosen)}")
@@ -32,8 +33,9 @@ def accepted(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
 
 
 def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """As `accepted`, for `Drafter.propose_tree`: chosen[0] is the model's first choice, and chosen[n + 1] its choice
-    after the n-th token of the tree. A token of each position is sampled once, whatever the tree has there."""
+    """The produced tokens for a tree of `Drafter.propose_tree`: the longest path from its root that agrees with the
+    model's choices, and the model's own next token. chosen: [len(tokens) + 1], the model's first choice, and chosen[n +
+    1] its choice after token n of the tree. Raises Misuse for another length."""
     if len(chosen) != len(tokens) + 1:
         raise Misuse(f"a tree of {len(tokens)} tokens has {len(tokens) + 1} places, not {len(chosen)}")
     at, found = -1, [int(chosen[0])]
@@ -46,10 +48,11 @@ def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequ
 
 
 def choose(scores: npt.ArrayLike, seed: int, first: int, *, temperature: float = 1.0) -> npt.NDArray[np.int64]:
-    """A token for each position: scores are [positions, vocabulary], beginning at position `first` of the response.
+    """Choose a token for each position. scores: [positions, vocabulary], from position `first` of the response on.
+    Returns int64 [positions]. Raises Misuse for scores of another dimension.
 
     A temperature of 0 takes the argmax. Otherwise each token is sampled from the softmax of scores / temperature, by
-    Gumbel noise that depends only on the seed and the position: so the tokens do not depend on the draft.
+    Gumbel noise. The noise depends only on the seed and the position, so the tokens do not depend on the draft.
     """
     values = np.asarray(scores, np.float64)
     if values.ndim != 2:

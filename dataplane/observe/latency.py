@@ -15,7 +15,7 @@ BOUNDS_S = (
     *(1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds of the buckets in seconds; the last bucket has none."""
+"""Upper bounds of the buckets in seconds. One more bucket counts the latencies above the last bound."""
 
 MEASURED = ("put", "get", "append", "extend", "consume", "ack", "fetch", "spill", "restore")
 """The operations that have a histogram."""
@@ -25,7 +25,8 @@ _BOUNDS_NS = np.array([round(bound * 1e9) for bound in BOUNDS_S], np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The latencies of an operation. counts: of each bucket of `BOUNDS_S`, and of those above; not cumulative."""
+    """The latencies of an operation. counts: of each bucket of `BOUNDS_S` and of the bucket above the last bound; not
+    cumulative. sum_s: the sum of all latencies."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     sum_s: float = 0.0
@@ -36,8 +37,9 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, part: float) -> float:
-        """The approximate seconds within which this part of the operations ended, from 0 to 1: linear within a
-        bucket, as Prometheus's `histogram_quantile`. NaN without any."""
+        """The approximate seconds within which the share `part` (0 to 1) of the operations ended. It is interpolated
+        linearly within a bucket, like Prometheus's `histogram_quantile`, and at most the last bound. NaN without
+        operations."""
         due = part * self.count
         seen, below = 0, 0.0
         for count, bound in zip(self.counts, (*BOUNDS_S, BOUNDS_S[-1]), strict=True):
@@ -48,7 +50,7 @@ class Histogram:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Histogram:
-        """From plain values."""
+        """The histogram of plain values (`Latencies.values`)."""
         return cls(tuple(values["counts"]), float(values["sum_s"]))
 
 
@@ -71,7 +73,7 @@ class Latencies:
                 self._sums_ns[row] += int(np.minimum(took, np.uint64(1 << 53)).sum())
 
     def values(self) -> dict[str, dict[str, Any]]:
-        """By operation, as plain values of a `Histogram`."""
+        """The histograms by operation, as plain values of a `Histogram`."""
         return {
             name: {"counts": self._counts[row].tolist(), "sum_s": int(self._sums_ns[row]) / 1e9}
             for row, name in enumerate(MEASURED)

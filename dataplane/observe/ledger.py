@@ -1,8 +1,8 @@
-"""Sums the counts of streams so that no sum decreases when a stream is dropped, moves to another node, or changes
-between being reported by name and among the others.
+"""Sums of the counts of streams. No sum decreases when a stream is dropped, moves to another node, or is no longer
+reported by name but among the others.
 
-A monitoring system takes a decreasing counter for a restart, and counts its whole value again. So each look adds to
-the sums what each stream counted since the previous look.
+A monitoring system takes a decreasing counter for a restart, and counts its whole value again. So each look adds the
+increase of each stream's counts since the previous look.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ZERO: Counts = (0, 0, 0, 0)
 
 
 class TaskCounts(NamedTuple):
-    """A task of a stream now: rows that it is not done with, waiting consumers, and its counts."""
+    """A task of a stream now: the rows that the task is not done with, its waiting consumers, and its counts."""
 
     lag: int
     waiting: int
@@ -29,8 +29,8 @@ class TaskCounts(NamedTuple):
 
 
 class StreamCounts(NamedTuple):
-    """A stream, or its partition, now. `identity`: unique, also among later streams of the same name. `begun`:
-    whether its counts from before it came here are to be counted too, because they were not counted elsewhere."""
+    """A stream now. `identity`: unique, also among later streams of the same name. `begun`: whether this node created
+    the stream, so that its counts before the first look are added too."""
 
     identity: Hashable
     name: str
@@ -42,7 +42,7 @@ class StreamCounts(NamedTuple):
     tasks: Mapping[str, TaskCounts]
     begun: bool = True
     waits: bool = False
-    """Whether consumers wait for it."""
+    """Whether consumers wait for rows."""
     unfinished: int = 0
     oldest_unfinished_s: float = 0.0
 
@@ -53,7 +53,7 @@ _UNFINISHED, _OLDEST_UNFINISHED = map(attrgetter, ("unfinished", "oldest_unfinis
 
 
 class _Sum:
-    """The counts of a stream while it was here, over all its partitions."""
+    """The sums of the counts of a stream while this node led it."""
 
     def __init__(self) -> None:
         self.appended = 0
@@ -79,13 +79,14 @@ class Ledger:
         self.counts: list[int] = [0, 0, 0, 0]
 
     def close(self, stream: StreamCounts) -> None:
-        """A stream is dropped: add its last counts. A stream that no look has shown is not kept by name, because
-        this runs while the memory of the stream is being released."""
+        """Add the last counts of a stream that is dropped. A stream that no look has seen adds only to the totals,
+        because this runs while the memory of the stream is being released."""
         self._add(stream, stream.name in self._among, kept=stream.name in self._sums)
         self._seen.pop(stream.identity, None)
 
     def look(self, streams: Iterable[StreamCounts]) -> dict[str, dict[str, object]]:
-        """The streams with the most lag by name and the others summed, as plain values of `StreamFigures`."""
+        """Add the increases of these streams. Returns plain values of `StreamFigures`: by name for the streams with the
+        most lag, and under `OTHERS` for the sum of the others."""
         by_name: dict[str, list[StreamCounts]] = {}
         for each in streams:
             by_name.setdefault(each.name, []).append(each)
@@ -99,7 +100,7 @@ class Ledger:
             lags[name] = seen[2] if seen is not None and len(several) == 1 else _lag(several)
         lags.pop(OTHERS, None)
         first = sorted(lags)
-        first.sort(key=lags.__getitem__, reverse=True)  # which leaves those of one lag in their order
+        first.sort(key=lags.__getitem__, reverse=True)  # stable: streams with the same lag stay in order of their names
         del first[self._named :]
         chosen = set(first)
         rest = [name for name in by_name if name not in chosen]
@@ -118,7 +119,8 @@ class Ledger:
         return found
 
     def _add(self, stream: StreamCounts, other: bool, kept: bool = True) -> None:
-        """Add its counts since it was last seen."""
+        """Add the increase of a stream's counts since the last look. `other`: also to the sum of the others. `kept`:
+        also to the stream's own sum."""
         seen = self._seen.get(stream.identity)
         fresh = (0, {}, 0) if stream.begun else (stream.appended, stream.tasks, 0)
         before, tasks, _ = fresh if seen is None else seen
@@ -164,7 +166,7 @@ def _lag(several: Sequence[StreamCounts]) -> int:
 
 
 def _values(several: Sequence[StreamCounts], sums: _Sum, room: int) -> dict[str, object]:
-    """The values of a stream, or of several together; of at most `room` tasks by name."""
+    """The values of one stream or of several together, with at most `room` tasks by name."""
     names = sorted({name for each in several for name in each.tasks if name != OTHERS})[:room] if room else []
     shown = set(names)
     tasks = {

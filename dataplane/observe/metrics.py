@@ -1,6 +1,6 @@
 """A node's statistics for Prometheus: `/metrics` over HTTP, by `prometheus_client` (the extra `metrics`).
 
-Invariants: names end in their unit, and in `_total` for counters; the number of series is bounded for any number of
+Invariants: names end in the unit, and in `_total` for counters; the number of series is bounded for any number of
 streams (`observe.snapshot`), and each label value has at most `_LABEL` characters. A scrape asks the node's loop for a
 value, and formats it in a thread of its own, so requests do not wait for it.
 
@@ -171,7 +171,7 @@ def _histogram(name: str, text: str, histogram: Histogram) -> Metric:
 
 @functools.cache
 def _version() -> str:
-    from importlib import metadata  # 20 ms: only where metrics are served
+    from importlib import metadata  # takes 20 ms, so it is imported only where metrics are served
 
     with suppress(metadata.PackageNotFoundError):  # it runs from a source tree
         return metadata.version("rollout-dataplane")
@@ -179,7 +179,7 @@ def _version() -> str:
 
 
 def _label(name: str) -> str:
-    """The name, cut if it is long, in a way that keeps names distinct."""
+    """The name. A name longer than `_LABEL` characters is cut, and ends in its checksum to stay distinct."""
     if len(name) <= _LABEL:
         return name
     return f"{name[: _LABEL - 9]}~{zlib.crc32(name.encode(errors='surrogatepass')):08x}"

@@ -5,7 +5,7 @@ of 32 bytes at the end of each request and never waits; the node can read at any
 node records its own work (spills, restores, fetches) in a ring of its own.
 
 Invariants: a ring takes `RING_BYTES`, however long its process runs; one thread writes at a time; a reader never takes
-an event that is being written, and checks everything in it: codes, times and names.
+an event that is being written, and checks the codes, times and names that it reads.
 
 Rejected: a lock (0.1 us uncontended, and a dead reader would hold it); an index of the newest event (a second write
 for each event; the number in each event says the same); histograms that the client updates (twice the cost for each
@@ -86,12 +86,13 @@ _pack = struct.Struct("<QQQHHI").pack_into
 _clock = time.monotonic_ns
 _MASK = EVENTS - 1
 _WRAP = 0xFFFFFFFF
-_LOOKED = 64  # events that are looked at at a time for new ones
-_GUARD = 64  # the oldest events, one of which may be being written
+_LOOKED = 64  # events that are searched for new ones at a time
+_GUARD = 64  # the oldest events, which a reader skips because the writer may be overwriting them
 
 
 def create() -> int:
-    """The descriptor of the memory of a new ring, whose size is sealed. Raises OSError."""
+    """Create the memory of a ring, and seal its size. Returns the descriptor, which belongs to the caller. Raises
+    OSError."""
     fd = os.memfd_create("dataplane-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, RING_BYTES)
@@ -119,7 +120,7 @@ class _Names:
         self._own = _ThreadState()
 
     def place(self) -> int:
-        """The position of this thread; 0, which has no name, if there are too many."""
+        """The position of this thread. It is 0, which has no name, if `_THREADS` other threads have positions."""
         try:
             return self._own.place
         except AttributeError:
@@ -127,8 +128,8 @@ class _Names:
             return place
 
     def _named(self) -> int:
-        """Assign a position to this thread. Thread ids are reused after a thread has ended, so they do not identify
-        it."""
+        """Assign a position to this thread. Thread ids do not identify a thread, because they are reused after its
+        end."""
         if self._count == _THREADS:
             return 0
         place = self._count = self._count + 1
@@ -140,7 +141,8 @@ class _Names:
 
 
 class PlainWriter:
-    """As the extension `_writer`, in Python: events in the memory from `offset`, a power of two of them."""
+    """The Python replacement of the extension `_writer`. It writes events into the memory from `offset` on. `events`:
+    their number, a power of two. `named`: returns the position of the calling thread."""
 
     __slots__ = ("_mask", "_named", "_offset", "_stopped", "count", "last", "memory")
 
@@ -153,15 +155,17 @@ class PlainWriter:
         self.count = 0
         """The number of the event that was recorded last."""
         self.last = 0
-        """The begin of the last event recorded, or of the one about to be: flows refer to it."""
+        """The begin of the event that was recorded last, or is being recorded. Flows refer to it."""
 
     def record(self, code: int, began: int, value: int = 0) -> None:
-        """Record an event that ends now. began: nanoseconds of the monotonic clock. Raises ValueError after `stop`."""
+        """Record an event that ends now. `began`: nanoseconds of the monotonic clock. Raises ValueError after
+        `stop`."""
         self.last = began
         self._write(code, _clock(), value)
 
     def flow(self, code: int, identity: int, count: int = 1) -> None:
-        """Record the identities that the `last` event passes on, or takes: `count` consecutive ones."""
+        """Record `count` consecutive identities, from `identity` on, that the `last` event sends or receives. Raises
+        ValueError after `stop`."""
         self._write(code, identity & (1 << 64) - 1, count)
 
     def _write(self, code: int, ended: int, value: int) -> None:
@@ -191,13 +195,14 @@ class RingWriter:
     __slots__ = ("_memory", "writer")
 
     def __init__(self, fd: int | None = None, writer: type[PlainWriter] = WRITER) -> None:
-        """On the memory of a descriptor, which still belongs to the caller; without one, on memory of this process.
-        Raises OSError."""
+        """Map the memory of the descriptor, which still belongs to the caller. Without a descriptor, the memory is
+        private to this process. Raises OSError if it cannot be mapped."""
         self._memory = mmap.mmap(-1 if fd is None else fd, RING_BYTES)
         self.writer = writer(self._memory, _HEAD_BYTES, EVENTS, _Names(self._memory).place)
 
     def record(self, code: int, began: int, value: int = 0) -> None:
-        """See `PlainWriter`."""
+        """Record an event that ends now. `began`: nanoseconds of the monotonic clock. Raises ValueError after
+        `close`."""
         self.writer.record(code, began, value)
 
     def reader(self) -> RingReader:
@@ -207,7 +212,7 @@ class RingWriter:
     def close(self) -> None:
         """Stop recording. Idempotent. Later calls of `record` raise ValueError."""
         self.writer.stop()
-        with suppress(BufferError):  # a reader looks at it; it goes with that
+        with suppress(BufferError):  # a reader still uses the memory, and unmaps it at its end
             self._memory.close()
 
 
@@ -231,12 +236,13 @@ class RingReader:
 
     @classmethod
     def of(cls, fd: int) -> RingReader:
-        """A reader of the memory of a descriptor, which still belongs to the caller. Raises OSError."""
+        """A reader of the memory of a descriptor, which still belongs to the caller. Raises OSError if it cannot be
+        mapped."""
         return cls(mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ))
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """A copy of the events that ended after `since`, in nanoseconds, the oldest first. Impossible ones are left
-        out."""
+        """A copy of the events that ended after `since`, the oldest first. `since`: nanoseconds of `clock`. Events with
+        impossible values are left out."""
         events = self._events.copy()
         events = events[events["code"] > 0]
         age = (_newest(events, self._folded) - events["number"].astype(np.int64)) & _WRAP
@@ -244,7 +250,8 @@ class RingReader:
         return _possible(events[young[np.argsort(-age[young], kind="stable")]], since, clock)
 
     def fresh(self) -> Events:
-        """A copy of the events since the last call, each once; those that were overwritten meanwhile are counted."""
+        """A copy of the events since the last call, each once. Events that were overwritten meanwhile are counted in
+        `missed`."""
         newest = self._last()
         count = (newest - self._folded) & _WRAP
         if count > EVENTS - _GUARD:
@@ -254,13 +261,13 @@ class RingReader:
         return self._before(newest, count)
 
     def past(self, most: int) -> PastEvents:
-        """The newest events, at most this many, and the threads; the ring is released."""
+        """The newest events, at most `most`, and the threads. Closes this reader."""
         past = PastEvents(self._before(self._last(), most), self.threads())
         self.close()
         return past
 
     def _before(self, newest: int, count: int) -> Events:
-        """This many events up to this one."""
+        """The last `count` events up to number `newest`, without those that were overwritten or are invalid."""
         numbers = np.arange(newest - count + 1, newest + 1) & _WRAP
         events: Events = self._events[numbers & _MASK]
         whole: Events = events[
@@ -310,11 +317,11 @@ class PastEvents:
         self._threads = dict(threads)
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """See `RingReader`."""
+        """The events that ended after `since`, in nanoseconds of `clock`, without those with impossible values."""
         return _possible(self._events, since, clock)
 
     def threads(self) -> dict[int, Thread]:
-        """See `RingReader`."""
+        """The threads that recorded, by position."""
         return self._threads
 
 
@@ -334,7 +341,7 @@ def _possible(events: Events, since: int, clock: Callable[[], int]) -> Events:
 
 
 def flows(events: Events) -> npt.NDArray[np.bool_]:
-    """Which of the events are flows."""
+    """Flags of the events that are flows."""
     first, last = CODE["flow append"], CODE["flow ack"]
     found: npt.NDArray[np.bool_] = (events["code"] >= first) & (events["code"] <= last)
     return found

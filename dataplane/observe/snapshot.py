@@ -1,7 +1,7 @@
 """A node's statistics for monitoring, as a frozen value: shown by `/metrics`, the page and `ray.util.metrics`.
 
-Its size is bounded for any number of streams: the `NAMED` with the most lag are reported by name, the rest is summed as
-`OTHERS`.
+Its size is bounded for any number of streams: the `NAMED` streams with the most lag are reported by name, and the rest
+is summed as `OTHERS`.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ NAMED = 50
 """The number of streams that are reported by name."""
 
 PAIRS = 200
-"""The number of tasks of those streams, in all, that are reported by name."""
+"""The number of tasks that are reported by name, of all these streams together."""
 
 OTHERS = "(others)"
-"""The name of the sum of the rest, of streams or of tasks."""
+"""The name of the sum of the streams or tasks that are not reported by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFigures:
-    """A task of a stream on this node. lag: rows that it is not done with. Counts are of rows, since the stream
-    was created; in the sum of others, since the node's start."""
+    """A task of a stream on this node. lag: rows that the task is not done with. waiting: consumers that wait. The
+    other counts are of rows while this node led the stream; in the sum of others, since the node's start."""
 
     lag: int = 0
     waiting: int = 0
@@ -39,8 +39,8 @@ class TaskFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamFigures:
-    """A stream, as far as this node leads it. oldest_s: the age of the oldest row; unfinished: rows in progress;
-    waiting: appends that wait."""
+    """A stream that this node leads. oldest_s: the age of the oldest row; unfinished: rows in progress; waiting:
+    appends that wait."""
 
     rows: int = 0
     bytes: int = 0
@@ -58,7 +58,7 @@ class StreamFigures:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> StreamFigures:
-        """From plain values."""
+        """The figures that a node sent. Values unknown to this version are left out."""
         tasks = {name: TaskFigures(**_known(TaskFigures, each)) for name, each in values.get("tasks", {}).items()}
         return cls(**_known(cls, {**values, "tasks": tasks}))
 
@@ -69,6 +69,7 @@ class Snapshot:
 
     stats: the node's statistics, without those of streams and tables.
     streams: by name, the `NAMED` with the most lag, and `OTHERS` for the sum of the rest.
+    streams_in_all: the number of streams that this node leads.
     appended, delivered, redelivered, acked, expired: rows of all streams that this node leads or led.
     led, followed: partitions; failovers: partitions whose lead this node took over.
     members: nodes of the cluster, 1 outside a cluster; coordinated: whether the coordinator answers.

@@ -11,21 +11,23 @@ from typing import Any
 class Stats:
     """A node's statistics. Sizes in bytes, times in seconds; totals count from the node's start.
 
-    memory_used counts every extent: stored, pinned and reserved; it never exceeds memory_budget. memory_resident counts
-    the pages of the node's shared memory, including warm free ones; it does not exceed the budget either. fetched_bytes
-    came from other nodes and sent_bytes went to them, as confirmed by the readers. copies are other nodes' shards that
-    are known here; they count as shards too. asked counts requests to other nodes, and answered those from them,
-    without bulk data. leads and follows are the partitions of streams and tables that this node leads, and whose log it
-    follows, each with the epoch of its replica set.
+    memory_used counts every extent, whether stored, pinned or reserved, and never exceeds memory_budget.
+    memory_resident counts the pages of the node's shared memory, including warm free ones; it does not exceed the
+    budget either. fetched_bytes is the data read from other nodes, and sent_bytes the data that other nodes have
+    confirmed to have read from this one. copies is the number of other nodes' shards that are known here; they count as
+    shards too. asked counts requests to other nodes, and answered counts requests from them, both without bulk data.
+    leads and follows are the partitions of streams and tables that this node leads or follows, each with the epoch of
+    its replica set.
 
-    waiting is the number of requests that wait for memory now, and waiters names their processes, at most 8; waits is
-    the total number, and waited_s their total time. holders lists the holders of memory, the largest first, and then
-    those of the disk: dicts of `holder`, a process; `bytes`; `how` ("pinned", "reserved", "stored", "spilled"); `owner`
-    ("stream NAME", "table NAME", "scope NAME", or empty); and `oldest_s`, the age of the oldest shard of these.
+    waiting is the number of requests that wait for memory now, and waiters names their processes, at most 8. waits is
+    the total number of requests that have waited, and waited_s the total time of their waits. holders lists the holders
+    of memory, the largest first, and then those of the disk: dicts of `holder`, a process; `bytes`; `how` ("pinned",
+    "reserved", "stored", "spilled"); `owner` ("stream NAME", "table NAME", "scope NAME", or empty); and `oldest_s`, the
+    age of the oldest shard of these.
 
-    streams has the statistics of each stream by its name, of the first 50 if there are more; streams_in_all is their
-    number, and `plane.streams()` has all of them; tables and tables_in_all are the same for the tables led by this
-    node.
+    streams has the statistics of the streams by name, of the first 50 if there are more. streams_in_all is the number
+    of all streams, and `plane.streams()` returns the statistics of all. tables and tables_in_all are the same for
+    tables. Only streams and tables that this node leads count.
 
     metrics is HOST:PORT if the node serves `/metrics`; empty otherwise.
     """

@@ -48,7 +48,7 @@ def status_text(stats: Stats) -> str:
 
 
 def stream_text(stream: Mapping[str, Any]) -> str:
-    """The content of a stream: "12 of 4,096 rows, 1.0 KiB, oldest 3 s, version 7"."""
+    """The content of a stream, as in "12 of 4,096 rows, 1.0 KiB, oldest 3 s, version 7"."""
     rows, most = f"{stream['rows']:,}", stream["max_rows"]
     size, limit = format_size(stream["bytes"]), stream["max_bytes"]
     parts = [
@@ -65,14 +65,15 @@ def stream_text(stream: Mapping[str, Any]) -> str:
 
 
 def task_text(task: Mapping[str, Any]) -> str:
-    """The done and pending rows of a task; rare counts only if they are not 0."""
+    """The numbers of pending, leased and acked rows of a task, and rarer counts if they are not 0."""
     always, seldom = ("pending", "leased", "acked"), ("redelivered", "expired", "dead")
     shown = [name for name in (*always, *seldom) if name in always or task[name]]
     return ", ".join(f"{task[name]:,} {name}" for name in shown)
 
 
 def waiters(stream: Mapping[str, Any]) -> list[str]:
-    """The waiting clients of a stream, one a line: producers wait for room, consumers for columns."""
+    """The waiting requests of a stream, one a line: appends that wait for room, consumers that wait for columns, and
+    tasks that wait for incomplete groups."""
     lines = []
     if stream["waiting"]:
         behind = ", ".join(stream["behind"])
@@ -102,7 +103,7 @@ def waiting_text(stats: Stats) -> str:
 
 
 def disk_text(stats: Stats, width: int = _BAR) -> str:
-    """The use of the disk for spilling. Without it, shards on disk are those of durable columns."""
+    """The use of the disk for spilling. If spilling is off, all shards on disk are of durable columns."""
     if stats.disk_budget:
         return share(stats.disk_used, stats.disk_budget, width)
     return "spilling is off" + ("; durable columns are in the data directory" if stats.spilled_shards else "")
@@ -113,7 +114,7 @@ def _waits(count: int, what: str, whose: str) -> str:
 
 
 def share(used: int, budget: int, width: int = _BAR) -> str:
-    """A bar, and its meaning."""
+    """A bar of `width` characters, and the used bytes, the budget and the percentage. "off" without a budget."""
     if not budget:
         return "off"
     filled = min(width, round(width * used / budget))
@@ -134,7 +135,7 @@ def duration(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without control characters: names come from other processes."""
+    """The text without control characters, which names of other processes may contain."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

@@ -1,7 +1,7 @@
-"""A node's statistics as a picture that fits a terminal, redrawn by `dataplane top`.
+"""A node's statistics as text that fits a terminal, redrawn by `dataplane top`.
 
-`frame` is a pure function of two looks at a node; it uses no colour and no escape sequences, so a frame can be
-printed anywhere. `dataplane.cli` clears the screen and reads the keys.
+`frame` is a pure function of a node's statistics at two times. It uses no colour and no escape sequences, so a frame
+can be printed anywhere. `dataplane.cli` clears the screen and reads the keys.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _HOLDERS = 5
 
 
 def frame(stats: Stats, previous: Stats | None, seconds: float, width: int, height: int) -> str:
-    """At most `height` lines of at most `width` columns, with rates over the `seconds` since `previous`; without rates
-    if `previous` is None or of another node."""
+    """The statistics in at most `height` lines of at most `width` columns, with rates over the `seconds` since
+    `previous`. There are no rates if `previous` is None or of another node."""
     if previous is not None and (previous.node != stats.node or seconds <= 0):
         previous = None
     lines = [_fit(line, width) for line in _lines(stats, previous, seconds, width)]
@@ -77,7 +77,7 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
 
 
 def _waiting(stats: Stats) -> Iterator[str]:
-    """The waiting clients, shown first: this is the most important part."""
+    """The waiting clients. They precede streams and holders, because this is the most important part."""
     lines = [f"{name}: {line}" for name, stream in stats.streams.items() for line in waiters(stream)]
     if stats.waiting:
         lines.insert(0, f"memory: {waiting_text(stats)}")
@@ -106,7 +106,7 @@ def _stream(name: str, stream: Mapping[str, Any], before: Mapping[str, Any] | No
 
 
 def _rate(now: float, then: float, seconds: float) -> float:
-    """Per second; 0 if the counter restarted, as that of a stream that was dropped and created again."""
+    """The increase per second. It is 0 if the counter restarted, because a stream was dropped and created again."""
     return max(0.0, (now - then) / seconds)
 
 

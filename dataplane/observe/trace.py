@@ -1,8 +1,8 @@
 """Events of many processes in the Chrome Trace Event format, which Perfetto and chrome://tracing open.
 
-A process is a group of tracks, and a thread a track; calls of one thread that overlap without nesting (several
-coroutines of one loop) are on tracks next to each other. An arrow leads from an append to the consume that got its
-rows, and from that to the ack. The format: "Trace Event Format", Duflot and others, Google 2016.
+A process is a group of tracks, and a thread is a track. Calls of one thread that overlap without nesting (several
+coroutines of one loop) are on adjacent tracks. Arrows lead from an append to the consume that received its rows, and
+from the consume to the ack. The format: "Trace Event Format", Duflot and others, Google 2016.
 
 Invariants: the document is valid for any input bytes; times are of one clock, and none is negative.
 """
@@ -27,8 +27,8 @@ _FAILOVER = CODE["failover"]
 
 @dataclass(frozen=True, slots=True)
 class TracedProcess:
-    """The last events of a process. node: its node, in hex; ahead_ns: the offset of its host's clock to this one's,
-    to within error_ns; events: `observe.ring.EVENT`, by its own clock."""
+    """The last events of a process. node: its node, in hex. ahead_ns: how far its host's clock is ahead of this host's,
+    to within error_ns. events: an array of `observe.ring.EVENT`, in times of its own host's clock."""
 
     node: str
     pid: int
@@ -42,7 +42,8 @@ class TracedProcess:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One call, in nanoseconds of this host's clock. track: that of its thread, or one next to it."""
+    """One call of a process, in nanoseconds of this host's clock. process: the index of the process; thread: the
+    thread's position in the ring; track: 0 for the thread's first track; value: bytes."""
 
     process: int
     thread: int
@@ -55,7 +56,7 @@ class TraceSpan:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The last seconds of all processes. missing: nodes that did not answer, and why."""
+    """The last seconds of all processes. missing: by node that did not answer, the reason."""
 
     processes: tuple[TracedProcess, ...]
     missing: Mapping[str, str] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class Trace:
         yield from self._arrows(spans, start)
 
     def write(self, file: TextIO) -> int:
-        """Write the document. Returns the number of spans."""
+        """Write the document as JSON. Returns the number of calls and failovers in it."""
         spans = 0
         file.write('{"displayTimeUnit":"ms","otherData":')
         json.dump({"missing": dict(self.missing), "made_by": "dataplane trace"}, file)
@@ -127,7 +128,7 @@ class Trace:
 def _given(
     appends: list[tuple[int, int, TraceSpan]], consumes: list[tuple[TraceSpan, int, int]]
 ) -> Iterator[tuple[TraceSpan, TraceSpan]]:
-    """The appends of the rows that each consume got, a few for each."""
+    """The pairs of an append and a consume that received some of its rows, at most `_ARROWS` for each consume."""
     appends.sort(key=lambda each: each[:2])
     firsts = [first for first, _, _ in appends]
     drawn: dict[tuple[TraceSpan, TraceSpan], None] = {}
@@ -185,7 +186,7 @@ def _event(span: TraceSpan, start: int) -> dict[str, Any]:
 
 
 def _flow(kind: str, span: TraceSpan, number: int, start: int) -> dict[str, Any]:
-    # Within the slice that it binds to: at its end, when its output exists and its input is known.
+    # An arrow binds to the slice around it. The slice's end is used: there, outputs exist and inputs are known.
     at = (max(span.began, span.ended - 1) - start) / 1e3
     event = {"ph": kind, "id": number, "name": "rows", "cat": "dataplane", "pid": span.process + 1}
     return event | {"tid": _tid(span.thread, span.track), "ts": at} | ({"bp": "e"} if kind == "f" else {})

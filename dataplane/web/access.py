@@ -1,4 +1,5 @@
-"""Access control: on loopback every process has access, elsewhere holders of the token.
+"""Access control of the page. Without a token every process of this host has access; with a token only its holders
+have.
 
 Invariants: beyond loopback, only the form that asks for the token is shown without it; tokens are compared in
 constant time, and are in no log and no URL; a browser keeps a code derived from the token, in a cookie that scripts
@@ -22,7 +23,7 @@ _MAX_TOKEN = 1024
 
 
 class PageAccess:
-    """`token`: None if every process that can connect has access."""
+    """Decides which requests are answered. `token`: None if no token is required."""
 
     def __init__(self, token: str | None) -> None:
         self._token = None if token is None else token.encode()
@@ -30,7 +31,7 @@ class PageAccess:
 
     @property
     def cookie(self) -> str:
-        """The cookie of a browser with access."""
+        """The value of the cookie of a browser that has given the token."""
         return self._code.hex()
 
     @property
@@ -44,7 +45,8 @@ class PageAccess:
         return self._token is not None and hmac.compare_digest(given, self._token)
 
     def allows(self, *, host: str, authorization: str = "", cookie: str = "") -> bool:
-        """Whether a request with these headers, and this cookie, is answered."""
+        """Whether a request with these headers and this cookie is answered. `host`: the Host header, which must be a
+        loopback name if no token is required."""
         if self._token is None:
             return is_loopback(_without_port(host))
         kind, _, token = authorization.partition(" ")
@@ -55,8 +57,9 @@ class PageAccess:
 
 
 def read_token(path: Path) -> tuple[str, bool]:
-    """The token in a file of one line, and whether it was created now: a missing file is created, readable by its
-    owner only. Raises ValueError for an invalid token, OSError."""
+    """Read the token from a file of one line. A missing file is created with a new token, readable by its owner only.
+    Returns the token, and whether it is new. Raises ValueError for an invalid token, and OSError if the file cannot be
+    read or created."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -71,7 +74,8 @@ def read_token(path: Path) -> tuple[str, bool]:
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT, or of PORT alone on loopback. Raises ValueError."""
+    """Parse HOST:PORT, or PORT alone, which means 127.0.0.1. Returns host and port. Raises ValueError for other
+    text."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
     if not host or not port.isdecimal() or int(port) > 65535:

@@ -1,12 +1,12 @@
 """Alerts from a sequence of samples: each names a host, a task or the cluster, and the reason.
 
-Invariants: an alert that is not critical appears only after its cause has been seen for `HOLD_S`, and each stays for
-`STAYS_S` after it was last seen, so none flickers; the last seconds of a host or task are compared with its own past
-and with others of its kind, never with a fixed rate.
+Invariants: a warning appears only after its cause has been seen for `HOLD_S`, and each alert stays for `STAYS_S` after
+its cause was last seen, so none flickers. The rates of a host or task are compared with its own past and with others of
+its kind, never with a fixed rate.
 
-A host is slow if its rate fell to less than half of its earlier minimum, while those of most others did not: the
-ratio to its own past accounts for the different roles of hosts. Or if its answers take ten times as long as those of
-others.
+A host is slow if its rate fell to less than half of its earlier minimum, while the rates of most hosts stayed near
+theirs. The ratio to a host's own past accounts for the different roles of hosts. A host is also slow if its answers
+take `_TIMES` times as long as the median of the others, and more than `_SLOW_ANSWER_MS`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STAYS_S = 4.0
 LEFT_S = 60.0
 """The time for which a host that has left is shown."""
 
-_ALIKE = 3  # hosts that can be told apart
+_ALIKE = 3  # the fewest hosts that are compared with each other
 _SLOW_ANSWER_MS = 100.0
 _TIMES = 10.0
 _RECENT_S, _BEFORE_S = 20.0, 120.0
@@ -39,8 +39,8 @@ _DISK_FULL = 0.98
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """`level`: critical or warning. `tag`: a word for it. `kind` and `of`: host and its node, task and STREAM/TASK,
-    stream and its name, or cluster. `since`: seconds since 1970."""
+    """An alert. `level`: critical or warning. `tag`: one or two words for the cause. `kind` and `of`: host and its
+    node, task and STREAM/TASK, or cluster and a name. `since`: seconds since 1970."""
 
     level: str
     tag: str
@@ -60,7 +60,7 @@ class Alerts:
         self._dead: dict[str, int] = {}  # the dead letters that a task had when it was first seen
 
     def took(self, sample: Sample, placement: ClusterState) -> list[Alert]:
-        """The alerts now, critical ones first, then by name."""
+        """Add a sample. Returns the alerts that are shown now, critical ones first, then by name."""
         now_s = sample.at_s
         for alert in self._found(sample, placement):
             key = alert.kind, alert.of, alert.tag
@@ -102,8 +102,8 @@ class Alerts:
                 yield Alert(level="warning", tag="slow", kind="host", of=host.node, text=text)
 
     def _fallen(self, keys: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, tuple[float, float]]]:
-        """The hosts whose rate is less than half of its earlier minimum, while most are at 80 % of theirs or more:
-        the rate now, and that minimum."""
+        """The hosts whose rate is less than half of its earlier minimum, while the median host is at 80 % of its
+        minimum or more. Yields the node, its rate now and the minimum."""
         ratios: dict[str, tuple[float, float]] = {}
         for key in keys:
             recent, before = self._recent_and_before(key)
@@ -117,8 +117,9 @@ class Alerts:
                 yield node, (recent, least)
 
     def _recent_and_before(self, key: tuple[str, ...]) -> tuple[float, npt.NDArray[np.float64]]:
-        """The mean of the last `_RECENT_S`, and those of all such windows in the `_BEFORE_S` before; none with too
-        little data. Windows, because the load of a job has a period of one step."""
+        """The mean of the last `_RECENT_S`, and the means of all such windows in the `_BEFORE_S` before. The second
+        array is empty if there are too few data. Windows are compared, because the load of a job has a period of one
+        step."""
         window, before = (int(seconds / self._coarse.bucket_s) for seconds in (_RECENT_S, _BEFORE_S))
         series = self._coarse.series(key)[-window - before :].astype(np.float64)
         means = np.lib.stride_tricks.sliding_window_view(series, window).mean(axis=1)
@@ -153,15 +154,16 @@ class Alerts:
                     yield Alert(level="warning", tag="incomplete", kind="task", of=of, text=text)
 
     def _behind(self, stream: StreamSample, task: Task) -> bool:
-        """Whether the pending rows have doubled within the last minutes, to more than half a minute's work, and none
-        of its consumers waits."""
+        """Whether the task's pending rows have doubled within the last minutes, to more than half a minute's work,
+        while its consumers hold rows and none waits."""
         recent, before = self._recent_and_before(("task", stream.name, task.name, "pending"))
         busy = not task.waiting and task.leased > 0
         grown = before.size and recent > 2 * before.max() > 0
         return bool(busy and grown and task.lag_s is not None and task.lag_s > 30)
 
     def _unattended(self, stream: StreamSample, task: Task) -> bool:
-        """Whether rows are old, and no consumer has taken any for as long."""
+        """Whether rows are pending, the oldest row of the stream is older than `_IDLE_S`, and no consumer has held,
+        acked or requested rows in that time."""
         if task.leased or task.waiting or task.rate or not task.pending or stream.oldest_s < _IDLE_S:
             return False
         rates = self._coarse.series(("task", stream.name, task.name, "rate"))[-int(_IDLE_S / self._coarse.bucket_s) :]

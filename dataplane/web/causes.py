@@ -1,7 +1,7 @@
 """The causes of slow steps for the page, from `dataplane.diagnosis`, updated continuously.
 
-It works only while the page has viewers, for `WATCH_S` at a time, and computes in a thread; without the diagnosis or
-the node's graphs there are no causes, and nothing else changes.
+Steps are watched only while the page has viewers, for `WATCH_S` at a time, and diagnosed in a thread. If the diagnosis
+is not installed, or the plane has no graphs, the page shows no causes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 WATCH_S = 10.0
 MAX_CAUSES = 5
-_LEAST = 0.02  # of a step: less is not worth a reader's time
+_LEAST = 0.02  # the smallest share of a step that is shown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,13 +35,14 @@ class CauseText:
 
 
 class Causes:
-    """The newest causes."""
+    """The newest causes, in `found`."""
 
     def __init__(self) -> None:
         self.found: tuple[CauseText, ...] = ()
 
     async def watch(self, plane: Any, seen: asyncio.Event) -> None:
-        """Diagnose until cancelled, while `seen` is set: there are viewers."""
+        """Diagnose repeatedly while `seen` is set, which means that there are viewers, until cancelled. Returns at once
+        if the diagnosis is not installed, or the plane has no graphs."""
         graphs = getattr(plane, "graphs", None)
         try:
             diagnosis = importlib.import_module("dataplane.diagnosis.diagnosis")
@@ -49,7 +50,7 @@ class Causes:
             return
         while graphs is not None:
             if not seen.is_set():
-                self.found = ()  # or the next viewer would be shown them
+                self.found = ()  # otherwise the next viewer would see old causes
                 await seen.wait()
             try:
                 run = await diagnosis.watched(graphs, asyncio.sleep, WATCH_S)

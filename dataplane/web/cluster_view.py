@@ -1,7 +1,8 @@
-"""A look at a cluster, through one of its nodes: the members, and the statistics of each.
+"""A query of a cluster through one of its nodes: the members, and the statistics of each.
 
-Invariants: a look ends after `LOOK_S`, however many hosts are silent; a host that has not answered by then is named
-with the reason, and the values of the others are complete.
+Invariants: a query ends after twice `LOOK_S`, however many hosts are silent: after `LOOK_S` for the own node, and as
+long for all others together. A host that has not answered by then is named with the reason, and the values of the
+others are complete.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ from dataplane.errors import DataplaneError, PeerUnavailable
 from dataplane.observe.stats import Stats
 
 LOOK_S = 1.2
-"""The time after which a host counts as silent: with a look a second, silence is visible within 2.5 s, and an end at
-once."""
+"""The time after which a host counts as silent. With a query a second, silence is visible within 2.5 s, and a host that
+refuses connections at once."""
 
 _PAGE = 50  # streams in one answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The result of `look`. `at_s`: of the monotonic clock; `wall_s`: seconds since 1970. `members`: as
-    `plane.members()`, empty for a node outside a cluster. `stats`: the statistics of each node that answered, by node;
-    `answer_s`: the seconds that each took. `silent`: for each other node, the reason."""
+    """The result of `look`. `at_s`: the time by the monotonic clock; `wall_s`: seconds since 1970. `own`: the node of
+    the plane; `took_s`: the duration of the query. `members`: the result of `plane.members()`, empty for a node outside
+    a cluster. `stats`: by node that answered, its statistics; `answer_s`: the seconds that its answer took. `silent`:
+    by node that did not answer, the reason."""
 
     at_s: float
     wall_s: float
@@ -41,7 +43,8 @@ class ClusterView:
 
 
 async def look(plane: AsyncPlane) -> ClusterView:
-    """Query all nodes. Raises PeerUnavailable if the plane's own does not answer, and as the plane."""
+    """Query all nodes. Raises PeerUnavailable if the plane's own node does not answer within `LOOK_S`, and the errors
+    of `plane.stats()` if the plane is disconnected."""
     began_s = monotonic()
     try:
         async with asyncio.timeout(LOOK_S):
@@ -78,12 +81,13 @@ async def _ask(plane: AsyncPlane, node: str | None) -> tuple[Stats, float]:
 
 
 async def _asked(plane: AsyncPlane, node: str) -> tuple[Stats, float] | str:
-    """As `_ask`, for another node; the reason if it does not answer."""
+    """The statistics of another node and the time of its answer. Returns the reason, a text, if it does not answer.
+    Raises the plane's error if the plane is disconnected."""
     try:
         async with asyncio.timeout(LOOK_S):
             return await _ask(plane, node)
     except TimeoutError:
         return f"no answer within {LOOK_S} s"
     except DataplaneError as error:
-        plane.check()  # else nothing can be said of the other
+        plane.check()  # if the plane is disconnected, the error is not the other node's
         return str(error)

@@ -1,4 +1,4 @@
-"""`dataplane web`, and `dataplane node --web`, which runs the same in a process of its own beside the node."""
+"""The command `dataplane web`, which `dataplane node --web` runs in a process beside the node."""
 
 from __future__ import annotations
 
@@ -98,8 +98,9 @@ async def _serve(
 
 @contextmanager
 def beside(chosen: argparse.Namespace) -> Iterator[Callable[[str], None]]:
-    """A context with a function to call with the node's address once it listens: it starts the page, if one is
-    requested. The page ends with the context, and with this process, however that ends. Raises ValueError."""
+    """A context that yields a function. Called with the node's address, the function starts the page, if one is
+    requested. The page ends with the context, and with this process even if it is killed. Raises ValueError for options
+    that do not fit together."""
     if chosen.web is None:
         if chosen.web_token is not None:
             raise ValueError("--web-token goes with --web")

@@ -1,8 +1,9 @@
-"""The feed: queries the cluster repeatedly, and has the content for viewers.
+"""Queries the cluster repeatedly, and keeps the content of the page for viewers.
 
-Invariants: queries take at most a tenth of the time of the process, so a slow cluster is queried less often; without
-a viewer it is queried every `UNSEEN_S`, for the history only; a viewer gets the newest tick, never a queue of ticks;
-a node that does not answer, or was replaced by another, is an alert, and is queried again every second.
+Invariants: a slow cluster is queried less often, so that queries take at most a tenth of the time; the pause is at most
+10 s. Without a viewer it is queried every `UNSEEN_S`, for the history only. A viewer receives the newest tick, never a
+queue of ticks. A node that does not answer, or was replaced by another, raises an alert, and is queried again every
+second.
 """
 
 from __future__ import annotations
@@ -35,17 +36,17 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S, UNSEEN_S = 1.0, 5.0
 MAX_VIEWERS = 32
 COARSE_S, COARSE = 5.0, 120
-"""Ten minutes of everything."""
+"""Seconds and number of buckets of the history of all series: ten minutes."""
 FINE_S, FINE = 1.0, 180
-"""Three minutes of streams and tasks, for the timeline of a step."""
+"""Seconds and number of buckets of the history of streams and tasks: three minutes, for the timeline of a step."""
 
-_SHARE = 10  # of the time may go to looking
+_SHARE = 10  # at most 1 / _SHARE of the time is used for queries
 _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedTick:
-    """The whole content of one moment. `down`: why the node does not answer, else empty."""
+    """The whole content of the page at one moment. `down`: why the node does not answer; empty if it does."""
 
     number: int
     at: float
@@ -111,7 +112,7 @@ class Feed:
 
     @contextmanager
     def viewer(self) -> Iterator[bool]:
-        """A context with a viewer; False if there are too many."""
+        """A context in which the feed has one more viewer. Yields False if there are `MAX_VIEWERS` already."""
         if self._viewers >= MAX_VIEWERS:
             yield False
             return
@@ -125,7 +126,7 @@ class Feed:
                 self._seen.clear()
 
     async def after(self, number: int) -> FeedTick:
-        """The newest tick, once there is one newer than this number."""
+        """Wait for a tick with a higher number. Returns the newest tick."""
         while self._tick.number <= number:
             await self._changed.wait()
         return self._tick

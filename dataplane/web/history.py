@@ -1,7 +1,7 @@
 """Some minutes of statistics, in memory of constant size: a ring of buckets for each series.
 
-A series is a row of a matrix. Invariants: there are at most `MAX_SERIES`, further ones are not kept; a series
-without values in the whole kept time is replaced; a bucket holds the mean of its values, and NaN without any.
+A series is a row of a matrix. Invariants: there are at most `MAX_SERIES` series, and values of further ones are
+ignored. A series without values in all buckets is removed. A bucket holds the mean of its values, and NaN without any.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LATEST = frozenset(("version",))
 
 
 class RateHistory:
-    """`buckets` of `bucket_s` seconds."""
+    """The last `buckets` buckets of `bucket_s` seconds, for each series."""
 
     def __init__(self, bucket_s: float, buckets: int, max_series: int = MAX_SERIES) -> None:
         self.bucket_s = bucket_s
@@ -40,8 +40,8 @@ class RateHistory:
         return len(self._rows)
 
     def add(self, at_s: float, values: Mapping[Key, float | None], since_s: float | None = None) -> None:
-        """Add measurements of this time, by series; None is unknown. A time before the last counts as the last. The
-        values also fill the buckets since `since_s`."""
+        """Add measurements of the time `at_s`, by series; None is unknown. A time before the newest bucket counts for
+        that bucket. With `since_s`, the values also fill the buckets since that time."""
         last = max(self._now, int(at_s // self.bucket_s))
         first = last if since_s is None or self._now < 0 else max(self._now, int(since_s // self.bucket_s)) + 1
         for bucket in range(max(min(first, last), last - self.buckets + 1), last + 1):
@@ -113,7 +113,7 @@ class RateHistory:
 
 
 def rounded(values: npt.NDArray[np.float32]) -> list[float | None]:
-    """For people and browsers: four digits, None for NaN, integers as such."""
+    """The values with four significant digits, None for NaN, and integers without a fraction."""
     return [None if math.isnan(v) else _short(v) for v in values.tolist()]
 
 

@@ -1,8 +1,8 @@
-"""The leader of each partition, from the statements of all hosts, and changes: failovers, members.
+"""The leader of each partition as the hosts report it, and events: failovers, and members that join or leave.
 
-Invariants: if two hosts claim to lead a partition, the one with the newer epoch does; a partition whose leader is
-gone or silent, without another one, is `leaderless` until there is one or `FORGET_S` have passed; a partition that a
-responsive leader no longer names was dropped, and is forgotten. Events are the newest `EVENTS`.
+Invariants: if two hosts claim to lead a partition, the claim with the newer epoch counts. A partition whose leader is
+gone or silent is `leaderless` until another host leads it or `FORGET_S` have passed. A partition that a responsive
+leader no longer names was dropped, and is forgotten. Only the newest `EVENTS` events are kept.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _PARTITIONS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class ClusterEvent:
-    """An event of the cluster at `at`, in seconds since 1970. `kind`: failover, joined, left. `what`: the partition
-    or the host; `source`, `target`: the hosts before and after."""
+    """An event of the cluster at `at`, in seconds since 1970. `kind`: failover, joined or left. `what`: the partition
+    or the host. `source`, `target`: the hosts before and after, empty for none."""
 
     number: int
     at: float
@@ -33,25 +33,25 @@ class ClusterEvent:
 
 
 class ClusterState:
-    """The state after all looks so far."""
+    """The leaders, followers and events after all queries so far."""
 
     def __init__(self) -> None:
         self.leaders: dict[str, str] = {}
-        """By partition, the node that leads it, or last did."""
+        """By partition, the node that leads it, or led it last."""
         self.followers: dict[str, list[str]] = {}
         """By partition, the nodes that follow it."""
         self.leaderless: dict[str, float] = {}
-        """By partition without a leader: since when, of the monotonic clock."""
+        """By partition without a leader, the time since which it has none, by the monotonic clock."""
         self.events: deque[ClusterEvent] = deque(maxlen=EVENTS)
         self.version = 0
-        """Goes up with every change of leaders or followers."""
+        """A number that increases with every change of leaders or followers."""
         self.names: dict[str, str] = {}
         """By node, for all nodes ever seen: its name for people."""
         self._members: frozenset[str] | None = None
         self._number = 0
 
     def took(self, look: ClusterView) -> set[str]:
-        """Add a look. Returns the streams whose partition has another leader now."""
+        """Add the result of a query. Returns the streams whose partition is new or has another leader now."""
         self._took_members(look)
         leaders, followers = _roles(look)
         moved = set()
@@ -113,8 +113,9 @@ class ClusterState:
 
 
 def _roles(look: ClusterView) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Leaders and followers, by partition. Two nodes may have created a partition with one number, of which the
-    record names one, and the other is dropped: the one configured last, or with followers, is shown."""
+    """Leaders and followers, by partition. Two nodes may have created the same partition of a stream at once; one of
+    the two is then dropped. Until then, the one with the newer epoch is shown or, if the epochs are equal, the one with
+    more followers."""
     leaders: dict[str, tuple[int, str]] = {}
     followers: dict[str, list[str]] = {}
     for node in sorted(look.stats):
@@ -137,10 +138,10 @@ def stream_of(partition: str) -> str:
 
 
 def number_of(partition: str) -> str:
-    """Its number, as text."""
+    """The number in a partition's key, as text."""
     return clipped(partition.rpartition("/")[2].partition("-")[0])
 
 
 def label_of(partition: str) -> str:
-    """Stream and number, for people."""
+    """The stream and the number of a partition, as text for people."""
     return f"{clipped(stream_of(partition))} {number_of(partition)}"

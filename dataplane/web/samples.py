@@ -1,8 +1,8 @@
-"""The content of the page at one moment: the statistics of a look, and rates since the previous one. Pure.
+"""The content of the page at one moment: the statistics of a query, and rates since the previous query. Pure functions.
 
-Rates are per second, of a node's own time between two looks. Invariants: a rate is None if it is unknown: at the
-first look, for a node that was not in both, and for a stream whose partition moved meanwhile (its totals then pass
-from one host to another, and would appear as a burst).
+Rates are per second: of the node's uptime for hosts, and of the time between the queries for streams. Invariants: a
+rate is None if it is unknown. That is so at the first query, for a node that did not answer both, and for a stream
+whose partition moved meanwhile. Its totals then pass from one host to another, and would appear as a burst.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ _RATES = {"put": "put_bytes", "fetched": "fetched_bytes", "sent": "sent_bytes", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
-    """A node. Sizes in bytes; `put`, `fetched`, `sent` and `spilled` in bytes per second. `answer_ms`: how long it took
-    to answer. `silent`: why it did not answer; its other values are then 0."""
+    """A node. Sizes in bytes; `put`, `fetched`, `sent` and `spilled` in bytes per second. `answer_ms`: the time of its
+    answer. `silent`: why it did not answer, empty if it did; the other values are then 0. `holders`: holder, kind and
+    bytes."""
 
     node: str
     name: str
@@ -53,9 +54,9 @@ class HostSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A consumer role of a stream. `rate`: acked rows per second. `lag_s`: the time to process the pending rows at
-    that rate; None if unknown. `ready`: ready rows, by the columns that consumers wait for. `incomplete`: groups
-    that it waits for: name, present rows, rows of the whole, age in seconds."""
+    """A task of a stream. `rate`: acked rows per second. `lag_s`: the time to process the pending rows at that rate;
+    None if unknown. `ready`: ready rows, by the columns that consumers wait for. `incomplete`: groups that the task
+    waits for: name, present rows, rows of the whole group, age in seconds."""
 
     name: str
     pending: int = 0
@@ -72,8 +73,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSample:
-    """A stream over all hosts. `rate`: appended rows per second; `waiting`: appends that wait for room, which the
-    tasks in `behind` have to make. A limit of 0 is none."""
+    """A stream over all hosts. `rate`: appended rows per second; `waiting`: appends that wait for room. `behind`: the
+    tasks that must ack rows to make room. A limit of 0 is none."""
 
     name: str
     rows: int = 0
@@ -166,7 +167,7 @@ def _host(stats: Stats, then: Stats | None, name: str, now: ClusterView, member:
 
 
 def _rate(now: float, then: float, seconds: float) -> float | None:
-    """None if unknown; 0 if the counter restarted."""
+    """The increase per second. None without a duration; 0 if the counter restarted."""
     return round(max(0.0, (now - then) / seconds), 1) if seconds > 0 else None
 
 

@@ -1,9 +1,9 @@
 """The page over HTTP: files, a snapshot, and ticks as server-sent events.
 
-Invariants: a request reads from the feed, and changes nothing (the only POST, of a token, sets a cookie); an answer
-does not wait for a node; a viewer who reads slowly misses ticks, and is disconnected after `SLOW_S` without reading;
-an invalid request gets an HTTP error, and is not logged; beyond loopback nothing is shown without the token
-(`access`), and the number of connections is limited (`Limits`).
+Invariants: a request reads from the feed and changes nothing; the only POST sends a token and sets a cookie. An answer
+does not wait for a node. A viewer who reads slowly misses ticks, and is disconnected after `SLOW_S` without reading. An
+invalid request gets an HTTP error, and is not logged. Beyond loopback nothing is shown without the token (`access`).
+The number of connections is limited (`Limits`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 SLOW_S = 15.0
 _BODY_S, _MAX_BODY = 5.0, 2048
-_WRONG_S = 0.5  # to think, after a token that is none
+_WRONG_S = 0.5  # delay before the answer to a wrong token
 
 _TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
 _HEADERS = {
@@ -111,7 +111,8 @@ class PageServer:
         return self
 
     async def _bound(self) -> socket.socket:
-        """A socket at one address of the host, of IPv4 if there is one: two would have different ports for port 0."""
+        """A socket at one address of the host, of IPv4 if there is one. With port 0, sockets at two addresses would
+        have different ports."""
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
         family, _, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
@@ -142,7 +143,7 @@ class PageServer:
                 return web.Response(status=error.status, text=error.reason, headers=_HEADERS)
             except ConnectionError:
                 raise
-            except Exception:  # the boundary: a fault of ours is logged, and is no reason to end
+            except Exception:  # the boundary: a bug fails one request, and is logged
                 log.exception("answering %s failed", request.path[:100])
                 raise web.HTTPInternalServerError(text="This could not be answered.") from None
         if not response.prepared:
@@ -218,7 +219,7 @@ class PageServer:
         return web.Response(body=found, content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def _json(self, request: web.Request, what: str, version: int, made: Callable[[], bytes]) -> web.Response:
-        """A possibly large document, compressed once for all requests of a version."""
+        """The answer with a JSON document that may be large. It is compressed once for all requests of a `version`."""
         from aiohttp import web
 
         headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}
@@ -247,7 +248,8 @@ class PageServer:
             return response
 
     async def _send_ticks(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Send until the viewer disconnects, or the server ends. Raises ConnectionError, TimeoutError."""
+        """Send each new tick until the server ends. Raises ConnectionError if the viewer disconnects, TimeoutError if
+        it reads nothing for `SLOW_S`."""
         ending = asyncio.ensure_future(self._ending.wait())
         number = -1
         try:
@@ -264,14 +266,14 @@ class PageServer:
                     await response.write(b"data: " + self._feed.encoded + b"\n\n")
         except TimeoutError:
             if request.transport is not None:
-                request.transport.abort()  # else its unread bytes would be kept
+                request.transport.abort()  # otherwise unread bytes would stay in memory
             raise
         finally:
             ending.cancel()
 
 
 def _silent() -> logging.Logger:
-    """Drop aiohttp's logs of invalid requests, with which any client could fill a disk."""
+    """A disabled logger for aiohttp. Its logs of invalid requests would let any client fill a disk."""
     silent = logging.getLogger(f"{__name__}.strangers")
     silent.disabled = True
     return silent
@@ -299,11 +301,10 @@ _SWEEP_S = 1.0
 
 
 class Limits:
-    """Limits for the clients of one server of aiohttp: the number of connections, and the time for which one may be
-    idle.
+    """Limits the number of connections of one aiohttp server, and the time for which a connection may be idle.
 
-    Invariants: at most `MAX_CONNECTIONS` are open; a connection without a request in progress, because it has not sent
-    a whole one or no further one, is closed after `IDLE_S`.
+    Invariants: at most `MAX_CONNECTIONS` are open. A connection without a request in progress, or with an incomplete
+    request, is closed after `IDLE_S`.
     """
 
     def __init__(self, server: web.Server, max_connections: int = MAX_CONNECTIONS, idle_s: float = IDLE_S) -> None:
@@ -314,7 +315,7 @@ class Limits:
         self._idle_since_s: dict[Any, float] = {}
 
     def protocol(self) -> asyncio.BaseProtocol:
-        """The protocol of an accepted connection."""
+        """The protocol of an accepted connection. It aborts the connection if there are too many."""
         return self._server() if len(self._server.connections) < self._max else _Refused()
 
     @contextmanager

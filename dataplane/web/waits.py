@@ -1,5 +1,4 @@
-"""The waits between clients, and their reasons, from one sample. Pure, except that the beginnings of waits are
-stored."""
+"""The waits between clients, and their reasons, from one sample. The only state is the beginnings of current waits."""
 
 from __future__ import annotations
 
@@ -14,7 +13,8 @@ MAX_WAITS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebWait:
-    """A wait: `who` has waited `since_s` seconds for `whom`; `what` is the reason. `stream`: "" for none."""
+    """A wait: `who` has waited `since_s` seconds for `whom`; `what` is the reason. `count`: the number of waiting
+    requests. `stream`: its name, "" for none."""
 
     who: str
     whom: str
@@ -80,8 +80,8 @@ def _of_task(stream: StreamSample, task: Task) -> Iterator[WebWait]:
 
 
 def _feeding(stream: StreamSample, task: Task) -> str:
-    """The clients that consumers wait for: if pending rows are not ready, the tasks that hold rows now and may add the
-    columns; else the producers."""
+    """The tasks or clients for which consumers of a task wait. If pending rows are not ready, they wait for the tasks
+    that hold rows now and may add the columns; otherwise for the sampler or for producers."""
     if task.pending and not any(task.ready.values()):
         busy: Sequence[str] = [other.name for other in stream.tasks if other.leased and other.name != task.name]
         return ", ".join(busy) or "who adds these columns"

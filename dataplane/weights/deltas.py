@@ -1,14 +1,14 @@
-"""The difference between two chunks of bytes: encoded, and applied to the older chunk, bit for bit.
+"""Encodes the difference between two chunks of bytes, and applies it to the older chunk, bit for bit.
 
-A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. Of a changed block, the delta has either all
-bytes, or the elements that differ: for each a byte with the number of equal elements before it (255: that many, and no
-element), and its value. With updates by gradient descent, most bfloat16 elements stay the same, the changed ones lie
-everywhere, and each costs its bytes and one more.
+A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. For a changed block, the delta has either all
+bytes, or the elements that differ. For each of these it has a byte with the number of equal elements before, and the
+value; the byte 255 means 255 equal elements and no value. Updates by gradient descent leave most bfloat16 elements as
+they are, and the changed ones are spread over the tensor. Each then costs its bytes and one more.
 
     header | kinds uint8 [blocks] | lengths uint32 [blocks] | sums uint64 [blocks] | bodies
 
-Invariants: `apply` writes the chunk that `encode` was given, or raises Corrupt: the sum (xxh3-64) of each block,
-changed or not, and one over all of them are compared; an invalid delta writes only into its target.
+Invariants: `apply` writes the chunk that `encode` was given, or raises Corrupt. It compares the checksum (xxh3-64) of
+each block, changed or not, and the checksum over these. An invalid delta writes only into its target.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ except ImportError:  # not built: no C compiler
 Bytes = npt.NDArray[np.uint8]
 
 BLOCK = 256 << 10
-"""The bytes that are compared together: they fit a core's own cache."""
+"""The bytes that are compared together, which fit a core's own cache."""
 
 _HEADER = struct.Struct("<4sHHQQ")  # magic, width, nothing, bytes of the chunk, sum of the sums
 _MAGIC = b"dpw1"
 _SAME, _ALL, _SOME = 0, 1, 2
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SKIP = 255
-_LOOK, _LOOKS = 4096, 16  # bytes of a place, and places
+_LOOK, _LOOKS = 4096, 16  # bytes of a sampled place, and the number of places
 
 
 def encode(old: Bytes, new: Bytes, width: int, most: int) -> bytes | None:
-    """The delta from `old` to `new`, of equal size, a multiple of `width` (1, 2, 4 or 8); None if it would be larger
-    than `most` bytes."""
+    """The delta from `old` to `new`, which have equal sizes, a multiple of `width` bytes (1, 2, 4 or 8). None if the
+    delta would be larger than `most` bytes."""
     blocks = -(-len(new) // BLOCK)
     kinds, lengths = np.zeros(blocks, np.uint8), np.zeros(blocks, "<u4")
     sums = np.zeros(blocks, "<u8")
@@ -80,8 +80,8 @@ def worth(old: Bytes, new: Bytes, width: int) -> bool:
 
 
 def apply(old: Bytes, deltas: list[Bytes], into: Bytes) -> None:
-    """Write the result of the deltas, applied to `old` one after another, into `into`. Raises Corrupt, after which
-    the content of `into` is undefined."""
+    """Apply the deltas to `old` one after another, and write the result into `into`. Raises Corrupt for an invalid
+    delta or another checksum; the content of `into` is then undefined."""
     read = [_Delta(delta, len(old)) for delta in deltas]
     if len(old) != len(into) or not read:
         raise Corrupt(f"{len(read)} deltas of {len(old)} bytes for {len(into)}")
@@ -102,7 +102,7 @@ def _sum(data: Any) -> int:
 
 
 class _Delta:
-    """A delta from another process: everything in it is checked."""
+    """A delta from another process. Raises Corrupt if its header, lengths or checksums are invalid."""
 
     def __init__(self, data: Bytes, size: int) -> None:
         if len(data) < _HEADER.size:
@@ -124,7 +124,7 @@ class _Delta:
         self.data = data
 
     def patch(self, at: int, block: Bytes) -> None:
-        """Apply the changes of this block. Raises Corrupt."""
+        """Apply the changes of block `at` to its bytes. Raises Corrupt for an invalid body."""
         kind, body = self.kinds[at], self.data[self.starts[at] : self.ends[at]]
         if kind == _ALL:
             if len(body) != len(block):
@@ -137,8 +137,8 @@ class _Delta:
 
 
 def _some_here(before: Bytes, after: Bytes, width: int, room: Bytes | None = None) -> bytes | None:
-    """The elements that differ: their number, the gaps, the values. b"" if none does; None if all bytes would be
-    fewer. `room`: work memory of the extension, twice a block and two bytes."""
+    """Encode the elements that differ: their number, the number of gaps, the gaps, the values. b"" if none differs;
+    None if the block itself is not larger. `room`: work memory of the extension, twice a block and two bytes."""
     values = after.view(_WIDTHS[width])
     changed = np.flatnonzero(before.view(_WIDTHS[width]) != values)
     if not len(changed):
@@ -156,7 +156,7 @@ def _some_here(before: Bytes, after: Bytes, width: int, room: Bytes | None = Non
 
 
 def _patch_here(body: Bytes, block: Bytes, width: int) -> None:
-    """Write the elements of a body into the block. Raises Corrupt."""
+    """Write the elements of a body into the block. Raises Corrupt for an invalid body."""
     if len(body) < 8:
         raise Corrupt("a block of a delta that was cut")
     count, steps = struct.unpack("<II", body[:8].tobytes())

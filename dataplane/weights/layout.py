@@ -1,8 +1,8 @@
-"""The layout of one publisher's part of a version: the position of each slice of a tensor in its chunks, and its
-encoding.
+"""The layout of one publisher's part of a version: the position of each slice of a tensor in the part's chunks, and the
+encoding of a part.
 
-Invariants: an encoding comes from another process, so `decode` refuses one whose entries lie outside their chunks,
-or whose shapes and dtypes contradict their bytes.
+Invariants: an encoding comes from another process, so `decode` refuses entries that lie outside their chunks, and
+slices that lie outside their tensors.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class TensorSlice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def box(self) -> Box:
-        """Its box in the tensor."""
+        """The box of the slice in the tensor."""
         return box_of(self.offsets, self.extent)
 
 
 class Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A chunk of an older version of the same part, from which a delta leads to a chunk of this one: its location."""
+    """The location of a chunk of an older version of the same part, to which the delta of a chunk is applied."""
 
     version: int
     node: bytes
@@ -56,8 +56,9 @@ class Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PublishedPart(msgspec.Struct, frozen=True, array_like=True):
-    """The part of one of `ranks` publishers of a version: the bytes of each chunk, its entries, and for each chunk
-    with a delta its base. A chunk that equals that of the older version is stored once for both."""
+    """The part of one of `ranks` publishers of a version. `chunks`: the bytes of each chunk. `entries`: the slices of
+    tensors in the chunks. `bases`: by chunk with a delta, its base. A chunk that equals a chunk of the older version is
+    stored once for both."""
 
     version: int
     rank: int
@@ -72,26 +73,27 @@ class PublishedPart(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its chunks."""
+        """The bytes of all chunks."""
         return sum(self.chunks)
 
     @property
     def layout(self) -> bytes:
-        """A digest of the positions in its chunks: versions with one layout differ only in their bytes."""
+        """A digest of the chunks' sizes and the positions of slices. Versions with the same layout differ only in the
+        bytes of their chunks."""
         said = msgspec.msgpack.encode((self.rank, self.ranks, self.chunks, self.entries))
         return hashlib.blake2b(said, digest_size=16).digest()
 
 
 class PartLocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The location of a part whose chunks are all on one node: the digest of its layout, the node, and the shard of
-    each chunk (int64). A reader on that node that has the layout needs nothing else."""
+    each chunk (int64). A reader on this node that knows the layout needs nothing else."""
 
     layout: bytes
     node: bytes
     shards: bytes
 
     def encode(self) -> bytes:
-        """The placement as bytes."""
+        """The location as bytes."""
         return msgspec.msgpack.encode(self)
 
     def numbers(self) -> list[int]:
@@ -101,7 +103,7 @@ class PartLocation(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def placement(encoded: object) -> PartLocation | None:
-    """The placement that `PartLocation.encode` encoded; None for anything else."""
+    """The location that `PartLocation.encode` encoded; None for anything else."""
     if not isinstance(encoded, bytes):
         return None
     try:
@@ -112,7 +114,7 @@ def placement(encoded: object) -> PartLocation | None:
 
 
 def decode(encoded: bytes) -> PublishedPart:
-    """The part that `PublishedPart.encode` encoded. Raises Corrupt."""
+    """The part that `PublishedPart.encode` encoded. Raises Corrupt for invalid bytes or entries."""
     try:
         part = msgspec.msgpack.decode(encoded, type=PublishedPart)
         for entry in part.entries:
@@ -123,7 +125,7 @@ def decode(encoded: bytes) -> PublishedPart:
 
 
 def _check(part: PublishedPart, entry: TensorSlice) -> None:
-    """Raises ValueError."""
+    """Raise ValueError if the entry does not fit its tensor or its chunk."""
     sizes = (entry.shape, entry.offsets, entry.extent)
     if len({len(each) for each in sizes}) != 1 or len(entry.shape) > MAX_DIMENSIONS:
         raise ValueError(f"{entry.name!r} has shapes of different dimensions")

@@ -1,8 +1,8 @@
-"""Slices of tensors: boxes of indexes, which of them cover a request, and their byte ranges.
+"""Slices of tensors: boxes of indexes, the boxes that cover a request, and their byte ranges.
 
 A box is one (start, stop) a dimension, in the indexes of the whole tensor. Invariants: `cover` names each element of
-the requested box once, also if published slices overlap; `ranges` are the byte ranges of a box in a row-major
-slice, ascending and disjoint.
+the requested box once, even if published slices overlap; `ranges` are the byte ranges of a box in a row-major slice,
+ascending and disjoint.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ def box_of(offsets: Sequence[int], extent: Sequence[int]) -> Box:
 
 
 def asked(name: str, shape: Sequence[int], selected: Selected | None) -> Box:
-    """The requested box of a tensor of this shape. Raises Misuse."""
+    """The requested box of a tensor of this shape. Raises Misuse for too many dimensions, a step other than 1, or an
+    entry of another type."""
     if selected is not None and not isinstance(selected, Iterable):
         raise Misuse(f"the slices of {name!r} are a list with one for each dimension, not {selected!r}")
     given = [] if selected is None else list(selected)
@@ -74,23 +75,23 @@ def asked(name: str, shape: Sequence[int], selected: Selected | None) -> Box:
 
 
 def extent(box: Box) -> tuple[int, ...]:
-    """Its size by dimension."""
+    """The size of a box by dimension."""
     return tuple(stop - start for start, stop in box)
 
 
 def count(box: Box) -> int:
-    """The number of its elements."""
+    """The number of elements of a box."""
     return math.prod(extent(box))
 
 
 def common(one: Box, other: Box) -> Box | None:
-    """The intersection; None if it is empty."""
+    """The intersection of two boxes; None if it is empty."""
     both = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return both if all(start < stop for start, stop in both) else None
 
 
 def _less(box: Box, taken: Box) -> list[Box]:
-    """The box except for a part of it, as disjoint boxes."""
+    """The box without its part `taken`, as disjoint boxes."""
     left, rest = [], list(box)
     for axis, ((start, stop), (first, last)) in enumerate(zip(box, taken, strict=True)):
         if start < first:
@@ -102,7 +103,8 @@ def _less(box: Box, taken: Box) -> list[Box]:
 
 
 def cover(wanted: Box, pieces: Iterable[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:
-    """The part of `wanted` to read from each piece, each element from one; and the parts that none of them has."""
+    """The boxes of `wanted` to read, with the number of the piece that has each, and the boxes that no piece has. Each
+    element is read from one piece."""
     missing = [wanted] if count(wanted) else []
     found = []
     for number, piece in enumerate(pieces):
@@ -121,14 +123,15 @@ def cover(wanted: Box, pieces: Iterable[Box]) -> tuple[list[tuple[int, Box]], li
 
 
 def ranges(piece: Box, part: Box, width: int) -> npt.NDArray[np.int64]:
-    """[runs, 2]: (start, stop) in bytes of a part of a row-major piece, with elements of `width` bytes."""
+    """The byte ranges of the box `part` in a row-major piece with elements of `width` bytes, int64 [ranges, 2]: start
+    and stop."""
     sizes, wanted = extent(piece), extent(part)
     if not count(part):
         return np.empty((0, 2), np.int64)
     axis = len(sizes)
     while axis and wanted[axis - 1] == sizes[axis - 1]:
         axis -= 1
-    axis = max(axis - 1, 0)  # the last dimension that is not requested whole: its bytes are contiguous
+    axis = max(axis - 1, 0)  # the last dimension that is not requested whole: the bytes of a run in it are contiguous
     run = math.prod(wanted[axis:]) * width
     starts = np.zeros(1, np.int64)
     for dimension, ((start, stop), (base, _)) in enumerate(zip(part, piece, strict=True)):
