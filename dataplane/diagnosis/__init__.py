@@ -1,7 +1,7 @@
-"""Why a step takes as long as it does: causes, found by backtracking over the measurements of processes.
+"""Explains the duration of a step by causes, which are found by backtracking over measurements of the processes.
 
-After ScalAna (Jin et al., SC 2020, arXiv 2009.01692), for pipelines of roles over streams: a graph of the roles' own
-sources (`structure`), measurements at its vertices in fixed memory (`recorder`, and `dataplane.waiting` in the
-node), anomalies among them (`detection`), and backtracking along waits to a cause that nothing else delays
+After ScalAna (Jin et al., SC 2020, arXiv 2009.01692), for pipelines of roles over streams: a graph of the roles' source
+files (`structure`), measurements at its vertices in fixed memory (`recorder`, and `dataplane.waiting` in the node),
+anomalies among the measurements (`detection`), and backtracking along waits to a cause that nothing else delays
 (`backtracking`). Nothing is traced.
 """

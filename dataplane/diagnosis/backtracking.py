@@ -1,12 +1,13 @@
 """Backtracking from the waits of the last role along the edges of the performance graph, to causes that nothing delays.
 
-A wait for rows leads to the process whose append or extend ended it: its seconds are distributed over the activities of
-that process. A path ends at its own lines, and continues at its waits. A wait for room (a limit of the stream, or
-memory) leads to the process whose ack ended it. If that belongs to a role that the path came through, the two roles
-only wait for each other: then the limit itself is the cause, and costs the whole wait, because without it they would
-work in parallel. A wait that the node itself ended was for the disk.
+A wait for rows leads to the process whose append or extend ended it. The seconds of the wait are distributed over the
+activities of this process. A path ends at lines of the process's own code, and continues at its waits. A wait for room
+(a limit of the stream, or memory) leads to the process whose ack ended it. If this process has a role that the path
+came through, the two roles wait for each other. Then the limit itself is the cause, and costs the whole wait, because
+without the limit the roles would work in parallel. A wait for memory that the node itself ended was a wait for the
+disk.
 
-Pure: of a `graph.GraphRun` only.
+Pure functions of a `graph.GraphRun`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PERMITS = ("permits", "max_lag", "max_rows", "max_bytes")
 ROOM = (*PERMITS, "memory")
 _DEEPEST = 8
 _BLOCKED = 0.02  # the least weight of a process that waits for room all the time
-_LEAST = 1e-4  # of the window: smaller shares are not followed
+_LEAST = 1e-4  # the share of the observed time below which waits are not followed
 
 
 Seen = frozenset[str]
@@ -30,8 +31,9 @@ Seen = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An activity of a process with its `seconds`: a line of its own (`kind` "code", or "collective" if it waits for
-    other ranks), or a call at a place."""
+    """An activity of a process that takes `seconds`. It is a line of the process's own code (`kind` "code", or
+    "collective" if it waits for other ranks), or a call of the plane at a place. `what`: the stream, or what else was
+    awaited; `enders`: the ends of the waits."""
 
     kind: str
     at: Line | CallSiteRecord
@@ -42,7 +44,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """A wait on the path."""
+    """A wait on the path: `part` of `process`, and the `seconds` of it that the path explains."""
 
     process: ProcessNode
     part: Activity
@@ -51,8 +53,9 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The end of a path: `seconds` of the last role's time. `kind`: "code", "limit" or "budget" (a circle of waits),
-    "disk", "fetch", "collective" or "plane"."""
+    """The end of a path, which explains `seconds` of the last role's time by an activity `part` of `process`. `way`:
+    the waits that lead there. `kind`: "code", "limit" or "budget" (roles wait for each other), "disk", "fetch",
+    "collective" or "plane"."""
 
     kind: str
     process: ProcessNode
@@ -62,7 +65,7 @@ class Share:
 
     @property
     def late(self) -> bool:
-        """Whether others waited for room that this process's acks make."""
+        """Whether the last wait of the path was for room, which this process makes by its acks."""
         return bool(self.way) and self.way[-1].part.kind in ROOM
 
     @property
@@ -72,7 +75,8 @@ class Share:
 
 
 def parts(process: ProcessNode) -> list[Activity]:
-    """The activities of a process. Calls are divided by the waits that the node saw; the rest of them is "plane"."""
+    """The activities of a process. The time of calls is divided into the waits that the node measured, and the rest,
+    "plane"."""
     found = [Activity("collective" if is_collective(line) else "code", line, line.seconds) for line in process.lines]
     for place in process.places:
         waits = [each for each in process.waits if each.place == place.number and each.seconds > 0]
@@ -96,7 +100,7 @@ class Backtracking:
         self._parts = {process.key: parts(process) for process in index.run.processes}
 
     def back(self, role: str) -> Iterator[Share]:
-        """The causes of the waits of this role's processes. Its own code is its work, except waits for locks."""
+        """The causes of the waits of this role's processes. Their own code is no wait, except at locks."""
         for process in self._index.by_role[role]:
             for part in self._parts[process.key]:
                 if part.kind != "code":
@@ -128,7 +132,8 @@ class Backtracking:
     def _room(
         self, part: Activity, process: ProcessNode, seconds: float, weight: float, way: tuple[PathStep, ...], seen: Seen
     ) -> Iterator[Share]:
-        """For a wait for room: back from each ack that made some, or to the limit if that closes a circle."""
+        """The causes of a wait for room: back from each ack that made room, or the limit if the ack's role is on the
+        path."""
         ended = sum(ender.seconds for ender in part.enders) or 1.0
         left = seconds
         for ender in part.enders:
@@ -154,8 +159,8 @@ class Backtracking:
         way: tuple[PathStep, ...],
         seen: Seen,
     ) -> Iterator[Share]:
-        """Attribute a wait in a collective: to the activities on which the last rank to arrive spent longer, and
-        the rest to the collective itself."""
+        """The causes of a wait in a collective: the activities on which the last rank to arrive spent more time, and
+        for the rest the collective itself."""
         at = line.file, line.function
         found = last_to_come(self._index.run.processes, at, process.role)
         own = meetings(process)[at]
@@ -181,8 +186,8 @@ class Backtracking:
         return part.kind, part.at.file, part.at.line
 
     def _makers(self, part: Activity, process: ProcessNode, seen: frozenset[str]) -> list[tuple[ProcessNode, float]]:
-        """The producers of the awaited rows, with weights of sum 1: as the node saw it, else by the stream. Those
-        that wait for room themselves have less weight: they are not awaited."""
+        """The producers of the awaited rows, with weights of sum 1. They are those that ended waits at the node or, if
+        it measured none, those that feed the stream. A producer has less weight the more it waits for room itself."""
         weights: dict[tuple[str, int], float] = {}
         for ender in part.enders:
             other = self._index.by_key.get((process.node, ender.client))
@@ -200,15 +205,15 @@ class Backtracking:
         return [(self._index.by_key[key], weight / total) for key, weight in weights.items()] if total else []
 
     def _share(self, process: ProcessNode, kinds: tuple[str, ...]) -> float:
-        """The share of its time that a process waits for these."""
+        """The share of a process's time in waits of these kinds."""
         return sum(part.seconds for part in self._parts[process.key] if part.kind in kinds) / process.total
 
     def _blame(
         self, process: ProcessNode, seconds: float, weight: float, way: tuple[PathStep, ...], seen: Seen
     ) -> Iterator[Share]:
-        """Distribute `seconds` that others waited for this process over its activities; it has `weight` among those
-        that they waited for. Its own waits come first: while it is starved or blocked, its own work does not delay
-        the others."""
+        """Distribute `seconds` that others waited for this process over its activities. `weight`: the share of this
+        process among all that they waited for. Its own waits come first, because its own work does not delay the others
+        while it waits."""
         every = self._parts[process.key]
         circles = [part for part in every if part.kind in ROOM and self._circles(part, process, seen)]
         blocked = self._blocked(process, seen)
@@ -230,8 +235,8 @@ class Backtracking:
                 yield from self._follow(part, process, given, weight, way, seen)
 
     def _blocked(self, process: ProcessNode, seen: Seen) -> float:
-        """The share of its time for which each process of its role is blocked by roles of the path: if one is not
-        blocked, that one is awaited, and no limit is the cause."""
+        """The smallest share of time for which a process of this role is blocked by roles of the path. If one process
+        is not blocked, others wait for that one, and no limit is the cause."""
         shares = []
         for each in self._index.by_role[process.role]:
             blocked = [part.seconds for part in self._parts[each.key] if self._circles(part, each, seen)]
@@ -239,7 +244,7 @@ class Backtracking:
         return min(shares)
 
     def _circles(self, part: Activity, process: ProcessNode, seen: Seen) -> bool:
-        """Whether most of a wait for room was ended by roles of the path."""
+        """Whether roles of the path ended most of a wait for room."""
         if part.kind not in ROOM:
             return False
         back = 0.0

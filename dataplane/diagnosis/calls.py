@@ -1,11 +1,11 @@
-"""Counts the calls of this process by the line that made them, its place: their number, and their time.
+"""Counts the calls of this process, and sums their time, by the line that made them (the place).
 
-A place has a number below `PLACES`. A counter uses three functions: `asked` returns the number that the caller's
-context has already, or -1; `find` walks the stack for the place; `gap` is called for a place whose call came more than
-`gap_ns` after the end of the last one. Times are nanoseconds of the monotonic clock.
+A place has a number below `PLACES`. A counter uses three functions: `asked` returns the number of the place if the
+caller's context has one, else -1. `find` walks the stack for the place. `gap` is called for a call that began more than
+`gap_ns` after the end of the last call. Times are nanoseconds of the monotonic clock.
 
-Invariants: memory is fixed. The extension `_calls` counts the same as `PlainCalls`, its replacement if it was not
-built, in a third of the time: each call of the plane pays for this.
+Invariants: memory is fixed. The extension `_calls` and its replacement `PlainCalls` count the same. The extension takes
+a third of the time, which every call of the plane takes longer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ else:
     _calls = _extension
 
 Found = tuple[int, int, int, int]
-"""The number of a place; and the address of its code, its last instruction, and the depth of its frame below the
-calling one, from 0, by which it is found again without a walk. A code of 0: it cannot be."""
+"""The number of a place, the id of its code, its last instruction, and the distance of its frame from the calling
+frame, from 0. By these, the place is found again without a walk, unless the id is 0."""
 
 _clock = time.monotonic_ns
 
@@ -37,25 +37,26 @@ class CallCounts(Protocol):
     """Counts calls. Thread-safe."""
 
     active: bool
-    """Whether places are looked for. Calls are counted always."""
+    """Whether `place` looks for places. Calls are always counted."""
     left: int
-    """When the last call ended."""
+    """The time at which the last call ended."""
 
     def place(self) -> int:
         """The number of the calling place; 0 if there is none."""
 
     def called(self, number: int, began: int, /) -> None:
-        """Count a finished call of this place that began then. Higher bits of the number are ignored."""
+        """Count a call of this place that began at `began` and ends now. Bits of the number beyond `PLACES` are
+        ignored."""
 
     def totals(self, number: int, /) -> tuple[int, int]:
         """The number of calls of a place, and their nanoseconds."""
 
     def reset(self) -> None:
-        """Forget everything. No call may be active."""
+        """Forget all counts, and become inactive. No call may be in progress."""
 
 
 class PlainCalls:
-    """As the extension, in Python."""
+    """The Python replacement of the extension; a `CallCounts`."""
 
     def __init__(
         self, asked: Callable[[], int], find: Callable[[], Found], gap: Callable[[int, int], Any], gap_ns: int
@@ -98,13 +99,13 @@ class PlainCalls:
 def counting(
     asked: Callable[[], int], find: Callable[[], Found], gap: Callable[[int, int], Any], gap_ns: int
 ) -> CallCounts:
-    """The fastest available counter of calls."""
+    """A counter of calls by the extension, or in Python if it was not built. Arguments: see the module."""
     return PlainCalls(asked, find, gap, gap_ns) if _calls is None else _calls.Calls(asked, find, gap, gap_ns)
 
 
 def plain_current_frames() -> dict[int, FrameType]:
-    """As `current_frames`, without the extension: another thread that turns collection off at the same time may find
-    it on again."""
+    """The replacement of `current_frames` without the extension. If another thread turns garbage collection off at the
+    same time, it may be on again afterwards."""
     collected = gc.isenabled()
     gc.disable()
     try:
@@ -116,4 +117,4 @@ def plain_current_frames() -> dict[int, FrameType]:
 
 current_frames: Callable[[], dict[int, FrameType]] = plain_current_frames if _calls is None else _calls.current_frames
 """The frame of each thread, by its number, read while garbage collection is off. Before Python 3.12.3, a collection
-in between, which runs Python code, could deadlock this thread with one that starts another (python/cpython#106883)."""
+meanwhile could deadlock this thread with a thread that starts another (python/cpython#106883)."""

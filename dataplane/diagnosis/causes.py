@@ -15,7 +15,7 @@ from dataplane.errors import Misuse
 
 Kind = Literal[
     "code",  # a line of user code takes long
-    "skew",  # the time of a line of user code follows the size of its rows, which differ much
+    "skew",  # the time of a line of user code depends on the size of its rows, which differ much
     "tail",  # a line of user code sometimes takes much longer, independent of its rows
     "lock",  # a line of user code waits for a lock, a thread or a process
     "straggler",  # one process takes longer than its peers
@@ -27,15 +27,15 @@ Kind = Literal[
     "prefetch",  # bytes are requested only when they are needed
     "limit",  # max_lag, max_rows or max_bytes keeps two roles from working at a time
     "processor",  # ready threads had no processor, because the job's own processes need more than the host has
-    "collective",  # collectives themselves: ranks wait there, all alike
+    "collective",  # the collective itself: all ranks wait there equally
     "plane",  # calls into the plane themselves
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class CauseLink:
-    """One wait of a chain: a process of `role` on `host` waits at a line for something of this kind ("rows",
-    "max_lag", "max_rows", "max_bytes", "memory", "disk", "fetch", "collective"), `seconds` of a step."""
+    """One wait of a chain: a process of `role` on `host` waits at a line for `seconds` of a step. `kind`: what it waits
+    for, "rows", "permits", "max_lag", "max_rows", "max_bytes", "memory", "disk", "fetch" or "collective"."""
 
     role: str
     host: str
@@ -49,8 +49,8 @@ class CauseLink:
 @dataclass(frozen=True, slots=True)
 class Cause:
     """A root cause: a delay that no other delay explains. It costs `seconds` of each step, `share` of the step.
-    `processes`: the ids of those that show it. `chain`: the waits that lead to it, beginning with that of the last
-    role. `setting`: the argument or role to change; empty for code."""
+    `processes`: the ids of the processes that show it. `chain`: the waits that lead to it, beginning with a wait of the
+    last role. `setting`: the argument to change, empty for none. `advice`: how to change it."""
 
     kind: Kind
     file: str
@@ -68,7 +68,7 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """The time of the processes of a role, as shares: in user code, and waiting, by kind."""
+    """The time of the processes of a role, as shares: `busy` in user code, and `waiting` by kind of wait."""
 
     name: str
     processes: int
@@ -79,8 +79,9 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """A host whose processors other jobs use: each step waits `seconds` for one, `share` of it. Of its `processors`
-    the job had `job` on average and others `others`. Not a cause: no change of the job helps."""
+    """A host whose processors other jobs use. Each step waits `seconds` for a processor there, `share` of the step. Of
+    the host's `processors`, the job used `job` on average, and other processes used `others`. This is no cause, because
+    no change of the job helps."""
 
     host: str
     processors: int
@@ -100,11 +101,11 @@ class RunSize:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The use of `seconds` of a job. A step is one delivery to each process of `role`, the last of the pipeline;
-    `step_s` is its duration, and `lost_s` the part of it in which that role waited. `notes`: what could not be
-    measured, and `crowded` hosts. `compared`: the smaller and the larger run of a comparison. All else is of the larger
-    one, but `lost_s` and the seconds of causes are what they take beyond the smaller run's, at the same work of each
-    process."""
+    """The diagnosis of `seconds` of a job. A step is one delivery to each process of `role`, the last of the pipeline.
+    `steps` is the number of steps, `step_s` the duration of one, and `lost_s` the part of it in which the role waited.
+    `notes`: measurements that failed, and `crowded` hosts. `compared`: the smaller and the larger run of a comparison,
+    otherwise empty. In a comparison, all other fields are of the larger run. Then `lost_s` and the seconds of causes
+    are the excess over the smaller run's, scaled to the same work of each process."""
 
     seconds: float
     role: str
@@ -118,7 +119,7 @@ class Diagnosis:
     compared: tuple[RunSize, ...] = ()
 
     def json(self) -> str:
-        """As JSON: an object of these fields, with the most costly causes first."""
+        """The diagnosis as a JSON object of these fields, with the most costly causes first."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

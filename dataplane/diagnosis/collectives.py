@@ -1,14 +1,14 @@
 """Collectives of `torch.distributed`: their names, and the ranks that are late for one.
 
-A thread that waits in a collective stands in a line of the user's that called a function of torch. All ranks leave a
-collective when the last has arrived, which waits least. So, among the ranks that meet at one function of the user's,
-the additional wait of a rank is caused by the last rank, and by what that spends more time on than the waiting one. The
+A thread that waits in a collective is at a line of user code that called a function of torch. All ranks leave a
+collective when the last has arrived, so the last rank waits least. Among the ranks that meet at one function of the
+user, the last rank causes the additional wait of each other rank, by the activities on which it spends more time. The
 part that every rank waits, including the last, belongs to the collective itself: bytes in transfer, or ranks that are
 late in turn.
 
 A collective on an accelerator returns at once; the line that reads its result waits for it.
 
-Pure: of processes of a `graph.GraphRun`.
+Pure functions of processes of a `graph.GraphRun`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_collective(line: Line) -> bool:
 
 
 def meetings(process: ProcessNode) -> dict[tuple[str, str], float]:
-    """The share of its time that a process waits in collectives, by file and function."""
+    """By file and function of user code, the share of the process's time that it waits in collectives there."""
     found: dict[tuple[str, str], float] = {}
     for line in process.lines:
         if is_collective(line):
@@ -49,8 +49,9 @@ def meetings(process: ProcessNode) -> dict[tuple[str, str], float]:
 
 
 def ranks(processes: Iterable[ProcessNode], at: tuple[str, str], role: str) -> list[tuple[float, ProcessNode]]:
-    """The processes of this role that meet in this file and function, with the share of their time spent waiting
-    there: all that run the file, including those never seen to wait, because the last to arrive hardly does."""
+    """The processes that meet in this file and function, each with the share of its time that it waits there. They are
+    the processes that wait there, and all processes of the role that run the file, because the last to arrive hardly
+    waits."""
     found = []
     for process in processes:
         part = meetings(process).get(at, 0.0)
@@ -61,7 +62,8 @@ def ranks(processes: Iterable[ProcessNode], at: tuple[str, str], role: str) -> l
 
 
 def last_to_come(processes: Iterable[ProcessNode], at: tuple[str, str], role: str) -> tuple[ProcessNode, float] | None:
-    """Of the `ranks` the one that waits least there, and the share of its time; None with fewer than two."""
+    """The process of `ranks` that waits least, and the share of its time that it waits. None with fewer than two
+    ranks."""
     there = ranks(processes, at, role)
     if len(there) < 2:
         return None
@@ -72,7 +74,8 @@ def last_to_come(processes: Iterable[ProcessNode], at: tuple[str, str], role: st
 def longer(
     late: Mapping[tuple[str, str, int], float], waiting: Mapping[tuple[str, str, int], float]
 ) -> dict[tuple[str, str, int], float]:
-    """The activities on which the late rank spends more time than a waiting one, as shares with sum 1, or empty."""
+    """The activities on which the late rank spends more time than a waiting rank, with weights of sum 1. Empty if there
+    are none. `late`, `waiting`: by activity, the share of the rank's time."""
     more = {key: seconds - waiting.get(key, 0.0) for key, seconds in late.items()}
     more = {key: seconds for key, seconds in more.items() if seconds > 0}
     total = sum(more.values())

@@ -1,4 +1,5 @@
-"""`dataplane diagnose`: looks at a running job for some seconds, or compares two saved runs."""
+"""The command `dataplane diagnose`, which observes a running job for some seconds, diagnoses a saved run, or compares
+two."""
 
 from __future__ import annotations
 
@@ -16,14 +17,14 @@ from dataplane.diagnosis.graph import GraphRun, Look
 
 
 class Looking(Protocol):
-    """The part of a plane that this needs."""
+    """The part of a plane that the command needs."""
 
     async def graphs(self) -> Look:
-        """See `AsyncPlane.graphs`."""
+        """The reports of all nodes; see `AsyncPlane.graphs`."""
 
 
 Connect = Callable[[argparse.Namespace], AbstractAsyncContextManager[Looking]]
-"""Connects to the node that a command line names."""
+"""A function that connects to the node that the command line names."""
 
 
 def add_parser(commands: argparse._SubParsersAction[Any], connect: Connect) -> None:
@@ -73,14 +74,15 @@ async def _watch(chosen: argparse.Namespace, connect: Connect) -> GraphRun:
 # A diagnosis as text: the step, the roles, and the causes with their line, chain and advice.
 
 NAMED = 0.02
-"""The share of a step from which a cause is described in full."""
+"""The smallest share of a step for which a cause is listed."""
 
 
 _RUNS = "the smaller run", "the larger run"
 
 
 def as_text(found: Diagnosis, most: int = 5, names: tuple[str, str] = _RUNS) -> str:
-    """Lines of text; the most costly causes, at most this many. `names`: of the runs of a comparison."""
+    """The diagnosis as lines of text, with at most `most` causes, the most costly first. `names`: of the runs of a
+    comparison."""
     lost = f"{_time(found.lost_s)} ({found.lost_s / found.step_s if found.step_s else 0.0:.0%})"
     step = f"a step of {found.role!r} takes {_time(found.step_s)}"
     ending = f"; {found.steps:.0f} steps in {found.seconds:.0f} s"

@@ -1,21 +1,21 @@
-"""The cost of contention on hosts: short processors, and busy links.
+"""The cost of contention on hosts: for processors, and for links.
 
 The kernel counts for a thread how long it ran, and how long it was runnable without a processor (`schedstat`). A thread
 that computes for `ran_s` and queues for `queued_s` takes `(ran_s + queued_s) / ran_s` times as long as it would alone:
-`queued_s / (ran_s + queued_s)` of the time belongs to the host, at most the queueing itself. A call of the plane is
-computed by the process and its node, so both count. For code, which may sleep, it is the remaining queueing of the
-process.
+the share `queued_s / (ran_s + queued_s)` of its time belongs to the host, but at most the queueing itself. A call of
+the plane is computed by the process and its node, so the times of both are added. For code, which may sleep, the rest
+of the process's queueing belongs to the host.
 
 A wait for a processor is a cause of the job only as far as the job itself uses the processors. Without the queueing,
-each of its processes would use `computed_s / (seconds - queued_s)` of one. If the sum is at most the number of
+each of its processes would use `computed_s / (seconds - queued_s)` processors. If the sum is at most the number of
 processors, the job alone would not wait: the wait is due to others, is reported as "crowded", and no change of the job
 helps. Otherwise, the share of the demand that would be unmet alone, relative to the unmet share, belongs to the job.
 
-A call to another host shares its link with fetched bytes. The share of the time in which some were in transfer, at
-either end, is the share of such calls that belongs to the link: reported as "fetch", at the line of the node that waits
-longest for bytes.
+A call to another host shares its link with fetched bytes. The share of time in which bytes were in transfer at any node
+is the share of such calls that belongs to the link. It is reported as "fetch", at the line that waits longest for bytes
+on the same node.
 
-Pure: of a `graph.GraphRun` only.
+Pure functions of a `graph.GraphRun`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dataplane.diagnosis.graph import Index, Line, NodeLoop, ProcessNode
 
 
 def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
-    """The shares, with those of the hosts as "processor" and "crowded", and calls that wait behind transfers as
-    "fetch"."""
+    """The shares, divided. Waits for a processor become "processor" and "crowded", waits behind transfers become
+    "fetch", and the rest keeps its kind."""
     used = {host.name: host for host in hosts(index)}
     for share in shares:
         of = _queued(share, index)
@@ -49,8 +49,8 @@ def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
 
 @dataclass(frozen=True, slots=True)
 class HostUse:
-    """A host's processors, on average: those that the job used, those that it would use if it never waited for one,
-    and those that other processes used."""
+    """A host's processors, on average: `job`, used by the job; `wanted`, which the job would use if it never waited for
+    one; and `others`, used by other processes."""
 
     name: str
     processors: int
@@ -67,7 +67,7 @@ class HostUse:
 
 
 def hosts(index: Index) -> list[HostUse]:
-    """The hosts that report their processors, whatever the number of nodes of each."""
+    """The use of each host that reports its processors. The nodes of a host are counted together."""
     found: dict[str, list[float]] = {}
     for node in index.run.nodes.values():
         if node.processors:
@@ -86,15 +86,17 @@ def hosts(index: Index) -> list[HostUse]:
 
 
 def _add(sums: list[float], each: ProcessNode | NodeLoop, seconds: float) -> None:
-    """Add the number of processors that a process used, and would have used without queueing."""
+    """Add to `sums` the number of processors that a process or node used, and that it would have used without
+    queueing."""
     computed_s = max(each.computed_s, each.ran_s)
     sums[0] += computed_s / seconds
     sums[1] += computed_s / max(seconds - each.queued_s, each.ran_s, 1e-9)
 
 
 def _behind(share: Share, index: Index) -> tuple[float, ProcessNode, Activity] | None:
-    """For a call: the share of the time in which bytes were in transfer from or to its node, and the call that waits
-    there longest for bytes. None for a call that fetches, or without such a call."""
+    """For a call: the share of time in which bytes were in transfer to any node, and the process and call on the same
+    node that wait longest for bytes. None for other activities, with a single node, or if no call there waits for
+    bytes."""
     fetching = [node.fetching_s / (node.seconds or index.run.seconds) for node in index.run.nodes.values()]
     if len(fetching) < 2 or not any(fetching) or share.part.kind != "plane":
         return None
@@ -115,7 +117,7 @@ def _behind(share: Share, index: Index) -> tuple[float, ProcessNode, Activity] |
 def _queued(share: Share, index: Index) -> float:
     """The part of a share that was a wait for a processor."""
     process = share.process
-    if share.kind == "plane" and share.part.kind == "plane":  # and no wait for rows without a known producer
+    if share.kind == "plane" and share.part.kind == "plane":  # not a wait for rows without a known producer
         return _of_calls(process, index)
     if share.kind == "code" and isinstance(share.part.at, Line):
         called = sum(place.seconds for place in process.places)

@@ -1,11 +1,11 @@
-"""Anomalies: processes that differ from others of their role, times that differ between rounds, and vertices whose time
-does not scale.
+"""Detects anomalies: processes that are slower than others of their role, times that differ between rounds, and
+vertices whose time does not scale.
 
-The time of a process between calls of the plane is known by powers of two (`recorder`): the median is that of a usual
-round, and its ratio to the mean shows how unequal rounds are. If the times correlate with the sizes of the columns,
-rows are skewed; otherwise the distribution has a tail.
+The times of a process between calls of the plane are counted by powers of two (`recorder`), and their median is the
+time of a usual round. The spread of the time at a line shows how unequal rounds are. If unequal times correlate with
+the sizes of the columns, rows are skewed; otherwise the distribution has a tail.
 
-Pure: of a `graph.GraphRun` only.
+Pure functions of a `graph.GraphRun`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from dataplane.diagnosis.graph import CallSiteRecord, GraphRun, Index, Line, Pro
 from dataplane.diagnosis.recorder import GAP_S, RATE
 
 STRAGGLES = 1.5
-"""The ratio to similar processes from which a process is reported: as in Mantri (Ananthanarayanan et al., OSDI
-2010), whose outliers take 1.5 times the median."""
+"""The ratio to other processes of the role from which a process is reported. In Mantri (Ananthanarayanan et al., OSDI
+2010), outliers take 1.5 times the median, too."""
 UNEQUAL = math.sqrt(0.5)
-"""The coefficient of variation from which times are unequal: the wait of a queue is proportional to 1 + c**2
-(Pollaczek and Khinchine), so from here a third of the wait is due to the variation."""
+"""The coefficient of variation c from which times are unequal. The wait in a queue is proportional to 1 + c**2
+(Pollaczek and Khinchine), so that variation causes a third of the wait or more."""
 FOLLOWS = math.sqrt(0.5)
-"""The correlation from which times depend on sizes: these explain half of the variance."""
+"""The correlation from which times depend on sizes, which then explain half of the variance."""
 SURE = 2.5
-"""The number of standard errors from which a difference is significant: chance exceeds it once in 160 times."""
-_FEW = 6  # rounds, below which no spread is computed
-_ROUNDS = 3  # rounds, below which no usual time is computed
-_MEDIAN = 1.25  # the standard error of a median by that of a mean, of a normal distribution
-_LEAST_SPREAD = 0.3  # of times that are all in one power of two
+"""The number of standard errors from which a difference is significant. Chance exceeds it once in 160 cases."""
+_FEW = 6  # rounds below which no spread or correlation is computed
+_ROUNDS = 3  # rounds below which no usual time is computed
+_MEDIAN = 1.25  # the standard error of a median over that of a mean, for a normal distribution
+_LEAST_SPREAD = 0.3  # the deviation, in powers of two, of times that are all in one bucket
 
 
 def median_s(place: CallSiteRecord) -> float:
-    """The usual time before this place, in seconds: interpolated within its power of two by rank."""
+    """The median time before calls of this place, in seconds, interpolated within its power of two. 0 without times."""
     half, seen = sum(place.gaps) / 2, 0
     for i, count in enumerate(place.gaps):
         if count and seen + count >= half:
@@ -46,8 +46,9 @@ def median_s(place: CallSiteRecord) -> float:
 
 
 def deviation(lines: Iterable[tuple[Line, int]]) -> float:
-    """The coefficient of variation of the time at lines in a round, each given with the rounds of its process; 0 for
-    few. Without the part due to the sampling, which is about a sampling interval for each sample."""
+    """The coefficient of variation of the time at these lines in a round. Each line is given with the rounds of its
+    process. 0 for fewer than `_FEW` rounds. The variance due to the sampling is subtracted, which is about the mean
+    times the sampling interval."""
     sums = [(n, line.seconds, line.squares) for line, n in lines]
     n, seconds, squares = (sum(each[i] for each in sums) for i in range(3))
     if n < _FEW or seconds <= 0:
@@ -57,8 +58,8 @@ def deviation(lines: Iterable[tuple[Line, int]]) -> float:
 
 
 def correlation(place: CallSiteRecord) -> float:
-    """The correlation of the time before this place and the size of its columns (Pearson); 0 if sizes are equal, or
-    few."""
+    """The correlation (Pearson) of the time before calls of this place and the size of their columns. 0 if the sizes
+    are equal, or fewer than `_FEW`."""
     if not place.sized or place.sized[0] < _FEW:
         return 0.0
     n, size, sizes, seconds, squares, products = place.sized
@@ -67,15 +68,15 @@ def correlation(place: CallSiteRecord) -> float:
 
 
 def round_s(process: ProcessNode) -> float:
-    """The usual time of a round of the process outside of the plane; 0 if unknown."""
+    """The median time of a round of the process outside of the plane, in seconds; 0 if unknown."""
     main = process.main
     return median_s(main) if main is not None and sum(main.gaps) >= _ROUNDS else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Odd:
-    """Processes that take `ratio` times as long as others of their role. `host`: all processes of one host do, in
-    each of its roles. `lost`: the share of the role's capacity that this costs."""
+    """Processes that take at least `ratio` times as long as others of their role. `host`: whether their host is the
+    reason. `lost`: the share of the role's capacity that this costs."""
 
     processes: frozenset[tuple[str, int]]
     ratio: float
@@ -84,7 +85,7 @@ class Odd:
 
 
 def odd(index: Index, role: str) -> Odd | None:
-    """The processes of a role that differ from the others, if any do."""
+    """The processes of a role that take longer than the others. None if there are none, or if they are the majority."""
     taken = {process.key: round_s(process) for process in index.by_role[role]}
     taken = {key: seconds for key, seconds in taken.items() if seconds > 0}
     if len(taken) < 2:
@@ -103,8 +104,8 @@ def odd(index: Index, role: str) -> Odd | None:
 
 
 def _differs(index: Index, taken: dict[tuple[str, int], float], key: tuple[str, int]) -> bool:
-    """Whether a process takes longer than others of its role, beyond the variation of rounds: the difference of
-    medians, by powers of two, against its standard error."""
+    """Whether a process takes at least `STRAGGLES` times as long as others of its role, beyond the variation of rounds.
+    The difference of the medians, in powers of two, is compared with its standard error."""
     ratio = taken[key] / _others(taken, key)
     if ratio < STRAGGLES:
         return False
@@ -115,7 +116,7 @@ def _differs(index: Index, taken: dict[tuple[str, int], float], key: tuple[str, 
 
 
 def _spread(place: CallSiteRecord | None) -> tuple[float, int]:
-    """The standard deviation of the powers of two of the times before a place, and their number."""
+    """The standard deviation of the times before calls of a place, in powers of two, and the number of times."""
     counts = [] if place is None else place.gaps
     rounds = sum(counts)
     if not rounds:
@@ -126,7 +127,7 @@ def _spread(place: CallSiteRecord | None) -> tuple[float, int]:
 
 
 def _in_step(index: Index, role: str) -> bool:
-    """Whether the processes of a role have one pace, because each waits for the slowest."""
+    """Whether the processes of a role have the same pace, because each waits for the slowest."""
     rounds = [process.rounds for process in index.by_role[role]]
     return min(rounds) > 0.6 * max(rounds)
 
@@ -137,8 +138,8 @@ def _others(taken: dict[tuple[str, int], float], key: tuple[str, int]) -> float:
 
 
 def _is_host(index: Index, role: str, host: str, slow: set[tuple[str, int]]) -> bool:
-    """Whether the host is the reason: several of its processes of this role are slow, or processes of another role
-    too."""
+    """Whether the host is the reason. All of its processes of this role are slow, and there are several, or processes
+    of another role are slow on it too."""
     here = [process for process in index.by_role[role] if process.host == host]
     if not all(process.key in slow for process in here) or len(here) == len(index.by_role[role]):
         return False
@@ -155,8 +156,9 @@ def _is_host(index: Index, role: str, host: str, slow: set[tuple[str, int]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The change of a vertex's time with the number of processes: `slope` of its seconds per step and process in
-    log-log, -1 for perfect scaling; `lost_s`: seconds a step more than that."""
+    """The change of a line's time with the number of processes. `slope`: of the logarithm of its seconds per step and
+    process over that of the number of processes, -1 for perfect scaling. `lost_s`: its seconds a step in excess of
+    perfect scaling."""
 
     role: str
     file: str
@@ -166,8 +168,8 @@ class Scaling:
 
 
 def scaling(small: GraphRun, large: GraphRun, steps: tuple[float, float]) -> dict[tuple[str, str, int], Scaling]:
-    """By role, file and line: the vertices of both runs, of this many steps each, whose time does not scale between
-    their numbers of processes (Jin et al. 2020, section IV-A)."""
+    """By role, file and line: how the time of each line of the larger run scales with the number of processes (Jin et
+    al. 2020, section IV-A). `steps`: of the small and the large run. Empty if the large run has no more processes."""
     before, after = Index(small), Index(large)
     grown = math.log(max(len(large.processes), 1) / max(len(small.processes), 1))
     found = {}
@@ -183,7 +185,7 @@ def scaling(small: GraphRun, large: GraphRun, steps: tuple[float, float]) -> dic
 
 
 def _seconds(index: Index, steps: float) -> dict[tuple[str, str, int], float]:
-    """Seconds per step and process at each line, of own code and of calls."""
+    """By role, file and line: the seconds per step and process, in own code and in calls."""
     found: dict[tuple[str, str, int], float] = {}
     for role, processes in index.by_role.items():
         for process in processes:

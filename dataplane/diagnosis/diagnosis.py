@@ -1,4 +1,4 @@
-"""The diagnosis of a run: detection and backtracking, ranked."""
+"""Diagnoses a run: combines detection and backtracking, and ranks the causes."""
 
 from __future__ import annotations
 
@@ -23,28 +23,30 @@ MOST = 32
 """The largest number of causes."""
 
 _LOCKS_VIA = ("acquire", "Condition.wait", "Event.wait", "Thread.join", "Lock", "Semaphore", "Queue.get", "result")
-_CROWDED = 0.02  # of a step, from which on it is noted
-_ROUNDS = 3  # deliveries ahead that are advised
+_CROWDED = 0.02  # the share of a step from which a crowded host is noted
+_ROUNDS = 3  # the number of deliveries to prefetch in the advice
 
 
 async def watched(
     look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]], seconds: float
 ) -> GraphRun:
-    """The run of the next `seconds`, from two looks at the nodes' sums."""
+    """Observe a job for `seconds`: `look` at the nodes' sums, `wait`, and look again. Returns the run. Raises the
+    errors of `look` and of `between`."""
     before = await look()
     await wait(seconds)
     return between(before, await look(), seconds)
 
 
 def diagnosed(run: GraphRun, role: str | None = None) -> Diagnosis:
-    """Why a step of the run takes as long as it does. role: the one whose deliveries are steps; by default the last
-    of the pipeline. Raises Misuse if there is no such role."""
+    """Diagnose a run. role: the role whose deliveries are steps; by default the last of the pipeline. Raises Misuse if
+    no process has this role, or none consumes from a stream."""
     return _Diagnosing(run, role).diagnosis()
 
 
 def compared(small: GraphRun, large: GraphRun, role: str | None = None) -> Diagnosis:
-    """Why the step rate of `large` did not grow with its number of processes: the causes of `large`, without their
-    cost in `small`, for the time that does not scale. Raises Misuse."""
+    """Explain why the step rate did not grow with the number of processes from `small` to `large`. Returns the
+    diagnosis of `large`, with the causes that do not scale, less their cost in `small`. Raises Misuse if a run has no
+    such role."""
     if len(small.processes) > len(large.processes):
         small, large = large, small
     before, after = _Diagnosing(small, role), _Diagnosing(large, role)
@@ -72,8 +74,8 @@ class _Group:
     kind: Kind
     shares: list[Share]
     part: float = 1.0
-    processes: frozenset[tuple[str, int]] = frozenset()  # those that show it, if not all whose shares these are
-    ratio: float = 0.0  # how many times as long as those alike they take, if that is known
+    processes: frozenset[tuple[str, int]] = frozenset()  # processes that show it; empty: all of the shares
+    ratio: float = 0.0  # their time over that of similar processes; 0: unknown
 
     @property
     def seconds(self) -> float:
@@ -90,7 +92,7 @@ class _Diagnosing:
         if not self.role:
             raise Misuse("no process consumes from a stream, so there are no steps to diagnose")
         last = self._index.by_role[self.role]
-        # Reports come late on a busy host: what this role did, it did between its own.
+        # Reports come late on a busy host, so the time between this role's own reports counts.
         run.seconds = statistics.mean(process.seconds for process in last) or run.seconds
         self._rounds = sum(process.rounds for process in last)
         self.steps = max(self._rounds, 1) / len(last)
@@ -117,7 +119,7 @@ class _Diagnosing:
         return Diagnosis(*told, tuple(notes), crowded)
 
     def _crowded(self, shares: Sequence[Share], rounds: int, step_s: float) -> tuple[Crowded, ...]:
-        """By host, the cost of other jobs; the largest first."""
+        """The hosts on which other jobs cost time, the largest cost first."""
         lost: defaultdict[str, float] = defaultdict(float)
         for share in shares:
             if share.kind == "crowded":
@@ -160,7 +162,7 @@ class _Diagnosing:
             held = share.kind == "code" and share.late
             late = share.process.key if share.kind == "code" and share.awaited else None
             key: tuple[object, ...] = share.process.role, share.part.at.file, where, late, held, lock
-            if share.kind == "processor":  # whatever runs there
+            if share.kind == "processor":  # all roles and lines of a host together
                 key = share.process.host, "", 0, None, False, False
             found[share.kind, *key].append(share)
         groups = []
@@ -169,7 +171,8 @@ class _Diagnosing:
         return groups
 
     def _kinds(self, kind: str, role: str, shares: list[Share], *, late: bool, lock: bool) -> list[_Group]:
-        """The causes of shares of one vertex."""
+        """The causes of shares of one vertex. `late`: others waited for the acks of the process; `lock`: it waits at a
+        lock."""
         if kind == "fetch":
             return [_Group(self._fetch(shares[0]), shares)]
         if kind == "plane":
@@ -192,20 +195,21 @@ class _Diagnosing:
         return [_Group(self._unequal(shares), shares)]
 
     def _late(self, share: Share) -> float:
-        """The ratio of the awaited rank's time in its own code to that of the other ranks."""
+        """The awaited rank's time in its own code over the median of the other ranks'. 0 with a single rank."""
         step, late = share.way[-1], share.process
         there = ranks(self._run.processes, (step.part.at.file, step.part.at.function), step.process.role)
         busy = {each.key: _busy_s(each) / each.total for _, each in there}
         return busy.pop(late.key) / max(statistics.median_low(busy.values()), 1e-9) if len(busy) > 1 else 0.0
 
     def _fetch(self, share: Share) -> Kind:
-        """Whether bytes of other hosts are slow, or late: requested when they are needed."""
+        """The kind "link" if bytes of other hosts are slow, "prefetch" if they are requested only when needed."""
         process = share.process
         consuming = [p for p in process.places if "prefetch" in p.said]
         return "link" if any(p.said["prefetch"] > 0 for p in consuming) else "prefetch"
 
     def _unequal(self, shares: list[Share]) -> Kind:
-        """Code whose time differs much between rounds: with the rows, or not."""
+        """The kind of a cause in code: "code" for equal rounds, "skew" if the time follows the rows' sizes, else
+        "tail"."""
         mains = {share.process.key: share.process.main for share in shares}
         known = [place for place in mains.values() if place is not None]
         if not known:
@@ -297,7 +301,7 @@ def _hosts(processes: Sequence[ProcessNode]) -> tuple[str, ...]:
 
 
 def _busy_s(process: ProcessNode) -> float:
-    """Seconds in its own code."""
+    """The seconds of a process in its own code."""
     return sum(part.seconds for part in parts(process) if part.kind == "code")
 
 
@@ -341,6 +345,6 @@ _ADVICE: dict[str, tuple[str, str]] = {
 
 
 def advice(kind: str, **said: Any) -> tuple[str, str]:
-    """The setting (empty for code) and the sentence."""
+    """The setting to change, which may be empty, and a sentence of advice, for a kind of cause."""
     setting, sentence = _ADVICE[kind]
     return setting.format(**said), sentence.format(**said)

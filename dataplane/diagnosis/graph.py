@@ -25,7 +25,8 @@ IDLE = ("stream", "table", "connect", "close", "drop", *_QUESTIONS)
 
 
 class CallSiteRecord(msgspec.Struct, array_like=True):
-    """See `recorder.CallSite`: a line that calls the plane, with its sums."""
+    """A line that calls the plane, with its sums. `exact_s`: the timed seconds of finished calls. For the others, see
+    `recorder.CallSite`."""
 
     number: int
     file: str
@@ -42,11 +43,11 @@ class CallSiteRecord(msgspec.Struct, array_like=True):
 
     @property
     def seconds(self) -> float:
-        """Seconds in calls: as timed, or as sampled in a call that has not ended."""
+        """Seconds in calls, as timed, or as sampled if a call has not ended."""
         return self.stood_s if self.stood_s > 1.5 * self.exact_s + 0.3 else self.exact_s
 
     def since(self, before: CallSiteRecord) -> CallSiteRecord:
-        """The sums added since."""
+        """The sums added since `before`."""
         gaps = [now - then for now, then in zip(self.gaps, before.gaps or [0] * len(self.gaps), strict=True)]
         sized = [now - then for now, then in zip(self.sized, before.sized or [0.0] * len(self.sized), strict=True)]
         return msgspec.structs.replace(
@@ -61,9 +62,9 @@ class CallSiteRecord(msgspec.Struct, array_like=True):
 
 
 class Line(msgspec.Struct, array_like=True):
-    """A line of user code, and the time that threads were seen there. `first`: of its function. `via`: the called
-    function of a library, empty for none. `squares`: the sum of the squares of its seconds between two calls of the
-    plane."""
+    """A line of user code, and the `seconds` that threads were sampled there. `first`: the first line of its function.
+    `via`: the called function of a library, empty for none. `squares`: for each interval between two calls of the
+    plane, the square of the seconds at the line, summed."""
 
     file: str
     line: int
@@ -75,7 +76,8 @@ class Line(msgspec.Struct, array_like=True):
 
 
 class Ender(msgspec.Struct, array_like=True):
-    """The end of waits: the client's number at its node, 0 for the node itself, and its place."""
+    """The end of `count` waits of `seconds` in all: the number of the client that ended them, 0 for the node itself,
+    and its place."""
 
     client: int
     place: int
@@ -107,9 +109,9 @@ class _Graph(msgspec.Struct):
 
 @dataclass(slots=True)
 class NodeLoop:
-    """A node, over `seconds`: how long its loop ran and queued for a processor. `computed_s`: of all its threads.
-    `processors` of its host, which ran `busy_s` in all; 0 if unknown. `fetching_s`: the time in which bytes of other
-    hosts were in transfer to it."""
+    """A node, over `seconds`. `ran_s`, `queued_s`: how long its loop ran, and queued for a processor. `computed_s`: the
+    processor time of all its threads. `processors`: of its host, 0 if unknown; `busy_s`: the time that they ran, in
+    all. `fetching_s`: the time in which bytes of other hosts were in transfer to it."""
 
     host: str
     ran_s: float = 0.0
@@ -142,27 +144,28 @@ class ProcessNode:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Its name in waits."""
+        """The node and the number that identify the process in waits."""
         return self.node, self.number
 
     @property
     def total(self) -> float:
-        """The seconds of its threads that are accounted for, at least its lifetime."""
+        """The seconds of its threads in calls and at lines, at least `seconds`."""
         counted = sum(place.seconds for place in self.places) + sum(line.seconds for line in self.lines)
         return max(self.seconds, counted, 1e-9)
 
     def place(self, number: int) -> CallSiteRecord | None:
-        """The place with this number."""
+        """The place with this number; None if there is none."""
         return next((place for place in self.places if place.number == number), None)
 
     @property
     def main(self) -> CallSiteRecord | None:
-        """The place with the most time before its calls."""
+        """The place with the most time before its calls; None if no place has two measured times."""
         return max((p for p in self.places if p.gaps and sum(p.gaps) > 1), key=lambda p: p.gap_s, default=None)
 
     @property
     def rounds(self) -> int:
-        """The number of rounds of its loop: calls of its consuming place, else of its producing place."""
+        """The number of rounds of its loop: the most calls of a consuming place, else of a producing place, else of put
+        or get."""
         for kinds in (CONSUMING, PRODUCING, ("put", "get")):
             counts = [place.count for place in self.places if place.kind in kinds]
             if max(counts, default=0) > 0:
@@ -172,7 +175,7 @@ class ProcessNode:
 
 @dataclass(slots=True)
 class GraphRun:
-    """A job over `seconds`."""
+    """The processes and nodes of a job over `seconds`. `notes`: reports that are missing."""
 
     seconds: float
     processes: list[ProcessNode]
@@ -180,12 +183,12 @@ class GraphRun:
     nodes: dict[str, NodeLoop] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Write it, for `load`. Raises OSError."""
+        """Write the run to a file, for `load`. Raises OSError."""
         path.write_bytes(msgspec.json.encode(self))
 
     @classmethod
     def load(cls, path: Path) -> GraphRun:
-        """The run that `save` wrote. Raises OSError, Misuse."""
+        """The run that `save` wrote. Raises OSError if the file cannot be read, Misuse if it is no run."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:
@@ -199,8 +202,8 @@ Look = Mapping[str, Any]
 
 
 def between(before: Look, after: Look, seconds: float) -> GraphRun:
-    """The run from one look to another, about `seconds` later. Processes that began in between count from then;
-    those that ended are left out. Raises Misuse for invalid looks."""
+    """The run between two looks, which are about `seconds` apart. A process that began in between counts from its
+    beginning, and one that has ended is left out. Raises Misuse for invalid reports."""
     earlier = {(node["node"], each["number"]): each for node in before["nodes"] for each in node["clients"]}
     found, notes = [], []
     for node in after["nodes"]:
@@ -219,7 +222,7 @@ def between(before: Look, after: Look, seconds: float) -> GraphRun:
 
 
 def _nodes(before: Look, after: Look) -> dict[str, NodeLoop]:
-    """By name, the activity of nodes from one look to the other."""
+    """By node, its activity from one look to the other."""
     earlier = {node["node"]: node for node in before["nodes"]}
     found = {}
     for node in after["nodes"]:
@@ -260,7 +263,8 @@ def _process(node: Look, now: Look, before: Look | None, seconds: float) -> Proc
 
 
 def _line_since(line: Line, before: Line | None) -> Line:
-    """The time added since. A line that was forgotten in between, and seen again, counts from then."""
+    """The time added since `before`. A line that was forgotten in between counts from the time that it was seen
+    again."""
     if before is None or before.seconds > line.seconds:
         return line
     squares = max(0.0, line.squares - before.squares)
@@ -302,7 +306,7 @@ def _named(processes: list[ProcessNode]) -> list[ProcessNode]:
         if tasks:
             process.role = max(tasks, key=lambda task: tasks[task])
         else:
-            named = [place for place in process.places if place.function] or process.places  # others are of no caller
+            named = [place for place in process.places if place.function] or process.places  # others have no caller
             main = max(named, key=lambda p: (p.kind in PRODUCING, p.count))
             process.role = main.function.rpartition(".")[2].strip("<>")
     return processes
@@ -329,9 +333,9 @@ class Index:
         return dict(found)
 
     def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[ProcessNode, CallSiteRecord]]:
-        """The processes that make rows of a stream ready for a consumer of these columns, except the role `but`. If any
-        process extends rows by one of these columns: those that do, since the extend is the last step. Else those that
-        append."""
+        """The processes that make rows of a stream ready for a consumer of these columns, except those of the role
+        `but`, with their places. If processes extend rows by one of these columns, they are returned, since the extend
+        is the last step. Otherwise, those that append are returned."""
         made = [(process, place) for process, place in self.producers.get(stream, ()) if process.role != but]
         asked = set(columns)
         late = [each for each in made if each[1].kind == "extend" and asked & set(each[1].said.get("columns", ()))]
@@ -339,7 +343,7 @@ class Index:
 
     @cached_property
     def depth(self) -> dict[str, int]:
-        """By role, the number of roles that its rows pass through."""
+        """By role, the number of roles that its rows have passed through before."""
         feeds: defaultdict[str, set[str]] = defaultdict(set)
         for process in self.run.processes:
             for place in process.places:
@@ -354,7 +358,8 @@ class Index:
         return depth
 
     def last(self) -> str:
-        """The role whose deliveries are steps: it consumes, at the end of the pipeline. Empty for none."""
+        """The role whose deliveries are steps: a consuming role at the end of the pipeline. Of several, one with a name
+        of a trainer is preferred, then the one with the greatest depth. Empty if no role consumes."""
         words = ("actor", "train", "learn", "update", "policy", "optim")
         consuming = [
             role

@@ -1,14 +1,14 @@
 """Profiles this process: the source lines that call the plane (places), and the lines that run between two such calls.
 
-A place is a line outside of this package that calls it. The first call from a line walks the stack to find the place;
-later calls look it up by code object and instruction. `place` returns the number of the place, which is in the low bits
-of each request's number. The calls of each place are counted, and their times summed (`diagnosis.calls`). The time
-between two calls belongs to the user's own code: a thread samples the stacks of the calling threads about `RATE` times
-a second, and adds the time since its last sample to the line of each. Nothing is traced. The sums go to the node every
-second.
+A place is a line outside of this package that calls the package. The first call from a line walks the stack to find the
+place; later calls look it up by code object and instruction. `place` returns the number of the place, which is in the
+low bits of each request's number. The calls of each place are counted, and their times are summed (`diagnosis.calls`).
+The time between two calls belongs to the user's own code: a sampling thread reads the stacks of the calling threads
+about `RATE` times a second, and adds the time since the last sample to the line at which each thread is. Nothing is
+traced. The sums go to the node every second.
 
-Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept in a run of any length: calls from further
-places count under place 0, and a further line replaces the one with the least time. The sampling thread ends when all
+Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept in a run of any length. Calls from further
+places count under place 0, and a further line replaces the line with the least time. The sampling thread ends when all
 planes of the process are closed.
 
 Rejected: `sys.settrace` and `sys.setprofile` (they cost tens of times as much as is acceptable); a signal by
@@ -37,7 +37,7 @@ from dataplane.waiting import PLACES, computed_s, processor_s
 from dataplane.wire.messages import MAX_REPORT
 
 RATE = 25.0
-"""Samples per second, on average: at random intervals, to avoid the period of the job."""
+"""Samples per second, on average. Intervals are random, so that they do not coincide with a period of the job."""
 
 MOST_PLACES = 192
 MOST_LINES = 256
@@ -45,7 +45,7 @@ BUCKETS = 24
 """The number of buckets of the time between calls, by powers of two from `GAP_S`."""
 
 GAP_S = 0.001
-"""The time between two calls, in seconds, from which they are measured singly."""
+"""The time between two calls, in seconds, from which it is counted by itself."""
 _GAP_NS = int(1e9 * GAP_S)
 
 _INSIDE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
@@ -55,7 +55,7 @@ _LIBRARY = tuple(
 _DISTRIBUTED = os.path.join("", "torch", "distributed", "")
 _SITES = ("site-packages", "dist-packages")
 _DEEPEST = 200
-_COUNTED_ROWS = 64  # of a column of lists whose lengths are added up
+_COUNTED_ROWS = 64  # rows of a column of lists whose lengths are summed
 
 _number: ContextVar[int] = ContextVar("place", default=-1)
 _now = time.perf_counter
@@ -63,16 +63,17 @@ _clock = time.monotonic_ns
 
 
 class Reporter(Protocol):
-    """The part of a connection that reports."""
+    """A connection to a node, to which sums are reported."""
 
     def report(self, graph: bytes) -> None:
         """Send the graph. Thread-safe; never blocks."""
 
 
 class CallSite:
-    """A line that calls the plane, and the call. `gaps` counts by powers of two how long the thread was elsewhere
-    before; `sized` are sums over those calls of n, size, size squared, seconds, seconds squared and their product.
-    `stood_s`: the time in its calls according to the samples, which include a call that has not ended."""
+    """A line that calls the plane, and the call: `kind` is its name, and `said` its arguments. `gap_s`: the seconds
+    between the thread's previous call and calls of this place, in all; `gaps`: the numbers of such times by powers of
+    two of `GAP_S`. `sized`: sums over the same calls of 1, size, size squared, seconds, seconds squared, and size times
+    seconds. `stood_s`: the seconds in its calls according to the samples, which include a call that has not ended."""
 
     __slots__ = ("code", "gap_s", "gaps", "kind", "line", "number", "said", "sized", "stood_s")
 
@@ -88,7 +89,8 @@ class CallSite:
         self.sized: list[float] = []
 
     def told(self, count: int, nanoseconds: int) -> list[Any]:
-        """As plain values, with its calls and their time."""
+        """The place as plain values, in the order of `graph.CallSiteRecord`. `count`, `nanoseconds`: its calls and
+        their time."""
         file, function = ("", "") if self.code is None else (self.code.co_filename, self.code.co_qualname)
         where = [self.number, file, self.line, function, self.kind, self.said]
         return [*where, count, 1e-9 * nanoseconds, self.stood_s, self.gap_s, self.gaps, self.sized]
@@ -100,9 +102,9 @@ class PlaceRecorder:
     def __init__(self) -> None:
         self._calls = counting(_number.get, self._walk, self._gap, _GAP_NS)
         self.place = self._calls.place
-        """The number of the place that calls the plane now; 0 where there is none."""
+        """Returns the number of the place that calls the plane now; 0 if there is none."""
         self.called = self._calls.called
-        """A call of this place is over that began then, in nanoseconds of the monotonic clock."""
+        """Counts a call of a place that ends now: its number, and its begin in nanoseconds of the monotonic clock."""
         self._reset()
 
     @property
@@ -124,9 +126,9 @@ class PlaceRecorder:
     def _forget(self) -> None:
         """Reset the sums."""
         self._calls.reset()
-        self._inside: dict[int, CodeType] = {}  # by id, of this package; a code's own hash takes microseconds
+        self._inside: dict[int, CodeType] = {}  # this package's code, by id: hashing code takes microseconds
         self._outside: dict[int, CodeType] = {}
-        self._user: dict[int, tuple[CodeType, bool]] = {}  # by id: whether it is the user's own
+        self._user: dict[int, tuple[CodeType, bool]] = {}  # by id: whether the code is the user's
         self._sites: dict[tuple[int, int], CallSite] = {}
         self._places = [CallSite(0, None, 0, "", {})]
         self._lines: dict[tuple[int, int], list[Any]] = {}
@@ -138,7 +140,7 @@ class PlaceRecorder:
     # Places
 
     def _walk(self) -> Found:
-        """The calling place. For `_calls`, which has no frame of its own."""
+        """The place that calls `_calls`, which has no frame of its own."""
         frame: FrameType | None = sys._getframe(1)
         place = self._find(frame)
         depth = 0
@@ -165,7 +167,8 @@ class PlaceRecorder:
         return self._learn(frame, last) if found is None else found
 
     def _learn(self, frame: FrameType, last: FrameType | None) -> CallSite:
-        """As `_find`, for an unknown frame."""
+        """Find the place of a frame that is not known yet, and register it if there is room. Returns place 0
+        otherwise."""
         while frame.f_code.co_filename.startswith(_INSIDE):
             self._inside[id(frame.f_code)] = frame.f_code
             if frame.f_back is None:
@@ -204,13 +207,13 @@ class PlaceRecorder:
     # Calls
 
     def enter(self) -> tuple[Token[int] | None, int]:
-        """Begin a call, whose requests belong to the place that made it."""
+        """Begin a call, whose requests belong to the calling place. Returns the argument of `leave`."""
         if not self._calls.active or _number.get() >= 0:
             return None, 0
         return _number.set(self.place()), _clock()
 
     def leave(self, entered: tuple[Token[int] | None, int]) -> None:
-        """End the call of this `enter`."""
+        """End the call that `enter` began, and count it."""
         token, began = entered
         if token is not None:
             number = _number.get()
@@ -219,7 +222,8 @@ class PlaceRecorder:
 
     @contextmanager
     def within(self, request: int) -> Iterator[None]:
-        """A context whose waits are part of the call of this request, which counts its own time."""
+        """A context whose requests belong to the place of `request`. They are not counted, because that call counts its
+        own time."""
         token = _number.set(request & PLACES)
         try:
             yield
@@ -227,16 +231,17 @@ class PlaceRecorder:
             _number.reset(token)
 
     def awaits(self) -> int:
-        """The time at which a coroutine sends a request, or 0 if the call that it belongs to counts its own time."""
+        """The time at which a coroutine sends a request, in nanoseconds of the monotonic clock. 0 if an enclosing call
+        counts its own time."""
         return _clock() if self._calls.active and _number.get() < 0 else 0
 
     def awaited(self, request: int, began: int) -> None:
-        """Count the answered request with this number, which was sent then."""
+        """Count the answered request with this number, which was sent at `began`."""
         if began:
             self.called(request, began)
 
     def context(self) -> Context:
-        """A context for tasks whose requests belong to the calling place."""
+        """A copy of the current context, for tasks whose requests belong to the calling place."""
         context = copy_context()
         if self.active and _number.get() < 0:
             context.run(_number.set, self._find(sys._getframe(1)).number)
@@ -300,7 +305,7 @@ class PlaceRecorder:
             line[3], line[4] = left, seconds
 
     def _called_from(self, frame: FrameType) -> CallSite:
-        """The place of the call that contains the frame: possibly through an event loop that the call runs."""
+        """The place of the outermost call that contains the frame, even if the call runs an event loop in between."""
         nearest, outer = frame, frame.f_back
         for _ in range(_DEEPEST):
             if outer is None or self._is_user(outer.f_code):
@@ -313,8 +318,8 @@ class PlaceRecorder:
     # Reports
 
     def attach(self, reporter: Reporter, every_s: float) -> None:
-        """Report to this connection from now on. The sums begin at zero with the first one, because its node does
-        not know this process."""
+        """Report to this connection every `every_s` seconds or more often. The first connection resets the sums,
+        because its node does not know this process."""
         with self._lock:
             if self._thread is None:
                 self._forget()
@@ -329,7 +334,7 @@ class PlaceRecorder:
                 self._thread.start()
 
     def detach(self, reporter: Reporter) -> None:
-        """Stop reporting to it. Idempotent."""
+        """Stop reporting to this connection. Without connections, the sampling ends. Idempotent."""
         with self._lock:
             if self._reporters.pop(reporter, None) is None or self._reporters or self._stop is None:
                 return
@@ -340,7 +345,7 @@ class PlaceRecorder:
 
     def _run(self, stop: threading.Event) -> None:
         looked = reported = _now()
-        chance = random.Random()  # the module's own generator is the user's
+        chance = random.Random()  # the random module's global generator belongs to the user
         while not stop.wait(chance.uniform(0.5, 1.5) / RATE):
             now = _now()
             self._look(now - looked)
@@ -353,8 +358,8 @@ class PlaceRecorder:
                     reporter.report(graph)
 
     def graph(self) -> bytes:
-        """All sums, as `told` in MessagePack. If a node would not take them, the lines with the least time are left
-        out."""
+        """All sums: `told`, encoded in MessagePack. If they exceed the size of a report, the lines with the least time
+        are left out."""
         told = self.told()
         lines = sorted(told["lines"], key=lambda line: -line[5])
         while len(encoded := msgspec.msgpack.encode(told)) > MAX_REPORT and lines:
@@ -362,7 +367,7 @@ class PlaceRecorder:
         return encoded
 
     def told(self) -> dict[str, Any]:
-        """All sums: seconds are of this process's time since it has had a plane."""
+        """All sums since `attach` began them, as plain values in the form of `graph._Graph`."""
         now = (*processor_s(), computed_s())
         ran_s, queued_s, computed = (each - before for each, before in zip(now, self._before, strict=True))
         return {
@@ -380,12 +385,12 @@ class PlaceRecorder:
         }
 
     def forked(self) -> None:
-        """Reset everything in a forked child, which has no thread of this."""
+        """Reset the recorder in a forked child, in which the sampling thread does not run."""
         self._reset()
 
 
 def _collective(frame: FrameType | None, last: FrameType) -> str:
-    """The collective of torch that a frame belongs to, below the user's own `last`; empty for none."""
+    """The collective of torch among the frames from `frame` out to the user's frame `last`; empty for none."""
     while frame is not None and frame is not last:
         code = frame.f_code
         if code.co_name in COLLECTIVES and _DISTRIBUTED in code.co_filename:
@@ -395,7 +400,7 @@ def _collective(frame: FrameType | None, last: FrameType) -> str:
 
 
 def _said(frame: FrameType) -> dict[str, Any]:
-    """The arguments of a call of this package: the stream and the task, the columns, how far it prefetches."""
+    """The arguments of a call of this package, as far as they exist: stream, task, columns, and prefetch."""
     found: dict[str, Any] = {}
     given = frame.f_locals
     inner = getattr(given.get("self"), "_inner", given.get("self"))
@@ -416,8 +421,8 @@ def _said(frame: FrameType) -> dict[str, Any]:
 
 
 def _size(frame: FrameType | None) -> float:
-    """The number of items that the outermost call of this package passes: of its longest column, of those with rows
-    of different lengths if there are any; 0 for none."""
+    """The size of the columns that the outermost call of this package passes: the number of items of the largest
+    column, or of the largest ragged one if there is any. For a reference, its bytes; 0 for none."""
     last = frame
     for _ in range(8):
         if frame is None or not frame.f_code.co_filename.startswith(_INSIDE):

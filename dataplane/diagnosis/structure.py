@@ -1,12 +1,11 @@
-"""The structure graph of a source file: its functions, loops, branches and calls, contracted to the relevant ones.
+"""The structure graph of a source file: its functions, loops, branches and calls, as far as they are relevant.
 
-As ScalAna's program structure graph: a loop or function with communication is kept with its statements as vertices; one
-without is a single vertex, whatever its contents; neighbouring statements without communication are one vertex.
-Communication is calls of a plane, stream, table, delivery, loader or appender, of collectives, and of functions of the
-same file that contain some. A name is taken for a plane or stream by its assignments; lines at which calls were seen at
-run time count as well.
+Like in ScalAna's program structure graph, a loop or function with communication is a vertex with its statements as
+parts. One without communication is a single vertex. Communication is calls of a plane, stream, table, delivery, loader
+or appender, of collectives, and of functions of the same file that communicate. A name is taken for a plane or stream
+by its assignments and annotations. Lines at which calls were seen at run time communicate as well.
 
-Nothing is imported or run: only `ast`.
+Sources are parsed by `ast`, and not imported or run.
 """
 
 from __future__ import annotations
@@ -45,7 +44,8 @@ _LARGEST = 4 << 20
 
 @dataclass(slots=True, eq=False)
 class Vertex:
-    """Lines `first` to `last` of a file. `name`: the function, the call, or the head of the loop."""
+    """A statement: lines `first` to `last` of a file. `name`: the function, the wait, or the statement's first line.
+    `function`: the enclosing function."""
 
     kind: VertexKind
     name: str
@@ -61,7 +61,7 @@ class Vertex:
             yield from part
 
     def of(self, line: int) -> Vertex:
-        """The innermost vertex of the line."""
+        """The innermost vertex that contains the line."""
         for part in self.parts:
             if part.first <= line <= part.last:
                 return part.of(line)
@@ -81,7 +81,7 @@ class Structure:
 
 
 def analysed(source: str, file: str = "", lines: Collection[int] = ()) -> Structure:
-    """The structure of a source. `lines`: at which calls of the plane were seen. Raises SyntaxError."""
+    """The structure of a source text. `lines`: the lines at which calls of the plane were seen. Raises SyntaxError."""
     tree = ast.parse(source)
     return Structure(file, _Analysis(tree, frozenset(lines)).root)
 
@@ -98,7 +98,7 @@ def _read(file: str, lines: frozenset[int]) -> Structure | None:
 
 
 def structure_of(file: str, lines: Collection[int] = ()) -> Structure | None:
-    """As `analysed`, for a file; None if it cannot be read here, as one of another host."""
+    """The structure of a file. None if the file is too large, cannot be read on this host, or cannot be parsed."""
     return _read(file, frozenset(lines))
 
 
@@ -189,7 +189,7 @@ class _Analysis:
 
 
 def _planes(tree: ast.AST) -> set[str]:
-    """Names and attributes that were assigned a plane, a stream, or an object from one of these."""
+    """Names and attributes that are assigned or annotated as a plane, a stream, or an object that comes from one."""
     found: set[str] = set()
     for node in ast.walk(tree):
         pairs: list[tuple[ast.AST | None, ast.AST | None]] = []
@@ -218,7 +218,7 @@ def _targets(node: ast.AST) -> list[ast.AST]:
 
 
 def _lock(node: ast.AST) -> str:
-    """The wait of a statement: "with lock", "thread.join()"; empty for none."""
+    """The wait of a statement for a lock, thread or process, such as "with lock" or "thread.join()"; empty for none."""
     if isinstance(node, _WITHS):
         for item in node.items:
             said = ast.unparse(item.context_expr)
@@ -230,7 +230,7 @@ def _lock(node: ast.AST) -> str:
     for each in ast.walk(node):
         if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr in LOCKS:
             if each.func.attr == "join" and (each.args or isinstance(each.func.value, ast.Constant)):
-                continue  # of a text, or of a path
+                continue  # the method of a text or path
             return ast.unparse(each)[:80]
     return ""
 

@@ -1,8 +1,8 @@
 """Planned pipelines: stages over the columns of a stream, or chunks of a model, on workers.
 
-A performance model (`Plan.predict`) simulates a plan; `plan` and `plan_model` search for a good one, over partition,
-placement and schedule together; `Executor` runs any plan, on processes or on Ray, with batches by reference;
-`Adaptive` plans again when the work has changed. Names are imported at their first use.
+A performance model (`Plan.predict`) simulates a plan. `plan` and `plan_model` search for a good plan, over partition,
+placement and schedule together. `Executor` runs any plan, on processes or on Ray, with batches by reference. `Adaptive`
+plans again when the work has changed. Names are imported at their first use.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Plans again when the work has changed, and switches between steps.
 
-Each step is executed by the current plan for its rows. After it, costs are fitted to the measurements of the last
-steps. If the plan then exceeds the lower bound by more than it did when it was made, or the rows differ from those that
-it was made for, another one is searched, and used from the next step if it gains more than `gain`.
+Each step is executed by the current plan, whose micro-batches are filled with the step's rows. After a step, costs are
+fitted to the measurements of the last steps. Before a step, the predicted time is compared with the lower bound for its
+rows. If it exceeds the bound by more than it did when the plan was made, plus `drift`, another plan is searched. The
+new plan is used if it is shorter by the share `gain` or more.
 
-Invariants: a step is executed by one plan; the executor only switches to plans that are better by the measured costs.
+Invariants: a step is executed by one plan. The executor switches only to plans that are better by the measured costs,
+or if the rows do not fill the micro-batches of the current plan.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from dataplane.pipeline.stages import Pipeline, Rows
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A change of the plan before step `number`, with the predictions of the old and the new one for its rows."""
+    """A change of the plan before step `number`. before_s, after_s: the predictions of the old and the new plan for its
+    rows. planning_s: the time of the search."""
 
     number: int
     before_s: float
@@ -34,9 +37,10 @@ class Switch:
 class Adaptive:
     """An executor of stages whose plan follows the work.
 
-    gain: the share by which a step must become shorter for a switch. drift: the additional share above the lower
-    bound, since the plan was made, from which another one is searched. window: the number of steps whose
-    measurements count. seconds: of a search. `switches`: those made; `checks`: the number of searches.
+    gain: the share by which a step must become shorter for a switch. drift: the increase of the share above the lower
+    bound, since the plan was made, from which another plan is searched. window: the number of last steps whose
+    measurements count. seconds: the time of a search. `switches`: the changes of the plan so far; `checks`: the number
+    of searches. Raises ValueError for a pipeline with a lag.
     """
 
     def __init__(
@@ -60,7 +64,8 @@ class Adaptive:
         self._gap: float | None = None
 
     def step(self, ref: BatchRef | None, rows: Rows) -> Result:
-        """Execute a step with these rows. Raises as `Executor.step`."""
+        """Execute a step. ref: as for `Executor.step`; rows: the lengths of the same rows. Raises the errors of
+        `Executor.step`."""
         current = self._current(rows)
         if self._drifted(current, rows):
             current = self._again(current, rows)
@@ -74,8 +79,8 @@ class Adaptive:
         return result
 
     def _current(self, rows: Rows) -> Plan:
-        """The current plan for these rows: with the same number of micro-batches and the same workers; rows are
-        distributed again if the plan is for others."""
+        """The current plan for these rows, with the same micro-batches and workers. If the plan is for other rows,
+        these are distributed over its micro-batches. If they cannot fill them, another plan is searched."""
         used = self.executor.plan
         count = used.micro_batches
         if len(rows) == sum(map(len, used.parts)) and (rows.group is None or self._keeps_groups(used, rows)):
@@ -115,5 +120,5 @@ class Adaptive:
             self._gap = after / bound - 1
             self.switches.append(Switch(self.executor.steps, before, after, time.monotonic() - began))
             return found
-        self._gap = before / bound - 1  # no better one is known: do not look again until it drifts further
+        self._gap = before / bound - 1  # no better plan is known: search again only after more drift
         return current

@@ -14,19 +14,19 @@ class Host:
     """One host and its workers."""
 
     workers: int = 1
-    #: Cores that its workers share; 0: none of them slows another.
+    #: Cores that its workers share; 0: as many as they need.
     cores: float = 0.0
-    #: The bytes that its plane may hold; 0: any.
+    #: The bytes that its plane may hold; 0: no limit.
     store_bytes: float = 0.0
-    #: The bytes that each of its workers may hold for itself, such as a device's memory; 0: any.
+    #: The bytes that each of its workers may hold for itself, such as a device's memory; 0: no limit.
     worker_bytes: float = 0.0
-    #: Bytes a second that it sends to other hosts; 0: any.
+    #: Bytes a second that it sends to other hosts; 0: no limit.
     bytes_per_s: float = 0.0
-    #: How much faster than the worker that costs were measured on.
+    #: The speed of its workers, relative to the worker on which costs were measured.
     speed: float = 1.0
-    #: Its resources that a stage may ask for, such as "gpu".
+    #: The resources of the host that a stage may require, such as "gpu".
     resources: frozenset[str] = frozenset()
-    #: Its node, for workers that are processes; empty: the executor's own.
+    #: The address of its node, for workers that are processes; empty: the executor's node.
     address: str = ""
 
 
@@ -37,9 +37,9 @@ class Cluster:
     hosts: tuple[Host, ...]
     #: Seconds from an instruction's end on one worker until another worker of the same host has its output.
     hop_s: float = 0.0
-    #: The same beyond that where a host lies between.
+    #: Additional seconds if the workers are on different hosts.
     latency_s: float = 0.0
-    #: Seconds that an instruction takes beyond its work: to read, to store, to tell. Weights' gradients take none.
+    #: Seconds that an instruction takes beyond its work, to read, store and report; 0 for gradients of weights.
     overhead_s: float = 0.0
     of: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
@@ -50,7 +50,8 @@ class Cluster:
 
     @classmethod
     def uniform(cls, workers: int, per_host: int | None = None, **host: object) -> Cluster:
-        """This many equal workers, `per_host` on each host (None: all on one)."""
+        """A cluster of `workers` equal workers, `per_host` on each host (None: all on one). `host`: fields of each
+        `Host`."""
         per_host = per_host or workers
         counts = [min(per_host, workers - first) for first in range(0, workers, per_host)]
         return cls(tuple(replace(Host(**host), workers=count) for count in counts))  # type: ignore[arg-type]
@@ -65,7 +66,8 @@ class Cluster:
         return self.hosts[self.of[worker]]
 
     def arrays(self) -> tuple[Ints, Floats, Floats, Floats]:
-        """In the form of `events.Room`: the host and speed of each worker, the cores and rate of each host."""
+        """The arrays of `events.Room`: the host and the speed of each worker, and the cores and the send rate of each
+        host."""
         return (
             np.array(self.of, np.int32),
             np.array([self.host(w).speed for w in range(self.workers)]),

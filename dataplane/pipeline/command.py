@@ -1,5 +1,5 @@
-"""`dataplane plan`: a plan of a model's layers, or of a pipeline's stages, as a picture next to that of the usual
-plan."""
+"""The command `dataplane plan`, which plans a model's layers or a pipeline's stages. It prints a picture of the plan
+next to one of the usual plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers of an executor: started, messaged, replaced and ended, as processes of this host or as actors of Ray."""
+"""Starts, messages, replaces and ends the workers of an executor, as processes of this host or as actors of Ray."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import Any
 from dataplane.pipeline.functions import Functions
 from dataplane.pipeline.worker import ExecutorGone, ExecutorLink, work
 
-STOP_S = 5.0  # until a worker that does not end is ended by force
+STOP_S = 5.0  # seconds until a worker that does not end is killed
 
 
 class Crew(ABC):
-    """Workers by number. It belongs to one thread."""
+    """The workers of one executor, by number. Used by one thread."""
 
     @abstractmethod
     def start(self, worker: int, address: str) -> None:
@@ -26,15 +26,16 @@ class Crew(ABC):
 
     @abstractmethod
     def send(self, worker: int, message: bytes) -> None:
-        """Send a message to a worker. Nothing is sent to one that has gone: `hear` reports it."""
+        """Send a message to a worker. A message to a dead worker is dropped, since `hear` reports the death."""
 
     @abstractmethod
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """The messages of workers within this many seconds; None once for one that has gone."""
+        """Wait up to `timeout` seconds for messages. Yields each worker and its message; None, once, for a worker that
+        has died."""
 
     @abstractmethod
     def close(self) -> None:
-        """End all workers. Bounded; they have ended when it returns."""
+        """End all workers within a bounded time. They have ended when this returns."""
 
 
 class ProcessLink(ExecutorLink):
@@ -90,12 +91,12 @@ class Processes(Crew):
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def send(self, worker: int, message: bytes) -> None:
-        """Over its pipe."""
+        """Send a message over the worker's pipe. A message to a dead worker is dropped."""
         with suppress(OSError, KeyError):
             self._processes[worker][1].send_bytes(message)
 
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """From all readable pipes."""
+        """Wait for readable pipes, and yield their messages; None for a process that has died, which is removed."""
         for key, _ in self._selector.select(timeout):
             pipe: Any = key.fileobj
             try:
@@ -108,7 +109,7 @@ class Processes(Crew):
                 yield key.data, None
 
     def pid(self, worker: int) -> int:
-        """The process of a worker."""
+        """The process id of a worker."""
         return int(self._processes[worker][0].pid)
 
     def _end(self, worker: int, *, kill: bool) -> None:

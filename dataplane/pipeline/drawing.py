@@ -32,7 +32,7 @@ class DrawnPlan:
     stages: tuple[str, ...] = ()
 
     def head(self) -> str:
-        """The title and the predicted values."""
+        """One line: the title, the schedule and the predicted values."""
         gap = f", {self.predicted.gap:.1%} above the lower bound" if self.predicted.bound_s else ""
         return (
             f"{self.title}: {self.plan.schedule}; {self.predicted.step_s:.4g} s a step, "
@@ -54,8 +54,8 @@ class DrawnPlan:
 
 
 def text(shown: Sequence[DrawnPlan], width: int = 100) -> str:
-    """The plans one below another, with `width` characters of time; a character is the longest activity of the
-    worker in its interval."""
+    """The plans one below another, with `width` characters for the time of the longest. A character stands for the
+    longest activity of the worker in its interval."""
     longest = _longest(shown)
     lines: list[str] = []
     for each in shown:

@@ -1,16 +1,17 @@
 """Simulates the tasks of a plan: the worker, begin and end of each task, and the memory in use.
 
 A task is one instruction: a stage, or a pass of a chunk of a model, for one micro-batch. It begins when all of its
-inputs have arrived at a free worker that may take it. `play` takes the order of each worker's tasks as given, or finds
-one: a free worker takes the ready task with the lowest key.
+inputs have arrived at a free worker that may execute it. `play` takes the order of each worker's tasks as given, or
+finds an order: a free worker takes the ready task with the lowest key.
 
-Costs: a task's work over its worker's speed; if tasks of a host demand more cores than it has, all of those are slowed
-equally; a hop between workers; between hosts, bytes over the host's send rate, one transfer after another, once for
-each host that needs them. A dependency between tasks of one worker costs nothing.
+The time of a task is its work over its worker's speed. If tasks on a host demand more cores than the host has, all of
+them are slowed equally. An output that another worker needs takes a hop. To another host, it also takes its bytes over
+the sender's rate, one transfer after another and once for each host, and the latency. A dependency between tasks of one
+worker costs nothing.
 
-Invariants: a plan has one outcome, on any machine; the extension `_events` gives the same as `_play` here, which
-runs if it was not built. A plan with an impossible order does not raise: some tasks are not done, and the caller
-reports why.
+Invariants: a plan has the same outcome on any machine. The extension `_events` and its replacement `_play`, which runs
+if the extension was not built, have equal results. A plan with an impossible order does not raise: some tasks are not
+done, and `Outcome.finished` is False.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class Tasks:
     """Tasks as arrays: entry t is task t's, and `next[next_at[t]:next_at[t + 1]]` are its dependents."""
 
     work: Floats  # seconds on a worker of speed 1
-    cores: Floats  # that it computes with; 0: it only waits, and is never slowed
-    queue: Ints  # which queue it is taken from
+    cores: Floats  # cores that the task uses; 0: it only waits, and is never slowed
+    queue: Ints  # the queue from which it is taken
     key: Floats  # the order in a queue and among queues: the lowest first
     slot: Ints  # -1, or the number of the cap that bounds it
-    take: Ints  # of that: so many are taken as it begins, or given back, if negative, as it ends
-    out: Floats  # bytes of its host's store, from its beginning until the last that needs them has ended
-    alloc: Floats  # bytes of its worker's own memory that are taken as it begins
-    release: Floats  # and that are given back as it ends
+    take: Ints  # places of the slot: taken at its beginning if positive, given back at its end if negative
+    out: Floats  # bytes in its host's store, from its beginning until the last of its dependents has ended
+    alloc: Floats  # bytes of its worker's own memory that it takes at its beginning
+    release: Floats  # bytes of this memory that it gives back at its end
     next_at: Ints
     next: Ints
     next_bytes: Floats  # the bytes that a dependency sends to another host
@@ -60,12 +61,12 @@ class Tasks:
 
 @dataclass
 class Room:
-    """The resources of tasks: workers, their hosts, and the workers of each queue."""
+    """The resources of tasks: workers, their hosts, and for each queue the workers that take its tasks."""
 
     host: Ints  # of each worker
     speed: Floats
-    host_cores: Floats  # 0: as many as are wanted
-    host_rate: Floats  # bytes a second that a host sends to others; 0: any
+    host_cores: Floats  # 0: no limit
+    host_rate: Floats  # bytes a second that a host sends to others; 0: no limit
     queue_at: Ints
     queue_workers: Ints
     hop_s: float = 0.0
@@ -74,7 +75,8 @@ class Room:
 
 @dataclass
 class Outcome:
-    """The outcome of a plan. `done` is less than the number of tasks if the rest waited for each other."""
+    """The outcome of a plan: the worker, begin and end of each task in seconds, -1 for tasks that were not done.
+    `done`: the number of done tasks, less than all if the others wait for each other."""
 
     worker: Ints
     start: Floats
@@ -91,7 +93,7 @@ class Outcome:
 
     @property
     def makespan(self) -> float:
-        """Seconds until the last task has ended; infinite if some never do."""
+        """Seconds until the last task has ended; infinite if some tasks were not done."""
         return float(self.end.max(initial=0.0)) if self.finished else float("inf")
 
     def order(self) -> list[Ints]:
@@ -107,8 +109,8 @@ _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float64)
 def play(tasks: Tasks, room: Room, order: Sequence[Ints] | None = None, caps: Ints | None = None) -> Outcome:
     """Simulate the tasks.
 
-    order: the tasks of each worker, each once. None: found by keys, with at most `caps[i]` in slot i. Raises
-    ValueError if arrays do not fit each other.
+    order: the tasks of each worker, each once; None: an order is found by the keys, with at most `caps[i]` places of
+    slot i taken. Returns the outcome. Raises ValueError if arrays do not fit each other.
     """
     count, workers = len(tasks), len(room.host)
     outcome = Outcome(
@@ -143,7 +145,7 @@ _KINDS = "ddidiidddiididiiiiidd"
 
 
 def _play(arrays: tuple[Any, ...], hop_s: float, latency_s: float) -> int:
-    """`_events.play`, in Python."""
+    """The Python replacement of `_events.play`. Returns the number of done tasks."""
     playing = _Play(arrays, hop_s, latency_s)
     playing.run()
     return playing.done
@@ -207,7 +209,7 @@ class _Play:
                 self._finish(event) if event < len(self.work) else self._arrive(self.next[event - len(self.work)])
 
     def _earliest(self) -> tuple[float, int]:
-        """The time of the next event, and the host of which a task ends then; -1 for one of `events`."""
+        """The time of the next event, and the host on which a task ends then, or -1 if it is an entry of `events`."""
         at, host = self.events[0][0] if self.events else float("inf"), -1
         for h, running in enumerate(self.running):
             if running and (ends := self.now + (running[0][0] - self.own_time[h]) / self.rate[h]) < at:

@@ -1,13 +1,13 @@
 """Runs any plan: sends each worker its instructions, and passes batches by reference over the plane.
 
 The executor runs in the process that creates it. It sends each worker its instructions at the beginning of a step, and
-forwards references as outputs appear; rows are not moved. With a lag, that many steps are in progress beside the
+forwards references as outputs appear; rows are not moved. With a lag, up to `lag` steps are in progress beside the
 oldest.
 
 Invariants: when `step` returns, all of the step's instructions were executed, each counted once; outputs that the
-result does not contain are freed, earlier if all consumers are done. A dead worker is replaced: its finished
-instructions count, the others are executed again, and for a stage with state the whole step is, from the state after
-the previous step. The executor has no state beyond the step: a result belongs to the caller, who frees it.
+result does not contain are freed, some of them earlier, once all their consumers are done. A dead worker is replaced.
+Its finished instructions count, and the others are executed again; those of a stage with state are all executed again,
+from the state after the previous step. A result belongs to the caller, who frees it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataplane.pipeline.models import Model
 from dataplane.pipeline.plans import Plan
 from dataplane.pipeline.stages import Pipeline
 
-START_S = 120.0  # until a worker has started and connected
+START_S = 120.0  # seconds for workers to start and connect
 
 
 class StageFailed(DataplaneError):
@@ -44,8 +44,8 @@ class StageFailed(DataplaneError):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The execution of an instruction: seconds since the step began, `worked` of them in the function, `computed` on
-    a processor, reading and storing included."""
+    """The execution of an instruction. `began`, `ended`: seconds since the step began. `worked`: seconds in the
+    function. `computed`: seconds of processor time, with reading and storing."""
 
     worker: int
     instruction: int
@@ -59,8 +59,8 @@ class Span:
 class Result:
     """A finished step. ref: the kept columns, in the order of the step's rows; None for no columns.
 
-    step_s: from its beginning to the report of its last instruction. ended: the time of that, on the monotonic clock.
-    replaced: the number of workers that died in it.
+    step_s: from its beginning to the report of its last instruction. ended: the time of this report, on the monotonic
+    clock. replaced: the number of workers that died in it and were replaced.
     """
 
     number: int
@@ -80,11 +80,11 @@ class _Step:
     began: float
     made: dict[int, bytes] = field(default_factory=dict)
     spans: list[Span] = field(default_factory=list)
-    left: list[int] = field(default_factory=list)  # consumers of each instruction that are not done
+    left: list[int] = field(default_factory=list)  # by instruction, the consumers that are not done
     running: set[int] = field(default_factory=set)  # workers that are not at their end
     freed: set[int] = field(default_factory=set)
     repeated: list[bytes] = field(default_factory=list)  # outputs of instructions that were done before
-    states: dict[int, bytes] = field(default_factory=dict)  # of stages that are at their end
+    states: dict[int, bytes] = field(default_factory=dict)  # by stage that has ended the step
     ended: float = 0.0
     replaced: int = 0
 
@@ -92,13 +92,13 @@ class _Step:
 class Executor:
     """A pipeline, or a model's chunks, on the workers of a plan. A context manager, used by one thread.
 
-    build: for a model, creates the chunk from the first up to the second layer number, in a worker. It and the
-        functions of stages are pickled to reach the workers.
+    build: for a model, `build(first, end)` returns the chunk of the layers from first to end - 1. It is called in the
+        workers. `build` and the functions of stages are pickled.
     keep: the columns of a result; None: those of the stages that no stage follows.
     on: "processes", or "ray". method: how processes are started, "spawn" or "forkserver".
     restarts: the number of workers that may be replaced before it gives up.
 
-    Raises PeerUnavailable if workers do not start.
+    Raises PeerUnavailable if workers do not start, and ValueError for arguments that do not fit each other.
     """
 
     def __init__(
@@ -162,12 +162,12 @@ class Executor:
         return self._next
 
     def use(self, plan: Plan) -> None:
-        """Use another plan, with as many workers, for steps that begin from now on.
+        """Use another plan, with the same number of workers, for steps that begin from now on.
 
         If the new plan splits a model differently, chunks are created again, and the state of the old ones is dropped:
-        `build` has to supply the initial state. Otherwise a chunk, or a stage with state, moves with the result of
-        `state()` after the last step. Raises ValueError for another number of workers, or if a stage or chunk would
-        move whose state is unknown.
+        `build` has to supply the initial state. Otherwise a chunk or stage with state that moves to other workers is
+        loaded there with the result of `state()` after the last step. Raises ValueError for another number of workers,
+        or if the state of a stage or chunk that moves is unknown.
         """
         if plan.cluster.workers != self._plan.cluster.workers:
             raise ValueError(f"the plan has {plan.cluster.workers} workers, not {self._plan.cluster.workers}")
@@ -178,7 +178,7 @@ class Executor:
         self._plan = plan
 
     def _move_states(self, plan: Plan) -> None:
-        """Let stages with state begin at their new workers with the state at their old ones."""
+        """Send the state of each stage that moves to its new workers. Raises ValueError if a state is unknown."""
         moved = [
             s
             for s, workers in plan.workers_of.items()
@@ -196,14 +196,14 @@ class Executor:
 
     def step(self, rows: BatchRef | None = None) -> Result:
         """Execute one step. rows: its rows, with the columns that stages read and no stage produces; None for a model
-        whose chunks read no columns. Raises StageFailed, PeerUnavailable (workers that die repeatedly), ValueError for
-        another number of rows than the plan's, and as the plane."""
+        whose chunks read no columns. Raises StageFailed if a function raises, PeerUnavailable if more workers die than
+        `restarts`, ValueError for another number of rows than the plan's, and the errors of the plane."""
         (result,) = self.run([rows])
         return result
 
     def run(self, steps: Iterable[BatchRef | None]) -> Iterator[Result]:
-        """Execute steps. Yields their results in order. As many are begun as the pipeline's lag allows. Raises as
-        `step`."""
+        """Execute steps. Yields their results in order. Up to `lag` further steps of the pipeline are begun before the
+        oldest has ended. Raises the errors of `step`."""
         coming = iter(steps)
         first, more = self._next, True
         try:
@@ -239,7 +239,7 @@ class Executor:
                 self._free_refs(step.states.values())
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and free the states of stages."""
         self._end_workers()
         self._forget_states()
 
@@ -286,7 +286,7 @@ class Executor:
             self._tell(step, w, list(plan.orders[w]))
 
     def _tell(self, step: _Step, w: int, order: list[int]) -> None:
-        """Send a worker its part of a step, preceded by the plan if it does not have it."""
+        """Send a worker its instructions of a step, preceded by the plan if the worker does not have it."""
         if self._used.get(w) is not step.plan:
             self._used[w] = step.plan
             own = [(i, step.plan.instructions[i]) for i in step.plan.orders[w]]
@@ -318,9 +318,9 @@ class Executor:
             return
         step = self._steps.get(message.step)
         if step is None:
-            return  # of a step that was given up
+            return  # the step was aborted
         if isinstance(message, m.StepState):
-            if message.stage in step.states:  # of another of its workers
+            if message.stage in step.states:  # another worker of the stage has sent it
                 self._free_refs([step.states[message.stage]])
             step.states[message.stage] = message.ref
         elif isinstance(message, m.Did):
@@ -350,7 +350,7 @@ class Executor:
                 self._plane.free(BatchRef.decode(step.made[need]))
 
     def _free_early(self, stage: int) -> bool:
-        """Whether the output of the stage can be freed once its consumers are done, because none will be executed
+        """Whether the output of the stage can be freed once its consumers are done, because no consumer may be executed
         again."""
         if not isinstance(self._of, Pipeline):
             return False
@@ -366,7 +366,7 @@ class Executor:
         if step.plan.bounds == self._plan.bounds:
             self._free_refs(self._states[stage] for stage in step.states if stage in self._states)
             self._states |= step.states
-        else:  # of chunks that another plan has replaced
+        else:  # another plan has replaced these chunks
             self._free_refs(step.states.values())
         spans = tuple(sorted(step.spans, key=lambda span: span.began))
         return Result(step.number, ref, step.ended - step.began, step.ended, spans, step.replaced)
@@ -438,7 +438,7 @@ class Executor:
         """Replace all workers after aborted steps."""
         states = [BatchRef.decode(ref) for ref in self._states.values()]
         kept = dict(zip(self._states, [self._plane.retain(ref).encode() for ref in states], strict=True))
-        self._forget_states()  # workers free those that they stored
+        self._forget_states()  # workers free the states that they stored
         self._states = kept
         self._end_workers()
         self.crew = _crew(self._on, self._functions, self._method)

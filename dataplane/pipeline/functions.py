@@ -1,7 +1,7 @@
-"""The functions of a worker: the stages of a pipeline over micro-batches, or the passes of chunks of a model.
+"""The functions that a worker executes: stages of a pipeline over micro-batches, or passes of chunks of a model.
 
-The inputs of an instruction are references: to the step's rows, and to the outputs of the instructions that it
-needs. They are combined without copies, and read in place.
+The inputs of an instruction are references to the step's rows and to outputs of other instructions. They are combined
+without copies, and read in place.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ Columns = Mapping[str, Any]
 class Chunk(Protocol):
     """Consecutive layers of a model, in a worker. Micro-batches are identified by their numbers.
 
-    It may also have `reads`, names of columns of the step's rows that its forward pass gets too; `finish()`, called
-    after its worker's last instruction of a step, to apply gradients; and both `state()`, which returns columns, and
-    `load(batch)`, by which the replacement of a dead worker continues.
+    It may also have `reads`, the names of columns of the step's rows that its forward pass receives too. `finish()`, if
+    it exists, is called after its worker's last instruction of a step, to apply gradients. With `state()`, which
+    returns columns, and `load(batch)`, the replacement of a dead worker continues from this state.
     """
 
     def forward(self, micro: int, batch: Any) -> Columns | None:
-        """The columns for the next chunk, from the `Batch` of the previous one (None for the first, without
-        `reads`)."""
+        """Execute the forward pass. `batch`: the `Batch` of the previous chunk, None for the first without `reads`.
+        Returns the columns for the next chunk."""
 
     def backward_input(self, micro: int, gradient: Any) -> Columns | None:
-        """The columns for the previous chunk, from those of the next one (None for the last)."""
+        """Compute the gradient of the input. `gradient`: the `Batch` of the next chunk, None for the last. Returns the
+        columns for the previous chunk."""
 
     def backward_weight(self, micro: int) -> None:
-        """Add to the gradients of the weights."""
+        """Compute the gradients of the weights for this micro-batch, and add them to the accumulated ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Functions:
     build: Callable[[int, int], Chunk] | None = None
 
     def keeps_state(self, stage: int) -> bool:
-        """Whether a stage depends on its earlier calls: that state is lost with a worker."""
+        """Whether a stage or chunk depends on its earlier calls. This state is lost when its worker dies."""
         return self.pipeline is None or self.pipeline.stages[stage].stateful
 
 
@@ -82,7 +83,8 @@ class WorkerObjects:
         made: Mapping[int, BatchRef | None],
         part: BatchRef | None,
     ) -> tuple[Columns | None, float]:
-        """Execute an instruction. Returns its columns, and the seconds of its function."""
+        """Execute an instruction. needs: the instructions whose outputs it reads, in `made`; part: the rows of its
+        micro-batch. Returns the columns that its function returns, and the seconds of the function."""
         target = self._object(stage)
         if kind == programs.RUN:
             ref = self._inputs(stage, micro, needs, made, part)
@@ -126,7 +128,8 @@ class WorkerObjects:
     def _inputs(
         self, stage: int, micro: int, needs: list[int], made: Mapping[int, BatchRef | None], part: BatchRef | None
     ) -> BatchRef | None:
-        """The columns that a stage reads of a micro-batch, side by side: of the step's rows, and of other stages."""
+        """The columns that a stage reads of a micro-batch, side by side, from the step's rows and other stages'
+        outputs."""
         assert self._functions.pipeline is not None
         wanted = self._functions.pipeline.stages[stage].inputs
         found, left = [], list(wanted)
@@ -143,7 +146,8 @@ class WorkerObjects:
         return whole
 
     def _handed(self, stage: int, needs: list[int], made: Mapping[int, BatchRef | None]) -> BatchRef | None:
-        """The output of the previous chunk, or of the next one."""
+        """The output of the neighbouring chunk that the pass reads: of the previous chunk forward, of the next one
+        backward."""
         chunks = len(self.bounds) - 1
         others = [need for need in needs if need // self.micro_batches % chunks != stage]
         return made[others[0]] if others else None

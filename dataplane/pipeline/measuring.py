@@ -1,7 +1,7 @@
-"""Costs from the measurements of an executor: the time of a stage by rows and tokens, and that of transfers.
+"""Costs from the measurements of an executor: the times of stages by rows and tokens, and the times of transfers.
 
-A stage's seconds are fitted by nonnegative least squares (Lawson and Hanson's NNLS, from SciPy if it is installed);
-of terms that the measured micro-batches do not distinguish, the simplest are kept.
+A stage's seconds are fitted by nonnegative least squares. Of terms that the measured micro-batches do not
+distinguish, the simplest are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Measured = Sequence[tuple[Plan, Rows, Result]]
 
 
 def measure(pipeline: Pipeline, steps: Measured) -> Pipeline:
-    """The pipeline with costs measured in these steps; a stage without measurements keeps its own.
+    """The pipeline with costs fitted to these steps. A stage without measurements keeps its costs.
 
-    A cost keeps its form: terms that are zero stay zero, unless all are. For a stage that computes, the processor's
-    seconds over its cores count, which other computations do not change. The cores are not measured, and stay as
+    A cost keeps its form: terms that are zero stay zero, unless all are. For a stage that computes, the processor time
+    divided by its cores is fitted, because other computations do not change it. The cores are not measured, and stay as
     declared.
     """
     stages = []
@@ -59,7 +59,7 @@ def _fitted(cost: Cost, points: list[tuple[Lengths, float]]) -> Cost:
     chosen = dict.fromkeys(terms, 0.0)
     said = [name for name in terms if getattr(cost, name)]
     used: list[str] = []
-    for name in said or terms:  # a term that the others explain says nothing
+    for name in said or terms:  # a term that depends linearly on earlier ones is left out
         columns = np.stack([terms[each] / max(terms[each].max(), 1e-12) for each in [*used, name]], axis=1)
         if np.linalg.matrix_rank(columns, tol=1e-6) == len(used) + 1:
             used.append(name)
@@ -74,7 +74,7 @@ def _fitted(cost: Cost, points: list[tuple[Lengths, float]]) -> Cost:
 
 
 def nonnegative(matrix: Floats, values: Floats) -> Floats:
-    """x >= 0 with minimal |matrix x - values|, for few columns, by enumeration of the nonzero ones."""
+    """The x >= 0 with minimal |matrix x - values|, by enumeration of the nonzero columns, which must be few."""
     count, best, least = matrix.shape[1], np.zeros(matrix.shape[1]), float("inf")
     for chosen in range(1, 2**count):
         columns = [i for i in range(count) if chosen >> i & 1]
@@ -87,10 +87,11 @@ def nonnegative(matrix: Floats, values: Floats) -> Floats:
 
 
 def measure_cluster(cluster: Cluster, steps: Iterable[tuple[Plan, Result]]) -> Cluster:
-    """The cluster with the transfer costs measured in these steps: the first decile over the instructions. Longer ones
+    """The cluster with the transfer costs measured in these steps: the first decile over all instructions. Longer times
     are mostly due to other computations, which are simulated.
 
-    overhead_s: beyond an instruction's function. hop_s: until a worker that waited for another's output continued.
+    overhead_s: the time of an instruction beyond its function. hop_s: the time from the end of an instruction until a
+    worker that waited for its output continued.
     """
     overheads: list[float] = []
     hops: list[float] = []

@@ -6,7 +6,8 @@ import msgspec
 
 
 class Use(msgspec.Struct, frozen=True, tag="use"):
-    """The instructions of steps that begin after this message: number, kind, stage, micro-batch, needs."""
+    """The worker's instructions in steps that begin after this message: number, kind, stage, micro-batch, needs.
+    bounds: of chunks, as in `Plan`."""
 
     instructions: list[tuple[int, str, int, int, list[int]]]
     micro_batches: int
@@ -44,8 +45,9 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):
-    """The worker has executed an instruction. Seconds are of the monotonic clock of its host; `worked`: of the
-    function; `computed`: of a processor in the whole instruction."""
+    """The worker has executed an instruction. `began`, `ended`: seconds of the monotonic clock of its host; `worked`:
+    seconds in the function; `computed`: processor seconds of the whole instruction; `ref`: the output, empty for
+    none."""
 
     step: int
     instruction: int
@@ -79,7 +81,7 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
 
 def states_of(scope: str) -> str:
-    """The scope of the states that a step leaves; its outputs are under its own."""
+    """The scope of the states after a step. `scope`: the scope of the step's outputs."""
     return f"{scope}-states"
 
 

@@ -2,14 +2,14 @@
 
 A candidate is a cut of the layers into chunks, a worker for each chunk, a cap on the micro-batches that each chunk
 holds, and a priority rule for free workers. Its schedule is the result of a simulation: backward passes first, because
-others wait for them, then forward passes up to the caps, and gradients of weights when nothing else can be done
-(zero-bubble pipelines, arXiv 2401.10241). The search begins with cuts that balance the workers, chunks placed in turn
-or back and forth, and 1F1B and interleaved 1F1B; the best candidates are changed, one element at a time, where the
-busiest worker or its bubbles indicate, and kept if the step becomes shorter (the three elements that AdaPtis, arXiv
-2509.23722, adapts).
+other chunks wait for them, then forward passes up to the caps, and gradients of weights when nothing else can be done
+(zero-bubble pipelines, arXiv 2401.10241). The search begins with cuts that balance the workers, and chunks placed in
+turn or back and forth. The best candidates are changed, one random element at a time, and a change is kept if the step
+becomes shorter. Half of the cuts that are moved belong to the busiest worker. The three elements are those that AdaPtis
+(arXiv 2509.23722) adapts.
 
-Invariants: no worker holds more than its host allows; equal arguments give equal plans unless the time runs out; the
-plan is no worse than 1F1B and interleaved 1F1B of equal layers if those fit.
+Invariants: no worker uses more memory than its host allows. Equal arguments give equal plans unless the time runs out.
+The plan is no worse than 1F1B and interleaved 1F1B of equal layers, if these fit the memory.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ class ModelPlan:
     bounds: Ints
     worker_of: Ints
     caps: Ints
-    group: int  # micro-batches that go through a chunk before another chunk of its worker is looked at
+    group: int  # micro-batches that go through a chunk before another chunk of its worker has its turn
     split: bool = True
 
 
 class ModelSearch:
-    """One search. `best`: the best candidate so far; `considered`: the number of simulated ones."""
+    """One search. `alive`: the best candidates so far, with their times and outcomes; `considered`: the number of
+    simulated candidates."""
 
     def __init__(self, model: Model, cluster: Cluster, micro_batches: int, seconds: float, seed: int) -> None:
         self.model, self.cluster, self.micro_batches = model, cluster, micro_batches
@@ -72,7 +73,7 @@ class ModelSearch:
                 break
         found.sort(key=lambda each: each[0])
         kept: list[tuple[float, ModelPlan, Outcome]] = []
-        for each in found:  # not three times the same cut
+        for each in found:  # candidates that differ only in cuts, caps or groups count as one
             if all(
                 len(each[1].bounds) != len(k[1].bounds) or (each[1].worker_of != k[1].worker_of).any() for k in kept
             ):
@@ -100,8 +101,9 @@ class ModelSearch:
                         yield ModelPlan(bounds, worker_of.astype(np.int32), caps, group)
 
     def caps(self, bounds: Ints, worker_of: Ints, scale: float) -> Ints | None:
-        """The number of micro-batches that each chunk holds: those of its way to the loss and back at the pace of
-        the busiest worker, times the scale, limited by memory; None if not even one of each fits."""
+        """The cap of each chunk: the number of micro-batches that the busiest worker begins while one goes from the
+        chunk to the loss and back, times `scale`. Limited by memory; None if not even one micro-batch of each chunk
+        fits."""
         each = np.diff(self.model.sums[bounds], axis=0)
         there = each[:, 0] + each[:, 1] + 2 * self.cluster.hop_s
         way = np.cumsum(there[::-1])[::-1]
@@ -110,7 +112,8 @@ class ModelSearch:
         return self.fitted(each, worker_of, wanted)
 
     def fitted(self, each: Floats, worker_of: Ints, wanted: Floats) -> Ints | None:
-        """The caps, reduced for workers that would hold too much."""
+        """The caps `wanted`, reduced for workers whose memory they exceed. None if one micro-batch of each chunk is too
+        much."""
         caps = wanted.copy()
         for w in range(self.cluster.workers):
             mine = np.flatnonzero(worker_of == w)
@@ -123,7 +126,8 @@ class ModelSearch:
         return caps.astype(np.int32)
 
     def play(self, candidate: ModelPlan) -> tuple[float, ModelPlan, Outcome] | None:
-        """The outcome of a candidate; None if it holds too much."""
+        """Simulate a candidate. Returns its time, the candidate and its outcome; None if it exceeds the memory or
+        cannot finish."""
         self.considered += 1
         chunks, count = len(candidate.bounds) - 1, self.micro_batches
         tasks = programs.chunk_tasks(self.model, candidate.bounds, count, candidate.split, self.cluster.overhead_s)
@@ -147,7 +151,7 @@ class ModelSearch:
         return outcome.makespan, candidate, outcome
 
     def improve(self) -> None:
-        """Change the surviving candidates until the time is over, or none improves."""
+        """Change the best candidates until the time is over, or `PATIENCE` changes in a row improve none."""
         for at in range(len(self.alive)):
             best = self.alive[at]
             missed, most = 0, PATIENCE if at == 0 else PATIENCE // 2
@@ -173,7 +177,7 @@ class ModelSearch:
         return replace(candidate, group=group)
 
     def _cut(self, candidate: ModelPlan, outcome: Outcome) -> ModelPlan | None:
-        """A cut moved by a piece or two; more often one of the busiest worker's chunks."""
+        """The candidate with a cut moved by one piece. In half of the cases it is a cut of the busiest worker."""
         index = np.searchsorted(self.cuts, candidate.bounds)
         if self.random.random() < 0.5:
             busy = np.bincount(outcome.worker, outcome.end - outcome.start, self.cluster.workers)
@@ -214,8 +218,8 @@ class ModelSearch:
 
 
 def keys(chunks: int, micro_batches: int, group: int, split: bool) -> Floats:
-    """The priorities: backward passes, late chunks first; forward passes; gradients of weights. `group`
-    micro-batches pass a chunk before another chunk's turn."""
+    """The priorities of all tasks, the lowest first: backward passes, late chunks first; then forward passes; then
+    gradients of weights. `group` micro-batches go through a chunk before another chunk has its turn."""
     chunk, micro = np.divmod(np.arange(chunks * micro_batches), micro_batches)
     turn = micro // group * chunks * group + micro % group
     step = float(chunks * micro_batches * 2)
@@ -224,7 +228,7 @@ def keys(chunks: int, micro_batches: int, group: int, split: bool) -> Floats:
 
 
 def plan_model(model: Model, cluster: Cluster, micro_batches: int, *, seconds: float = 5.0, seed: int = 0) -> Plan:
-    """A plan of a step with this many micro-batches, searched for about this many seconds.
+    """Search a plan of a step with `micro_batches` micro-batches, for about `seconds` seconds.
 
     The memory of each worker is limited by its host's `worker_bytes`. Raises ValueError if the model has fewer
     pieces than there are workers, or no considered plan fits the memory.

@@ -1,7 +1,8 @@
 """A model as a pipeline: layers with forward and backward passes, cut into chunks of consecutive layers.
 
-The backward pass of a chunk is one instruction, or two: one for the gradient of its input, for which the previous chunk
-waits, and one for that of its weights, for which no chunk waits (zero-bubble pipelines, arXiv 2401.10241).
+The backward pass of a chunk is one instruction or two. With two, the first computes the gradient of its input, for
+which the previous chunk waits. The second computes the gradients of its weights, for which no chunk waits (zero-bubble
+pipelines, arXiv 2401.10241).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ class Layer:
     backward_weight_s: float
     #: Kept from the forward until the backward pass.
     activation_bytes: float = 0.0
-    #: The part of `activation_bytes` that the weights' backward pass needs after the input's.
+    #: The part of `activation_bytes` that is kept until the gradients of the weights are computed.
     weight_bytes: float = 0.0
     #: Parameters, gradients and the optimizer's state.
     state_bytes: float = 0.0
-    #: The bytes that it passes to the next layer, and of the gradient that comes back.
+    #: The bytes of its output, and of the gradient of the output.
     output_bytes: float = 0.0
 
 
@@ -50,9 +51,9 @@ class Model:
 
     @cached_property
     def sums(self) -> Floats:
-        """float64 `[layers + 1, 6]`: over all layers before each, the seconds of the forward pass and of those
-        backward by input and by weight, and the bytes of activations, of the inputs of weights' gradients, and of
-        state."""
+        """float64 `[layers + 1, 6]`: sums over all layers before each. The columns are the seconds of the forward pass,
+        of the gradient of inputs and of the gradients of weights, then `activation_bytes`, `weight_bytes` and
+        `state_bytes`."""
         table = [
             (
                 layer.forward_s,

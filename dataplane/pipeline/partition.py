@@ -1,8 +1,7 @@
 """Cuts a model's layers into chunks with equal work for each worker, and computes a lower bound for all plans.
 
-With one chunk a worker the cut is optimal: the smallest possible maximum, by bisection. With several, chunks begin
-equal, and cuts are moved by a layer while the loads of workers become more equal. The memory of a worker limits
-both.
+With one chunk for each worker, the cuts have the smallest possible maximum, found by bisection. With several chunks,
+these begin equal, and cuts are moved by a layer while the loads of workers become more equal.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ import numpy as np
 from dataplane.pipeline.events import Floats, Ints
 from dataplane.pipeline.models import Model
 
-_SHARP = 8  # the norm that stands for the most: sharp enough to mean it, smooth enough to move a cut that is not in it
+_SHARP = 8  # exponent of the norm that approximates the maximum, and also changes with loads below it
 _ROUNDS = 400
 
 
 def seconds_before(model: Model) -> Floats:
-    """float64 `[layers + 1]`: the seconds of all passes of the layers before each."""
+    """float64 `[layers + 1]`: the seconds of all passes of all layers before each."""
     return np.asarray(model.sums[:, :3].sum(axis=1))
 
 
 def allowed_cuts(model: Model) -> Ints:
-    """The layers before which a chunk may begin, and the end."""
+    """The layers before which a chunk may begin, and the number of layers."""
     count = len(model.layers)
     cuts = range(1, count) if model.cuts is None else [cut for cut in model.cuts if 0 < cut < count]
     return np.array([0, *cuts, count], np.int32)
 
 
 def balanced(model: Model, chunks: int) -> Ints:
-    """The bounds of this many chunks with the smallest maximum.
+    """The bounds of this many chunks with the smallest maximum of seconds.
 
     Raises ValueError if the model cannot be cut into that many.
     """
@@ -47,7 +46,8 @@ def balanced(model: Model, chunks: int) -> Ints:
 
 
 def _fits(at: Floats, most: float, chunks: int) -> list[int] | None:
-    """The starts of chunks of at most this size, as long as possible; None if that gives too few."""
+    """The bounds of chunks of at most `most` seconds, each as long as possible. None if these are more than
+    `chunks`."""
     bounds = [0]
     while bounds[-1] < len(at) - 1:
         end = int(np.searchsorted(at, at[bounds[-1]] + most, "right")) - 1
@@ -58,7 +58,7 @@ def _fits(at: Floats, most: float, chunks: int) -> list[int] | None:
 
 
 def _even(at: Floats, bounds: list[int], chunks: int) -> list[int]:
-    """The wanted number of chunks: the longest divisible ones are halved."""
+    """The bounds of exactly `chunks` chunks, after halving the longest chunks that can be divided."""
     bounds = list(bounds)
     while len(bounds) < chunks + 1:
         long = max(
@@ -72,10 +72,10 @@ def _even(at: Floats, bounds: list[int], chunks: int) -> list[int]:
 
 
 def even_out(model: Model, bounds: Ints, worker_of: Ints, speed: Floats, held: Floats | None = None) -> Ints:
-    """Cuts moved until no move by a layer makes the workers' loads more equal.
+    """The bounds after moving cuts by a layer until no such move makes the workers' loads more equal.
 
-    worker_of: of each chunk. held: float64 `[chunks]`, the number of micro-batches of each that are held at a time;
-    with it, the memory of a worker does not grow.
+    worker_of: the worker of each chunk. held: float64 `[chunks]`, the number of micro-batches that each chunk holds at
+    a time. If given, the largest memory of a worker does not grow.
     """
     cuts = allowed_cuts(model)
     at, index = seconds_before(model)[cuts], np.searchsorted(cuts, bounds)
@@ -124,12 +124,12 @@ def even_out(model: Model, bounds: Ints, worker_of: Ints, speed: Floats, held: F
 
 
 def lower_bound(model: Model, workers: int, micro_batches: int, speed: Floats) -> float:
-    """Seconds that every plan of this model takes at least, with this many workers of these speeds.
+    """A lower bound of the seconds of every plan of this model, with this many workers of these speeds.
 
-    The maximum of: all work over all workers, with their waits at the beginning, where the k-th to begin waits at
-    least for the forward passes of k - 1 pieces; any indivisible piece, for all micro-batches on one worker, after
-    the forward passes of those before it and, without its own weights' gradients, before their backward ones; and
-    one micro-batch forward and backward. Transfers and memory are ignored.
+    The maximum of three bounds. First, all work over all workers, with their waits at the beginning: the k-th worker to
+    begin waits at least for the forward passes of k - 1 pieces. Second, each indivisible piece for all micro-batches on
+    one worker, after the forward passes of the pieces before it, and then either its gradients of weights or the
+    backward passes of those pieces. Third, one micro-batch forward and backward. Transfers and memory are ignored.
     """
     cuts = allowed_cuts(model)
     fastest, all_speed = float(speed.max()), float(speed.sum())

@@ -1,6 +1,6 @@
-"""A plan: the instructions of each worker in a step, in order; and the predicted time of a plan.
+"""A plan, which has the instructions of each worker in a step, in order, and the prediction of its time.
 
-A plan has no costs, so it can be simulated with any: those that it was made for, those of another step, or measured
+A plan has no costs, so it can be simulated with the costs that it was made for, those of another step, or measured
 ones. `Executor` runs it unchanged.
 """
 
@@ -24,8 +24,9 @@ from dataplane.pipeline.stages import Pipeline, Rows
 class Prediction:
     """The predicted time of a plan.
 
-    step_s: seconds a step. With several steps in progress, the time between the ends of two.
-    busy_s: float64 `[workers]`, the seconds of a step in which each works.
+    step_s: seconds a step, infinite for an impossible order. With several steps in progress, the time between the
+    ends of two.
+    busy_s: float64 `[workers]`, the seconds of a step in which each worker works.
     worker_bytes, host_bytes: float64, the largest memory of each worker, and of each host's plane.
     bound_s: the lower bound for all plans with these costs on this cluster; 0 if not requested.
     """
@@ -57,7 +58,8 @@ class Plan:
     parts: for a pipeline, the rows of each micro-batch.
     bounds: for a model, the layer at which each chunk begins, and the number of layers.
     schedule: the name of the order.
-    considered, planning_s: the number of plans simulated to find it, and the seconds.
+    bound_s: the lower bound of step_s that the search computed; 0 for none.
+    considered, planning_s: the number of plans that the search simulated, and its seconds.
     """
 
     cluster: Cluster
@@ -153,5 +155,5 @@ class Plan:
 def plan_of(
     cluster: Cluster, instructions: tuple[Instruction, ...], orders: list[Ints] | list[list[int]], **more: Any
 ) -> Plan:
-    """A plan with these orders."""
+    """The plan with these orders; `more`: other fields of `Plan`."""
     return Plan(cluster, instructions, tuple(tuple(int(i) for i in order) for order in orders), **more)

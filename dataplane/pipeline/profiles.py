@@ -46,14 +46,14 @@ class Sizes:
     head_dim: int = 128
     window: int = 0
     experts: int = 0
-    experts_used: int = 0  # a token, shared ones included
+    experts_used: int = 0  # by a token, shared ones included
     expert_width: int = 0
     experts_over: int = 8
-    attention_parameters: int = 0  # where they are not by heads: of latent attention
+    attention_parameters: int = 0  # of latent attention, where they do not follow from the heads; 0: by heads
     state_size: int = 0
     inner: int = 0
     tied: bool = False
-    predicted: int = 1  # tokens that are predicted: heads, and layers of their own, that many less one
+    predicted: int = 1  # tokens that are predicted at a time: the number of heads, and of additional layers plus one
     vision_layers: int = 0
     vision_hidden: int = 0
     vision_feed_forward: int = 0
@@ -126,16 +126,16 @@ def model(name: str, tokens: int = 4096) -> Model:
 
 
 def body(name: str) -> tuple[int, int]:
-    """The layers that equal chunks are counted in: all but the embedding before them and the head after them. The
-    vision encoder's count as the decoder's do."""
+    """The layers that are divided into equal chunks, as first and end: all but the embedding at the beginning and the
+    head at the end. Layers of a vision encoder count like those of the decoder."""
     sizes = SIZES[name]
     first = 0 if sizes.vision_layers else 1
     return first, sizes.vision_layers + 1 + len(sizes.pattern)
 
 
 def _layer(name: str, parameters: float, used: float, scores: float, hidden: int, tokens: float, kept: float) -> Layer:
-    """used: parameters that a token is multiplied with; scores: operations a token without weights; kept: bytes a
-    token."""
+    """The costs of a layer. used: parameters by which a token is multiplied; scores: operations a token without
+    weights; kept: bytes of activations a token."""
     linear = 2 * used * tokens / FLOPS
     mixed = scores * tokens / FLOPS
     activations = kept * tokens

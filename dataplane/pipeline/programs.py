@@ -1,8 +1,7 @@
-"""The instructions of a step and their tasks: of stages over micro-batches, and of chunks of a model.
+"""The instructions of a step and their simulated tasks, for stages over micro-batches and for chunks of a model.
 
-Invariants: instruction i of a step is task i of the first simulated step, and task i + n * k of the k-th after it. A
-stage's instruction is `stage * micro_batches + micro`; a chunk's is `(pass * chunks + chunk) * micro_batches +
-micro`.
+Invariants: instruction i of n is task i of the first simulated step, and task i + n * k of the k-th step after it. A
+stage's instruction is `stage * micro_batches + micro`; a chunk's is `(pass * chunks + chunk) * micro_batches + micro`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Instruction:
     kind: str
     stage: int
     micro: int
-    #: The instructions of the step that it follows.
+    #: The instructions of the step that must end before it begins.
     needs: tuple[int, ...]
 
 
@@ -56,13 +55,13 @@ def of_stages(pipeline: Pipeline, micro_batches: int) -> tuple[Instruction, ...]
 
 
 def stage_seconds(pipeline: Pipeline, rows: Rows, parts: Partition) -> Floats:
-    """float64 `[stages, micro-batches]`: the seconds of each stage for each."""
+    """float64 `[stages, micro-batches]`: the seconds of each stage for each micro-batch."""
     return np.array([[s.cost.seconds(rows.tokens(s.cost.tokens)[part]) for part in parts] for s in pipeline.stages])
 
 
 def stage_tasks(pipeline: Pipeline, rows: Rows, parts: Partition, overhead_s: float = 0.0, steps: int = 1) -> Tasks:
-    """The tasks of several equal steps. The queue of each is its stage; slot 0 is taken by the first stage and
-    returned by the last."""
+    """The tasks of `steps` equal steps. The queue of each task is its stage. The first stage takes a place of slot 0
+    for each micro-batch, and the last gives it back."""
     stages, count = pipeline.stages, len(parts)
     work = stage_seconds(pipeline, rows, parts) + overhead_s
     sizes = np.array(
@@ -102,7 +101,8 @@ def _stage_edges(
     lag: int,
     steps: int,
 ) -> tuple[Lengths, Lengths]:
-    """The dependencies between tasks of all steps, and the start of each task's."""
+    """The dependencies between the tasks of all steps, int64 [dependencies, 2] sorted by the earlier task, and the
+    position at which those of each task start."""
     stages, total, micros = len(needs), len(needs) * count, np.arange(count)
     own = [np.zeros((0, 2), np.int64)]
     for s in range(stages):
@@ -141,8 +141,8 @@ def of_chunks(chunks: int, micro_batches: int, split: bool) -> tuple[Instruction
 
 @lru_cache(maxsize=64)
 def _edges(chunks: int, micro_batches: int, split: bool) -> tuple[Ints, Ints, Ints]:
-    """The start of each task's dependencies, the dependent tasks, and the chunk whose last layer has the bytes; -1
-    for none."""
+    """The position at which each task's dependencies start, the dependent tasks, and for each dependency the chunk
+    whose last layer's output size is sent; -1 for none."""
     pairs = [(n, i) for i, each in enumerate(of_chunks(chunks, micro_batches, split)) for n in each.needs]
     edges = np.array(pairs, np.int64).reshape(-1, 2)
     edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]
@@ -154,8 +154,8 @@ def _edges(chunks: int, micro_batches: int, split: bool) -> tuple[Ints, Ints, In
 
 
 def chunk_tasks(model: Model, bounds: Ints, micro_batches: int, split: bool, overhead_s: float = 0.0) -> Tasks:
-    """The tasks of a step. Chunk c is the layers from `bounds[c]` up to `bounds[c + 1]`; the queue of each task is
-    its pass and chunk; slot c is taken by the forward pass of chunk c and returned by its last pass."""
+    """The tasks of a step. Chunk c has the layers from `bounds[c]` to `bounds[c + 1] - 1`. The queue of each task is
+    its pass and chunk. The forward pass of chunk c takes a place of slot c, and its last pass gives it back."""
     chunks, passes = len(bounds) - 1, 3 if split else 2
     each = np.diff(model.sums[bounds], axis=0)  # [chunks, 6]
     forward, by_input, by_weight, kept, weights, _ = each.T
@@ -187,7 +187,7 @@ def chunk_tasks(model: Model, bounds: Ints, micro_batches: int, split: bool, ove
 
 
 def room_of(cluster: Cluster, members: Sequence[Sequence[int]]) -> Room:
-    """The cluster, with the workers of each queue."""
+    """The resources of a cluster as a `Room`. `members`: the workers of each queue."""
     host, speed, cores, rate = cluster.arrays()
     return Room(
         host,

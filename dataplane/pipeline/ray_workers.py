@@ -1,9 +1,9 @@
 """Workers as actors of Ray: each connects to the node of its Ray node (call `dataplane.integrations.ray.up()` in the
 driver first).
 
-An actor works in a thread of its own and communicates by calls: `tell` adds a message, `hear` waits for some. One
-call of `hear` is in progress for each actor. Calls of an actor with several threads may overtake each other, so
-messages are numbered, and put in order again.
+An actor works in a thread of its own and communicates by remote calls: `tell` adds a message, `hear` waits for
+messages. One call of `hear` is in progress for each actor. Calls of an actor with several threads may overtake each
+other, so messages are numbered and put in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataplane.pipeline.crews import Crew
 from dataplane.pipeline.functions import Functions
 from dataplane.pipeline.worker import ExecutorGone, ExecutorLink, work
 
-_HEAR_S = 5.0  # that a call waits for something to say
+_HEAR_S = 5.0  # seconds for which a call of `hear` waits for a message
 
 
 class _QueueLink(ExecutorLink):
@@ -27,7 +27,7 @@ class _QueueLink(ExecutorLink):
         self.told: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._telling, self._next = threading.Lock(), 0
-        self._early: dict[int, bytes] = {}  # that came before others of smaller numbers
+        self._early: dict[int, bytes] = {}  # messages that came before others with smaller numbers
 
     def tell(self, number: int, message: bytes) -> None:
         with self._telling:
@@ -50,7 +50,7 @@ class _QueueLink(ExecutorLink):
 
 
 class Actor:
-    """The actor. Its calls run in threads beside the worker's."""
+    """The Ray actor of a worker. Its calls run in threads beside the worker's thread."""
 
     def __init__(self, address: str, functions: Functions) -> None:
         self._link = _QueueLink()
@@ -58,11 +58,11 @@ class Actor:
         self._thread.start()
 
     def tell(self, number: int, message: bytes) -> None:
-        """Add a message, after all with smaller numbers."""
+        """Pass a message to the worker, after all messages with smaller numbers."""
         self._link.tell(number, message)
 
     def hear(self) -> list[bytes]:
-        """Wait up to `_HEAR_S` seconds for messages of the worker. Returns all that have come, possibly none. Raises
+        """Wait up to `_HEAR_S` seconds for messages of the worker. Returns all messages so far, possibly none. Raises
         RuntimeError if the worker has ended."""
         deadline = time.monotonic() + _HEAR_S
         said: list[bytes] = []
@@ -83,7 +83,8 @@ class Actor:
 
 
 class Actors(Crew):
-    """Actors of this process's Ray job. `resources`: of each one, such as {"num_cpus": 1}."""
+    """Actors of this process's Ray job. `resources`: options of each actor, such as {"num_cpus": 1}. Raises Misuse if
+    Ray is not initialized."""
 
     def __init__(self, functions: Functions, resources: dict[str, Any] | None = None) -> None:
         import ray  # an extra
@@ -110,7 +111,7 @@ class Actors(Crew):
             self._told[worker] += 1
 
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """From the finished calls."""
+        """Wait for calls of `hear`, and yield their messages; None for an actor that has ended, which is killed."""
         done, _ = self._ray.wait(list(self._hearing), num_returns=1, timeout=timeout, fetch_local=False)
         for call in done:
             worker = self._hearing.pop(call)
@@ -129,7 +130,7 @@ class Actors(Crew):
         return self._actors[worker]
 
     def close(self) -> None:
-        """Stop all, and kill those that do not stop."""
+        """Ask all actors to stop, wait for them within a bounded time, and kill them."""
         stopping = [actor.stop.remote() for actor in self._actors.values()]
         if stopping:
             self._ray.wait(stopping, num_returns=len(stopping), timeout=2 * _HEAR_S)

@@ -1,6 +1,6 @@
 """Known plans: for models GPipe, 1F1B and interleaved 1F1B; for stages, each with its workers, first in first out.
 
-They are the baselines of searched plans, and the beginning of a search.
+They are the baselines of searched plans.
 
 - GPipe: all forward passes, then all backward passes (arXiv 1811.06965).
 - 1F1B: worker w of P begins with P - 1 - w forward passes, then alternates a forward and a backward pass
@@ -26,10 +26,10 @@ from dataplane.pipeline.stages import Lengths, Pipeline, Rows
 
 
 def uniform(model: Model, chunks: int, body: tuple[int, int] | None = None) -> Ints:
-    """The bounds of chunks with equally many layers, as nearly as possible.
+    """The bounds of chunks with nearly equal numbers of layers.
 
-    body: the layers that are counted, such as the decoder's; those before them go to the first chunk, and those
-    after them to the last. None: all. Raises ValueError with fewer layers than chunks.
+    body: the first and the end of the layers that are counted, such as the decoder's. Layers before them go to the
+    first chunk, and layers after them to the last. None: all layers. Raises ValueError with fewer layers than chunks.
     """
     first, end = body or (0, len(model.layers))
     if end - first < chunks:
@@ -42,7 +42,8 @@ def uniform(model: Model, chunks: int, body: tuple[int, int] | None = None) -> I
 def interleaved(
     model: Model, cluster: Cluster, micro_batches: int, chunks: int = 2, bounds: Sequence[int] | Ints | None = None
 ) -> Plan:
-    """Interleaved 1F1B with this many chunks a worker; 1: 1F1B. `bounds`: of all chunks; None: equally many layers.
+    """The plan of interleaved 1F1B with this many chunks a worker; with 1, of 1F1B. bounds: of all chunks; None: nearly
+    equal numbers of layers.
 
     Raises ValueError if chunks are interleaved and the micro-batches are no multiple of the workers.
     """
@@ -80,7 +81,7 @@ def interleaved(
 
 
 def gpipe(model: Model, cluster: Cluster, micro_batches: int, bounds: Sequence[int] | Ints | None = None) -> Plan:
-    """All forward passes, then all backward passes."""
+    """The plan of GPipe: all forward passes, then all backward passes. bounds: as for `interleaved`."""
     workers = cluster.workers
     at = uniform(model, workers) if bounds is None else np.array(bounds)
     orders = [
@@ -97,7 +98,8 @@ def fifo(
     members: Mapping[str, Sequence[int]],
     parts: Sequence[Sequence[int] | Lengths],
 ) -> Plan:
-    """Stages on these workers; micro-batches go to a stage's workers in turn, and a worker takes the first ready one.
+    """The plan of stages on these workers. Micro-batches go to a stage's workers in turn, and a worker takes the first
+    ready micro-batch. members: by stage name, its workers. parts: the rows of each micro-batch.
 
     Raises ValueError if a stage has no worker, or a row is in no part.
     """
@@ -125,7 +127,7 @@ def fifo(
 
 
 def in_turn(rows: Rows, micro_batches: int) -> list[Lengths]:
-    """The rows in order, in micro-batches of equally many groups, as nearly as possible."""
+    """The rows of each micro-batch: the groups in order, in nearly equal numbers."""
     groups = rows.groups
     cuts = np.round(np.linspace(0, len(groups), micro_batches + 1)).astype(int)
     return [np.concatenate(groups[a:b]) for a, b in pairwise(cuts) if b > a]

@@ -1,12 +1,13 @@
 """Searches a plan of stages: rows into micro-batches, stages and their replicas on workers, and their order, together.
 
 A candidate is a number of micro-batches and a way to fill them, the workers of each stage, and a priority rule for free
-workers. It is simulated with the costs of the step's rows; the best is changed, one element at a time, and kept if the
-step becomes shorter. The search begins with workers divided by the work of each stage, with stages on all workers, and
-with a given plan.
+workers. A candidate is simulated with the costs of the step's rows. The best candidate is changed, one element at a
+time, and a change is kept if the step becomes shorter. The search begins with workers divided by the work of each
+stage, and with stages on all workers.
 
-Invariants: groups stay together; no stage has more workers than its `replicas`, or one without its `resource`; the
-memory of plane and workers stays within the hosts' limits; the plan is no worse, in the model, than the given one.
+Invariants: groups stay together; no stage has more workers than its `replicas`, or a worker without its `resource`. The
+memory of plane and workers stays within the hosts' limits. The predicted time is no longer than that of the given plan,
+if this fits the limits.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Search:
                 raise ValueError(f"{stage.name} needs {stage.resource}, and no host has that")
 
     def _weights(self) -> Floats:
-        """float64 `[groups]`: the seconds of all stages."""
+        """float64 `[groups]`: the seconds of each group's rows in all stages."""
         rows = np.zeros(len(self.rows))
         for stage in self.pipeline.stages:
             cost = stage.cost
@@ -81,7 +82,7 @@ class Search:
             before = np.cumsum(self.weights[heavy_first]) - self.weights[heavy_first] / 2
             which = np.minimum(before / max(self.weights.sum(), 1e-300) * count, count - 1).astype(int)
             chosen = [heavy_first[which == i] for i in range(count)]
-        else:  # the heaviest goes to the least loaded
+        else:  # the heaviest group goes to the micro-batch with the least load
             loads = [(0.0, i) for i in range(count)]
             bins: list[list[int]] = [[] for _ in range(count)]
             for group in heavy_first:
@@ -92,7 +93,7 @@ class Search:
         return [np.sort(np.concatenate([groups[g] for g in each])) for each in chosen if len(each)]
 
     def play(self, candidate: StagePlan) -> tuple[float, Plan] | None:
-        """The outcome of a candidate, and its plan; None if it does not fit."""
+        """Simulate a candidate. Returns its seconds and its plan; None if it cannot finish or exceeds a limit."""
         self.considered += 1
         parts = self.parts(candidate.micro_batches, candidate.way)
         overhead_s = self.cluster.overhead_s
@@ -112,7 +113,7 @@ class Search:
         return (predicted.step_s, plan) if self.fits(predicted) else None
 
     def fits(self, predicted: Prediction) -> bool:
-        """Whether it stays within the limits of hosts, and ends."""
+        """Whether the plan stays within the memory limits of hosts, and finishes."""
         hosts = self.cluster.hosts
         store = all(
             not h.store_bytes or held <= h.store_bytes for h, held in zip(hosts, predicted.host_bytes, strict=True)
@@ -137,7 +138,8 @@ class Search:
     # The starting points and the moves of a search
 
     def first(self) -> list[StagePlan]:
-        """The initial candidates: by the work of each stage, and all stages on all workers."""
+        """The initial candidates: workers divided by the work of each stage, and stages on all workers, for several
+        numbers of micro-batches."""
         groups = len(self.rows.groups)
         workers = self.cluster.workers
         counts = sorted({min(groups, n, MOST) for n in (1, workers // 2 or 1, workers, 2 * workers, 4 * workers, 16)})
@@ -179,7 +181,7 @@ class Search:
         return min(len(self.eligible[s]), count, replicas if replicas is not None else count)
 
     def changed(self, candidate: StagePlan) -> StagePlan | None:
-        """The candidate with one random change."""
+        """The candidate with one random change; None if a stage would have no worker."""
         what = self.random.random()
         if what < 0.15:
             count = candidate.micro_batches
@@ -215,11 +217,11 @@ def plan(
     micro_batches: int | None = None,
     seed: int = 0,
 ) -> Plan:
-    """A plan of a step with these rows, searched for at most about this many seconds.
+    """Search a plan of a step with these rows, for at most about `seconds` seconds.
 
-    given: a plan of the same rows, kept unless a plan is found that takes less by more than the share `gain`. A
-    smaller gain is within the error of the model. micro_batches: a fixed number of them. Raises ValueError if a
-    stage's resource is on no host, or no considered plan fits the memory.
+    given: a plan of the same rows. It is returned unless the found plan is shorter by the share `gain`, since a smaller
+    gain may be an error of the model. micro_batches: their number; None: it is searched. Raises ValueError if a stage's
+    resource is on no host, or no considered plan fits the memory.
     """
     began = time.monotonic()
     search = Search(pipeline, rows, cluster, seconds, seed)
@@ -261,10 +263,10 @@ def plan(
 
 
 def lower_bound(pipeline: Pipeline, rows: Rows, cluster: Cluster) -> float:
-    """Seconds a step that every plan takes at least, with any micro-batches.
+    """A lower bound of the seconds of a step for every plan, with any micro-batches.
 
-    The maximum of: all work over all workers; that of a stage over its largest number of workers; computation over
-    the hosts' cores; and, without several steps in progress, the slowest row through all consecutive stages.
+    The maximum of four bounds: all work over all workers; the work of each stage over its largest number of workers;
+    computation over the hosts' cores; and, without a lag, the slowest row through all stages that follow each other.
     """
     seconds: list[float] = []
     way: list[Floats] = []

@@ -25,11 +25,11 @@ class Cost:
     fixed_s: float = 0.0
     row_s: float = 0.0
     token_s: float = 0.0
-    #: A token of the longest row: rows made side by side take as long as the longest.
+    #: For each token of the longest row: rows that are made side by side take as long as the longest.
     longest_s: float = 0.0
-    #: Which of a row's lengths are its tokens.
+    #: The name of the lengths in `Rows` that count as tokens.
     tokens: str = "tokens"
-    #: Cores that it computes with; 0 if it waits, or computes elsewhere.
+    #: Cores that the stage uses; 0 if it waits, or computes elsewhere.
     cores: float = 0.0
 
     def seconds(self, lengths: Lengths) -> float:
@@ -45,14 +45,15 @@ class Stage:
     function: called with a `Batch` of the columns `inputs`, in a process that has imported its module; returns the
         columns `outputs`, one row for each input row.
     factory: whether `function` is called once in each worker, without arguments, and returns the function.
-    stateful: whether it depends on its earlier calls. The object that the factory returned then has `state()`, which
-        returns columns, called after each step, and `load(batch)`, by which the replacement of a dead worker continues.
+    stateful: whether it depends on its earlier calls. The object that the factory returns then has `state()`, which is
+        called after each step and returns columns, and `load(batch)`, which continues from them in another worker.
     replicas: the largest number of workers that run it at the same time; None: any number.
     whole: whether it begins only when all micro-batches of the step exist.
     ordered: whether micro-batches pass it in order.
     after: stages that it follows without reading their outputs.
     resource: the required resource of its workers' hosts.
-    output_bytes: of a row, in addition to those of a token.
+    output_bytes, token_bytes: the bytes of the output for each row, and for each token in addition.
+    worker_bytes: the memory that the stage needs in each of its workers.
     """
 
     name: str
@@ -76,8 +77,8 @@ class Stage:
 class Pipeline:
     """Stages, in an order in which each follows those that it needs.
 
-    lag: the number of steps in progress beside the oldest one. Raises ValueError if two stages have one name or
-    produce one column, or a stage follows an unknown one.
+    lag: the number of steps in progress beside the oldest one. Raises ValueError for a negative lag, if two stages have
+    the same name or produce the same column, or if a stage follows one that is not before it.
     """
 
     stages: tuple[Stage, ...]
@@ -127,7 +128,8 @@ class Pipeline:
 class Rows:
     """The rows of a step, for costs: their lengths, int64 `[rows]` under each name, and their groups.
 
-    group: rows of one group stay in one micro-batch; None: each by itself. Raises ValueError without rows.
+    group: int64 `[rows]`, the group of each row; rows of a group stay in one micro-batch. None: each row is a group.
+    Raises ValueError without rows.
     """
 
     lengths: Mapping[str, Lengths]
@@ -147,7 +149,7 @@ class Rows:
         return len(next(iter(self.lengths.values())))
 
     def tokens(self, name: str) -> Lengths:
-        """The lengths with that name. Raises ValueError for one that the rows do not have."""
+        """The lengths with this name, int64 `[rows]`. Raises ValueError for a name that the rows do not have."""
         if name not in self.lengths:
             raise ValueError(f"the rows have {', '.join(self.lengths)}, and no {name}")
         return self.lengths[name]

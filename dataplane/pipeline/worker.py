@@ -1,10 +1,10 @@
 """A worker: executes its instructions in order, each as soon as its inputs exist.
 
-It stores the output of an instruction over its plane, and sends the executor a reference. It knows its own outputs
-without being told. It has no plan, only its own instructions.
+A worker stores the output of an instruction over its plane, and sends the executor a reference. It knows its own
+outputs without a message. It has no plan, only its own instructions.
 
-Invariants: it ends when the executor has gone, and frees what the executor's last steps stored on its node; no message
-is unpickled; a function that raises ends the worker's step and not the worker.
+Invariants: a worker ends when the executor has gone, and frees the outputs and states of the last steps on its node. No
+message is unpickled. An error of a function ends the step of the worker, but not the worker.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataplane.errors import DataplaneError
 from dataplane.pipeline import messages as m
 from dataplane.pipeline.functions import Functions, WorkerObjects
 
-AHEAD = 2  # instructions whose inputs are asked for before their turn, from disk or from another host
+AHEAD = 2  # instructions whose inputs are fetched from other hosts before their turn
 
 
 class ExecutorGone(Exception):
-    """The executor has gone, or ends the worker. No function of a stage raises it."""
+    """The executor has gone, or ends the worker. Functions of stages never raise this."""
 
 
 class ExecutorLink(ABC):
@@ -34,11 +34,12 @@ class ExecutorLink(ABC):
 
     @abstractmethod
     def send(self, message: bytes) -> None:
-        """Send a message to the executor. Raises ExecutorGone."""
+        """Send a message to the executor. Raises ExecutorGone if it has gone."""
 
     @abstractmethod
     def receive(self, *, wait: bool) -> bytes | None:
-        """The oldest message of the executor; None if none has come, without `wait`. Raises ExecutorGone."""
+        """The oldest unread message of the executor. Without `wait`, None if there is none. Raises ExecutorGone if the
+        executor has gone, or ends the worker."""
 
 
 def work(link: ExecutorLink, address: str, functions: Functions) -> None:
@@ -139,7 +140,8 @@ class Worker:
         self._link.send(m.encode(m.Ended(begin.step)))
 
     def _ask(self, begin: m.BeginStep, made: dict[int, BatchRef | None], after: int, until: int) -> int:
-        """Prefetch the inputs of the next instructions, as far as they exist. Returns the last one prefetched."""
+        """Prefetch inputs of the instructions at positions after `after` up to `until` of the order, as long as they
+        exist. Returns the last position whose inputs exist."""
         last = min(until, len(begin.order) - 1)
         for at in range(after + 1, last + 1):
             needs = self._instructions[begin.order[at]][3]
