@@ -1,1 +1,2 @@
-"""Jobs with planted faults, for `bench.diagnosis` and the tests: pipelines of real processes whose work is sleep."""
+"""Jobs with planted faults, for `bench.diagnosis` and the tests: pipelines of real processes that sleep instead of
+working."""

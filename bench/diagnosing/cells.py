@@ -1,7 +1,7 @@
-"""The fault matrix: jobs with one fault each, run for some seconds and diagnosed while they run.
+"""The fault matrix: runs jobs with one fault each, and diagnoses them while they run.
 
-A cell is a pipeline, a fault and a seed. Its processes are forked from a server that has imported all they need, and
-have ended when `run` returns, as have its nodes.
+A cell is a pipeline, a fault and a seed. Its processes are forked from a server that has imported all their modules.
+When `run` returns, its processes and nodes have ended.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def preload() -> None:
-    """Have the server that processes are forked from import what they need. There is one server a process, for all
-    that it forks: whoever runs cells and nothing else calls this first."""
+    """Let the fork server import the modules of the job's processes. A process has one fork server, so this is to be
+    called first, and only in a process that just runs cells."""
     CONTEXT.set_forkserver_preload(["dataplane.client.sync", "numpy", "pyarrow", "bench.diagnosing.roles"])
 
 
@@ -39,14 +39,16 @@ PIPELINES = ("grpo", "agent")
 WARM_STEPS = 6
 START_S = 60.0
 STARVED = 1 / 3
-"""The part of a step that waits for processors which others take, from which on a cell says nothing of its fault: the
-fault is not what bounds it."""
+"""The share of a step that waits for processors of other jobs, from which a cell is not counted: its fault is not the
+bottleneck."""
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted, and what is to be named first: one of `kinds`, at a line of the mark `at`, of one of `roles`."""
+    """A planted fault, and the cause that must come first: one of `kinds`, at a line with the mark `at`, of one of
+    `roles` (empty: any). `job`, `node`: changed settings. `hosts`, `network`: the number of hosts and their bandwidth.
+    `window_s`: the seconds of the diagnosis, 0 for the default."""
 
     name: str
     kinds: tuple[str, ...]
@@ -118,7 +120,7 @@ for _usual in USUAL.values():
 
 @dataclass
 class Cell:
-    """What came of one."""
+    """The result of one cell: the diagnosis, the observed run, and the seconds of the whole cell."""
 
     pipeline: str
     fault: Fault
@@ -129,7 +131,7 @@ class Cell:
 
     @property
     def first(self) -> str:
-        """The first cause, as a word and its line."""
+        """The first cause in one line of text."""
         if not self.found.causes:
             return "nothing"
         cause, short = self.found.causes[0], self.short
@@ -138,17 +140,17 @@ class Cell:
 
     @property
     def short(self) -> float:
-        """The part of a step that waits for processors that others take."""
+        """The share of a step that waits for processors of other jobs."""
         return sum(crowded.share for crowded in self.found.crowded)
 
     @property
     def starved(self) -> bool:
-        """Whether others left the job too little to show its fault."""
+        """Whether other jobs left too few processors for the fault to show."""
         return self.short >= STARVED
 
     @property
     def named(self) -> bool:
-        """Whether the cause that was planted is first; without one, that none costs more than 5 % of a step."""
+        """Whether the planted cause is first or, without a fault, no cause costs more than 5 % of a step."""
         if not self.fault.kinds:
             return all(cause.share <= 0.05 for cause in self.found.causes)
         if not self.found.causes:
@@ -158,19 +160,19 @@ class Cell:
 
     @property
     def line(self) -> bool:
-        """Whether its line is right."""
+        """Whether the first cause is at a marked line."""
         return bool(self.found.causes) and self.found.causes[0].line in lines_of(self.fault.at)
 
 
 def lines_of(mark: str) -> set[int]:
-    """The lines of `roles` that are marked so."""
+    """The lines of the module `roles` with this mark."""
     lines = Path(roles.__file__).read_text().splitlines()
     return {number for number, line in enumerate(lines, 1) if f"# fault: {mark}" in line}
 
 
 def run(pipeline: str, fault: Fault, seed: int, seconds: float = 6.0, *, vary: bool = False, **job: Any) -> Cell:
-    """Run a job with the fault, and diagnose it for so many seconds once it has gone some steps. `vary`: as
-    `varied` says."""
+    """Run a job with a fault, and diagnose it for `seconds` after `WARM_STEPS` steps. `vary`: change the job by
+    `varied`. `job`: other settings. Raises TimeoutError if the job does not begin."""
     began = time.monotonic()
     asked = USUAL[pipeline] | {"seed": seed} | fault.job | job
     if vary:
@@ -179,7 +181,7 @@ def run(pipeline: str, fault: Fault, seed: int, seconds: float = 6.0, *, vary: b
     asked["workers"] *= asked["workers_x"]
     if pipeline == "agent":
         asked["rollout_s"] *= asked["workers_x"]
-    if asked["tight"]:  # what one step needs, and little more
+    if asked["tight"]:  # the memory of one step, and little more
         budget = (1 if pipeline == "agent" else asked["workers"]) * asked["nbytes"] + MIB // 2
         fault = replace(fault, node={"--memory": str(budget)})
     with ExitStack() as stack:
@@ -191,7 +193,7 @@ def run(pipeline: str, fault: Fault, seed: int, seconds: float = 6.0, *, vary: b
         stream = plane.stream("rollouts" if pipeline == "grpo" else "scored")
         rows = roles.ROWS * asked["workers"] if pipeline == "grpo" else 1
         _until(lambda: stream.stats()["task"][last]["acked"] >= WARM_STEPS * rows)
-        time.sleep(1.2)  # a report later
+        time.sleep(1.2)  # until the next reports have arrived
         seconds = fault.window_s or seconds
         before = plane.graphs()
         time.sleep(seconds)
@@ -201,7 +203,8 @@ def run(pipeline: str, fault: Fault, seed: int, seconds: float = 6.0, *, vary: b
 
 
 def varied(job: dict[str, Any], seed: int) -> dict[str, Any]:
-    """The job with other times and another size of the fault, as the seed draws them: nothing was set by these."""
+    """The job with other times and another size of the fault, drawn from the seed. No setting was tuned for these
+    values."""
     draw = random.Random(seed)
     changed = {name: job[name] * draw.uniform(0.75, 1.33) for name in ("rollout_s", "reward_s", "train_s")}
     changed |= {name: job[name] * draw.uniform(0.8, 1.5) for name in ("lock_s", "ack_s")}
@@ -222,7 +225,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def _nodes(fault: Fault, directory: Path) -> Iterator[list[str]]:
-    """The addresses of the nodes, one a host."""
+    """A context with the nodes of a cell, one for each host. Yields their addresses."""
     options = {"--memory": "256MiB", "--spill": "0", "--spill-dir": str(directory)} | fault.node
     environment = {**os.environ, **fault.environment}
     with ExitStack() as stack:
@@ -257,7 +260,8 @@ def _stop(node: subprocess.Popen[str]) -> None:
 
 @contextmanager
 def _processes(pipeline: str, job: dict[str, Any], addresses: list[str]) -> Iterator[None]:
-    """The job's processes. With two hosts, half of the workers are on each, the last role on the second."""
+    """A context with the job's processes. With two hosts, half of the workers are on each, and the last role is on the
+    second."""
     limits = {"max_rows": job["limits"]}
     workers, here, there = range(job["workers"]), addresses[0], addresses[-1]
     with dp.connect(here) as plane, ExitStack() as stack:
@@ -280,7 +284,7 @@ def _processes(pipeline: str, job: dict[str, Any], addresses: list[str]) -> Iter
             tasks += [(roles.archive, here, 0)] * len(archived)
         slow_there = job.get("slow_host", 1.0)
         try:
-            for work, where, worker in reversed(tasks):  # consumers first, who free what producers wait for
+            for work, where, worker in reversed(tasks):  # consumers first, since producers wait for them
                 slow = dict(job["slow"])
                 if where != here and slow_there != 1.0:
                     slow |= {str(worker): slow_there}
@@ -294,7 +298,7 @@ def _processes(pipeline: str, job: dict[str, Any], addresses: list[str]) -> Iter
 
 
 def _work(work: Callable[..., None], address: str, job: dict[str, Any], worker: int) -> None:
-    with suppress(dp.DataplaneError):  # the job is over
+    with suppress(dp.DataplaneError):  # the streams were dropped at the end of the job
         work(address, job, worker)
 
 

@@ -1,9 +1,9 @@
-"""What the processes of the two pipelines run. Lines that a fault makes slow end in `# fault: NAME`.
+"""The functions of the processes of the two pipelines. A line that a fault makes slow ends in `# fault: NAME`.
 
-`grpo`: workers append the rows of a group each, a reward process extends them, a trainer consumes whole groups.
-`agent`: workers with tools append trajectories, verifiers append what they score to a second stream, a learner consumes
-that; an archive reads trajectories too. Work is sleep, as long as a real role's would be, so that many processes share
-few processors.
+`grpo`: each worker appends rows of a group, a reward process extends them, and a trainer consumes whole groups.
+`agent`: workers with tools append trajectories, a verifier scores them and appends them to a second stream, and a
+learner consumes this stream. An archive may read the trajectories too. Processes sleep as long as real roles would
+work, so that many processes share few processors.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import dataplane as dp
 ROWS = 2
 """Rows that a worker appends at a time."""
 TOKENS = 64
-"""Of a row, where they are alike."""
+"""Tokens of a row, if all rows are alike."""
 
 
 class Ballast:
-    """A lock that another thread holds for most of the time, as a logger or a cache does."""
+    """A lock that another thread holds most of the time, like that of a logger or a cache. With 0 seconds it is
+    free."""
 
     def __init__(self, held_s: float) -> None:
         self.lock = threading.Lock()
@@ -39,31 +40,32 @@ class Ballast:
 
 
 class Lengths:
-    """How many tokens rows have: alike, or of a lognormal of the same median with a long tail."""
+    """The numbers of tokens of rows: all equal, or from a lognormal distribution with the same median and a long
+    tail."""
 
     def __init__(self, seed: int, skewed: bool) -> None:
         self._random = random.Random(seed)
         self._skewed = skewed
 
     def next(self) -> int:
-        """Of the next row."""
+        """The tokens of the next row."""
         return min(16 * TOKENS, int(self._random.lognormvariate(np.log(TOKENS), 1.4))) if self._skewed else TOKENS
 
 
 def generate(tokens: int, s_a_token: float) -> np.ndarray[Any, Any]:
-    """Rows of one prompt."""
+    """Generate a response of this many tokens."""
     time.sleep(tokens * s_a_token)  # fault: skew # fault: straggler # fault: host
     return np.arange(tokens)
 
 
 def call_tool(draw: random.Random, tail: bool) -> None:
-    """What an agent asks of the world."""
+    """Call a tool. With `tail`, a fifth of the calls take 1.5 s."""
     seconds = 1.5 if tail and draw.random() < 0.2 else 0.004
     time.sleep(seconds)  # fault: tail
 
 
 def score(rows: int, s_a_row: float) -> list[float]:
-    """The rewards of rows."""
+    """Compute the rewards of rows."""
     rewards = []
     for _ in range(rows):
         time.sleep(s_a_row)  # fault: reward
@@ -75,12 +77,12 @@ def score(rows: int, s_a_row: float) -> list[float]:
 
 
 def roll_out(address: str, job: dict[str, Any], worker: int) -> None:
-    """A worker: its rows of each group, in turn."""
+    """A worker of `grpo`, which appends its rows of one group after the other."""
     lengths, draw = Lengths(job["seed"] * 100 + worker, job["fault"] == "skew"), random.Random(job["seed"] + worker)
     slow = job["slow"].get(str(worker), 1.0)
     with dp.connect(address) as plane:
         stream = plane.stream("rollouts")
-        count = ROWS * job["workers"] if job["tight"] else ROWS  # whole groups, where the budget holds but one
+        count = ROWS * job["workers"] if job["tight"] else ROWS  # whole groups, if the budget holds only one
         for step in range(1 << 30):
             tokens = [lengths.next() for _ in range(count)]
             generate(max(tokens), slow * job["rollout_s"] / TOKENS)
@@ -92,7 +94,7 @@ def roll_out(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def reward(address: str, job: dict[str, Any], worker: int) -> None:
-    """Scores rows, with a cache that another thread writes too."""
+    """The reward process of `grpo`, which scores rows and uses a lock of another thread."""
     ballast = Ballast(job["lock_s"])
     slow = job["slow"].get("reward", 1.0)
     with dp.connect(address) as plane:
@@ -106,7 +108,7 @@ def reward(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def train(address: str, job: dict[str, Any], worker: int) -> None:
-    """Takes whole groups, a step each."""
+    """The trainer of `grpo`, which consumes a whole group in each step."""
     size = ROWS * job["workers"]
     with dp.connect(address) as plane:
         stream = plane.stream("rollouts")
@@ -119,7 +121,7 @@ def train(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def log_rows(address: str, job: dict[str, Any], worker: int) -> None:
-    """Keeps a record of what was rolled out."""
+    """The logger of `grpo`, which reads all rows and holds them for `ack_s`."""
     with dp.connect(address) as plane:
         stream = plane.stream("rollouts")
         while True:
@@ -132,7 +134,7 @@ def log_rows(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def act(address: str, job: dict[str, Any], worker: int) -> None:
-    """An agent: turns of generating and tools, then the trajectory."""
+    """A worker of `agent`, which generates a response, calls a tool, and appends the trajectory."""
     lengths, draw = Lengths(job["seed"] * 100 + worker, job["fault"] == "skew"), random.Random(job["seed"] + worker)
     slow = job["slow"].get(str(worker), 1.0)
     with dp.connect(address) as plane:
@@ -148,7 +150,7 @@ def act(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def verify(address: str, job: dict[str, Any], worker: int) -> None:
-    """Scores trajectories, and passes them on."""
+    """The verifier of `agent`, which scores trajectories and appends them to the second stream."""
     ballast = Ballast(job["lock_s"])
     slow = job["slow"].get("reward", 1.0)
     with dp.connect(address) as plane:
@@ -163,7 +165,7 @@ def verify(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def learn(address: str, job: dict[str, Any], worker: int) -> None:
-    """A step for each trajectory."""
+    """The learner of `agent`, which makes a step for each trajectory."""
     with dp.connect(address) as plane:
         scored = plane.stream("scored")
         columns = ["reward", "image"]
@@ -175,7 +177,7 @@ def learn(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def archive(address: str, job: dict[str, Any], worker: int) -> None:
-    """Writes trajectories away."""
+    """The archive of `agent`, which reads all trajectories and holds each for `ack_s`."""
     with dp.connect(address) as plane:
         trajectories = plane.stream("trajectories")
         while True:

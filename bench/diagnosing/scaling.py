@@ -1,7 +1,8 @@
-"""Scaling loss: a job with few workers and with many, and what `--compare` says why those are not as much faster.
+"""Scaling loss: runs a job with few workers and with many, and compares the runs like `--compare` does.
 
-Workers of the pipeline `agent` make a row every 0.18 s each. The learner takes hardly any time. What is planted
-serves more rows a second than two workers make, and fewer than eight: it bounds the large run alone.
+Each worker of the pipeline `agent` appends a row every 0.18 s. The learner takes hardly any time. The role with the
+planted fault processes more rows a second than two workers append, and fewer than eight do. So it limits only the large
+run.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ PLANTED = {
     "lock": replace(FAULTS["lock"], job=_RATES | {"lock_s": 0.05}),
     "ack": replace(FAULTS["ack"], job=_RATES | {"ack_s": 0.05, "limits": 16}),
 }
-"""About 20 to 25 rows a second, of 11 that two workers make, and 44 of eight."""
+"""Faults by name. The role with the fault processes 20 to 25 rows a second, while two workers append 11, and eight
+workers 44."""
 
 
 @dataclass
 class Pair:
-    """What was said of two runs, and how many rows a second each made."""
+    """The comparison of two runs, and the rows a second of each."""
 
     fault: Fault
     seed: int
@@ -36,7 +38,7 @@ class Pair:
 
     @property
     def first(self) -> str:
-        """The first cause, as a word and its line, and the gain of four times the workers."""
+        """The first cause, and the gain by four times the workers, in one line of text."""
         gained = f"{self.rates[1] / max(self.rates[0], 1e-9):.1f} times the rows"
         if not self.found.causes:
             return f"nothing; {gained}"
@@ -45,18 +47,19 @@ class Pair:
 
     @property
     def named(self) -> bool:
-        """Whether the cause that was planted is first."""
+        """Whether the planted cause is first."""
         causes = self.found.causes
         return bool(causes) and causes[0].kind in self.fault.kinds and causes[0].role in self.fault.roles
 
     @property
     def line(self) -> bool:
-        """Whether its line is right."""
+        """Whether the first cause is at a marked line."""
         return bool(self.found.causes) and self.found.causes[0].line in cells.lines_of(self.fault.at)
 
 
 def run(fault: Fault, seed: int, seconds: float, keep: Path | None = None) -> Pair:
-    """Both jobs, one after the other. `keep`: the directory where their runs are kept, for `dataplane diagnose`."""
+    """Run and compare both jobs, one after the other. `keep`: the directory in which their runs are saved, for
+    `dataplane diagnose`."""
     small, large = (_one(fault, seed, seconds, workers) for workers in WORKERS)
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,4 @@
-"""`dataplane node` that is slowed: each read and write of spilled bytes takes $SLOWED_DISK_S seconds a MiB
-longer."""
+"""A slowed `dataplane node`: each read and write of spilled bytes takes $SLOWED_DISK_S additional seconds a MiB."""
 
 from __future__ import annotations
 
@@ -13,24 +12,24 @@ from dataplane.store import spill_file
 
 
 def slow(seconds_a_mib: float) -> None:
-    """Make this process's spilling slow."""
+    """Make reads and writes of this process's spill files slower by these seconds a MiB."""
     pwrite, preadv = os.pwrite, os.preadv
 
     class Slowed:
-        """`os`, but for two calls."""
+        """The module `os` with two slower calls."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(os, name)
 
         @staticmethod
         def pwrite(fd: int, data: Any, offset: int) -> int:
-            """As that of `os`."""
+            """Wait, then call `os.pwrite`."""
             time.sleep(seconds_a_mib * memoryview(data).nbytes / (1 << 20))
             return pwrite(fd, data, offset)
 
         @staticmethod
         def preadv(fd: int, buffers: Any, offset: int) -> int:
-            """As that of `os`."""
+            """Wait, then call `os.preadv`."""
             time.sleep(seconds_a_mib * sum(memoryview(each).nbytes for each in buffers) / (1 << 20))
             return preadv(fd, buffers, offset)
 

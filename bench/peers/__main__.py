@@ -1,9 +1,9 @@
-"""Other systems beside ours: the same rows, the same processes, verified; seconds, processor time, memory.
+"""Measure other systems beside dataplane, with the same rows and processes: seconds, processor time and memory.
 
     python -m bench.peers [--only ray] [--workload video] [--scale 1/16] [--runs 5] [--python ray=/path/to/python]
 
-Ours is measured first and last, and its runs are taken together: they come one after another, on a machine that may
-not be quiet. A system that is missing or fails is reported with the reason and how to get it.
+Systems are measured one after another, on a machine whose load may change. So dataplane is measured first and last, and
+its runs are pooled. A system that is missing or fails is reported with the reason and the command that installs it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ POOLED = ("put_s", "get_s", "step_s", "read_s", "cpu_s", "read_cpu_s")
 
 
 def measure(system: System, chosen: list[Workload], runs: int, given: Path | None, scratch: Path) -> dict[str, Any]:
-    """What the system did on each workload, or why there is nothing."""
+    """Measure a system on each workload. Returns its measurements by workload, or the reason why there are none.
+    `given`: the interpreter of an existing environment."""
     found: dict[str, Any] = {"title": system.title, "how": system.how, "workloads": {}, "errors": {}}
     try:
         where = environment(system, given)
     except Missing as error:
         return found | {"error": str(error)}
     left = list(chosen)
-    while left:  # the same processes for all, and new ones after a failure
+    while left:  # the same processes for all workloads, and new processes after a failure
         with tempfile.TemporaryDirectory(dir=scratch, ignore_cleanup_errors=True) as own:
             try:
                 with Cycle(system.name, where.python, where.env, Path(own), max(w.nbytes for w in chosen)) as cycle:
@@ -55,7 +56,7 @@ def measure(system: System, chosen: list[Workload], runs: int, given: Path | Non
 
 
 def pooled(first: dict[str, Any], last: dict[str, Any]) -> dict[str, Any]:
-    """The runs of both; the memory of the one that used more."""
+    """The runs of both measurements together, with the memory of the one that used more."""
     for name, of in last["workloads"].items():
         there = first["workloads"].setdefault(name, of)
         if there is not of:
@@ -81,7 +82,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Check that there is room, measure, print, write JSON; 1 where a promise is not kept, 2 where there is no room."""
+    """Check the free memory and disk, measure, print and write JSON. Returns 0, 1 if a target is not met, or 2 if there
+    is too little room."""
     asked = _arguments()
     given = {name: Path(path) for name, _, path in (each.partition("=") for each in asked.python)}
     names = [n for n in SYSTEMS if n != OURS and (asked.only is None or n in asked.only)]
@@ -109,7 +111,7 @@ def main() -> int:
             about = {"scale": scale, "runs": asked.runs, "load": load}
             rows = _keep(
                 asked.json, chosen, found, about
-            )  # after each: what was measured stays if the rest does not end
+            )  # after each, so that finished measurements are kept if a later one fails
     if rows:
         print(table(rows))
     for name, of in found.items():

@@ -1,7 +1,8 @@
-"""Processes that answer in lines, and all that they started: their processor time, their memory, their end.
+"""Child processes that answer in lines, with all processes that they start: their requests, processor time, memory and
+end.
 
-What always holds: after `end` none of them runs. A process that dies, or does not answer in time, raises `Failed` with
-the last line that it wrote to standard error.
+Invariants: after `end` none of the processes runs. If a process dies or does not answer in time, `Failed` is raised
+with the last line of its standard error.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from typing import Any
 import psutil
 
 ANSWER_S = 120.0
-_ENDS_S = 20.0  # that a process may take whose output has ended
+_ENDS_S = 20.0  # seconds within which a process must end after its output has ended
 
 
 class Failed(Exception):
-    """A system did not do what it was asked; the text says why."""
+    """A system failed at a request; the text has the reason."""
 
 
 class Child:
@@ -42,7 +43,7 @@ class Child:
         self.tell(first)
 
     def tell(self, what: Any) -> None:
-        """Ask for something; `answer` waits for it."""
+        """Send a request, without waiting for the answer. Raises `Failed` if the process has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
@@ -51,7 +52,7 @@ class Child:
             raise self._failed("ended", _ENDS_S) from None
 
     def answer(self, seconds: float = ANSWER_S) -> dict[str, Any]:
-        """What it says. Raises `Failed`."""
+        """Wait for the next answer. Raises `Failed` if the process ends, or does not answer within `seconds`."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -71,11 +72,11 @@ class Child:
         return Failed(f"a {self.kind} {what}{code}: {lines[-1][:300] if lines else 'it said nothing'}")
 
     def also(self, pids: Sequence[int]) -> None:
-        """Processes that belong to it without being its children."""
+        """Add processes that belong to the system without being children of this process."""
         self._extra += [psutil.Process(pid) for pid in pids]
 
     def tree(self) -> list[psutil.Process]:
-        """It and all that it started, that still run."""
+        """This process and all processes that it started, as far as they still run."""
         found: dict[int, psutil.Process] = {}
         for root in (psutil.Process(self._process.pid), *self._extra):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -83,7 +84,7 @@ class Child:
         return list(found.values())
 
     def end(self, seconds: float = 20.0) -> None:
-        """Ask it to, by the end of its input; after so many seconds kill it and all that it started."""
+        """End the process by closing its input. After `seconds`, kill it and all processes that it started."""
         try:
             tree = self.tree()
         except psutil.NoSuchProcess:
@@ -103,7 +104,7 @@ class Child:
 
 
 def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
-    """What they have used, and their children that have ended."""
+    """The processor seconds of these processes, and of their children that have ended."""
     total = 0.0
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -113,7 +114,8 @@ def cpu_seconds(processes: Sequence[psutil.Process]) -> float:
 
 
 def memory_bytes(processes: Sequence[psutil.Process]) -> int:
-    """Anonymous memory of each, and once each the pages of the shared memory that any of them has open."""
+    """The bytes of anonymous memory of all processes, and of each shared memory file that one of them has open,
+    once."""
     private, shared = 0, {}
     for process in processes:
         with contextlib.suppress(OSError):
@@ -137,7 +139,8 @@ def _shared(pid: int) -> dict[tuple[int, int], int]:
 
 @contextmanager
 def sampled(processes: Callable[[], Sequence[psutil.Process]], every_s: float = 0.05) -> Iterator[list[list[float]]]:
-    """[seconds, bytes] of their memory from now on, as a list that grows."""
+    """A context that samples the memory of processes. Yields a list of [seconds since the begin, bytes], which
+    grows."""
     samples: list[list[float]] = []
     stop, began = threading.Event(), time.monotonic()
 

@@ -1,8 +1,8 @@
-"""One system on one workload: two producers put, two consumers get and read every byte, as often as is wanted.
+"""Measures one system on workloads: two producers put, and two consumers get and read every byte.
 
-What always holds: consumer i has part i of what each producer put; all producers put at once, and all consumers get at
-once after them. Seconds are from the first beginning to the last end. Each read is compared with what was made. The
-memory is watched in the first cycle, which warms up and is not timed.
+Invariants: consumer i gets part i of each producer's rows. All producers put at the same time, and afterwards all
+consumers get at the same time. Seconds are from the first begin to the last end. The checksum of each read is compared
+with that of the producer's rows. The memory is sampled in the first cycle, which warms up and is not timed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from bench.peers.workloads import CONSUMERS, PRODUCERS, Workload
 
 
 class Cycle:
-    """The processes of a measurement, while it lasts. A context manager that ends them all."""
+    """The processes of a measurement: a server, producers and consumers. A context manager that starts and ends
+    them."""
 
     def __init__(self, system: str, python: Path, env: dict[str, str], scratch: Path, largest: int) -> None:
         self._start = (python, system, env)
@@ -53,7 +54,8 @@ class Cycle:
         return self._all[-1]
 
     def measure(self, workload: Workload, runs: int) -> dict[str, Any]:
-        """Seconds of put, get, both, and with every byte read; processor seconds; memory. Raises `Failed`."""
+        """Measure a workload in `runs` cycles. Returns, by name, the seconds of put, of get, of both, and with every
+        byte read, the processor seconds, and the memory. Raises `Failed` if a process fails or a checksum differs."""
         shares = [asdict(share) for share in workload.shares]
         made = _each(
             self._producers,
@@ -121,7 +123,7 @@ def _cpu(answers: Sequence[dict[str, Any]]) -> float:
 
 
 def summary(measured: dict[str, Any]) -> str:
-    """A line."""
+    """The medians of a measurement, as one line of text."""
     gb = measured["moved_bytes"] / 1e9
     return (
         f"put {median(measured['put_s']):.4f} s, get {median(measured['get_s']):.4f} s, and all read"

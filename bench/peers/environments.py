@@ -1,7 +1,7 @@
-"""An environment for each system: made once, by venv and pip, under the user's cache; nothing is installed elsewhere.
+"""Creates an environment for each system once, by venv and pip, under the user's cache. Nothing is installed elsewhere.
 
-Libraries of Debian that a wheel needs are downloaded by apt-get and unpacked into the environment. What cannot be had
-raises `Missing` with the reason. An environment that was made whole has a file that says of what.
+Debian libraries that a wheel needs are downloaded by apt-get and unpacked into the environment. `Missing` is raised
+with the reason if something cannot be installed. A complete environment has a file that lists its packages.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Missing(Exception):
-    """An environment could not be made; the text says why."""
+    """An environment could not be created; the text has the reason."""
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What runs a system's processes."""
+    """The interpreter and the environment variables of a system's processes."""
 
     python: Path
     env: dict[str, str] = field(default_factory=dict)
 
 
 def cache() -> Path:
-    """Where environments are kept."""
+    """The directory of all environments."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollout-dataplane" / "peers"
 
 
@@ -44,13 +44,14 @@ def _made_of(system: System) -> str:
 
 
 def made(system: System) -> bool:
-    """Whether its environment is there, whole."""
+    """Whether the environment of a system exists, is complete, and has the present packages."""
     stamp = cache() / system.name / "made-of"
     return stamp.exists() and stamp.read_text() == _made_of(system)
 
 
 def environment(system: System, given: Path | None = None, limit_s: float = INSTALL_S) -> Environment:
-    """The system's: the interpreter that is given, the benchmark's own, or one that is made. Raises `Missing`."""
+    """The environment of a system: with the interpreter `given`, the benchmark's own if the system needs no packages,
+    or one that is created. Raises `Missing` if it cannot be created within `limit_s` seconds."""
     path = dict(system.env) | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     if given is not None or not system.packages:
         return Environment(given or Path(sys.executable), path)

@@ -1,7 +1,7 @@
-"""Ray and TransferQueue used inside the benchmark's own process: 288 MiB, rates of put and get, in one run with ours.
+"""Measures put and get of 288 MiB by Ray and TransferQueue in the benchmark's own process, in one run with dataplane.
 
-A peer is used through its own public calls, in the environment that runs the benchmark. One that is not installed, or
-fails, is reported so.
+A peer is used by its public calls, in the environment of the benchmark. A peer that is not installed, or fails, is
+reported with the reason.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _transferqueue(scratch: Path) -> tuple[Cycle, Callable[[], None]]:
     import transfer_queue as tq
     from tensordict import TensorDict
 
-    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)  # its actors ask for a processor each
+    ray.init(num_cpus=16, include_dashboard=False, log_to_driver=False)  # its actors require one processor each
     tq.init()
 
     def cycle(columns: dict[str, Any]) -> tuple[float, float]:
@@ -89,7 +89,8 @@ PEERS: dict[str, tuple[str, Callable[[Path], tuple[Cycle, Callable[[], None]]]]]
 
 
 def compare(names: list[str], scratch: Path) -> dict[str, Any]:
-    """GB/s of put and get of 288 MiB, medians of five after one, ours and each peer's; or why there are none."""
+    """By system, dataplane and these peers: GB/s of put and get of 288 MiB, as medians of `RUNS` cycles after one that
+    warms up; or the reason why there are none."""
     columns = workload.dense()
     size = workload.nbytes(columns)
     found: dict[str, Any] = {}
@@ -107,7 +108,7 @@ def compare(names: list[str], scratch: Path) -> dict[str, Any]:
                 "get_gb_s": size / median(get for _, get in runs) / 1e9,
                 "runs_s": runs,
             }
-        except Exception:  # the boundary: a peer's failure is a result, not ours
+        except Exception:  # the boundary: a peer's failure is a result
             found[name] = {"error": traceback.format_exc(limit=1).strip().splitlines()[-1]}
         finally:
             stop()
@@ -115,7 +116,7 @@ def compare(names: list[str], scratch: Path) -> dict[str, Any]:
 
 
 def table(found: dict[str, Any]) -> str:
-    """The rates, and how many times ours are those of each peer."""
+    """The rates as a table, with the ratio of dataplane's rates to each peer's."""
     ours = found["dataplane"]
     lines = [f"{'288 MiB':<14} {'put':>10} {'get':>12}   ours, times as fast"]
     for name, result in found.items():

@@ -1,8 +1,8 @@
-"""A process of a measurement, a system's server, producer or consumer: `python -m bench.peers.process KIND SYSTEM`.
+"""A process of a measurement, a server, producer or consumer of a system: `python -m bench.peers.process KIND SYSTEM`.
 
-It is told what to do in lines of JSON on standard input, and answers each with one on what was standard output; what
-the system prints goes to standard error. It ends when it is told to, or when its input does. Times are of the clock
-that all processes of a host share. Runs in the system's environment.
+Requests are lines of JSON on standard input. Each is answered by a line of JSON on the original standard output, while
+the output of the system goes to standard error. The process ends when its input ends. Times are of the monotonic clock,
+which all processes of a host share. It runs in the environment of the system.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def _measured(act: Callable[[], Any]) -> tuple[Any, Answer]:
 
 
 class Stage:
-    """A producer or a consumer: one door."""
+    """A producer or a consumer, with one connection (`Door`) to the system. Each method is a request, and returns the
+    answer."""
 
     def __init__(self, system: str, address: dict[str, Any]) -> None:
         self._door = systems.door(system, address)
@@ -37,7 +38,8 @@ class Stage:
         self._got: list[list[work.Columns]] = []
 
     def make(self, share: dict[str, Any], seed: int, parts: int, ranks: bool) -> Answer:
-        """The rows, before anything is measured; what the checksum of each part is, or of each rank's share of rows."""
+        """Generate the rows, which is not timed. The answer has the checksum of each part or, with `ranks`, of each
+        rank's share of the rows."""
         self._singly = share["singles"] > 0
         self._made = work.columns(work.share_of(share), seed)
         return {
@@ -49,7 +51,7 @@ class Stage:
         }
 
     def put(self, name: str, parts: int) -> Answer:
-        """Store what was made."""
+        """Put the generated rows. The answer has the tokens of each part, and the times."""
         rows = work.rows_of(self._made)
         alone = [work.part(self._made, i, rows) for i in range(rows)] if self._singly else []
 
@@ -63,8 +65,8 @@ class Stage:
         return measured | {"tokens": tokens}
 
     def get(self, tokens: list[list[str]], rank: list[int]) -> Answer:
-        """The rows of each producer's tokens, until arrays of them are at hand; of a rank of so many, if one is given,
-        its share of them."""
+        """Get the rows of each producer's tokens as arrays. `rank`: a rank and the number of ranks, to get only its
+        share of each row; empty: all. The answer has the times."""
 
         def one(token: str) -> work.Columns:
             if not rank:
@@ -81,18 +83,19 @@ class Stage:
         return measured
 
     def read(self) -> Answer:
-        """Every byte of what was got, and let go of it; the checksum of each."""
+        """Read every byte of the rows that `get` returned, and release them. The answer has the checksum of each
+        producer's rows, and the times."""
         digests, measured = _measured(lambda: [work.digest(work.joined(several)) for several in self._got])
         self._got.clear()
         return measured | {"digests": digests}
 
     def drop(self, tokens: list[list[str]]) -> Answer:
-        """Forget what was put."""
+        """Drop the rows of these tokens."""
         self._door.drop([token for several in tokens for token in several])
         return {}
 
     def close(self) -> Answer:
-        """Leave."""
+        """Close the connection to the system."""
         self._got.clear()
         self._door.close()
         return {}
@@ -115,7 +118,7 @@ def _told(lines: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Start, say so, and do what is told."""
+    """Start, answer the first request, and execute further requests until the input ends."""
     kind, system = sys.argv[1:3]
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""Whether there is memory and disk for a measurement, before it begins; and the scale that would fit."""
+"""Checks that there is memory and disk for a measurement before it begins, and finds the scale that would fit."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from pathlib import Path
 from bench.peers.workloads import Workload, largest_scale
 
 GIB = 1 << 30
-#: The largest part of the video task's prompts that is taken where none is said.
+#: The largest scale that is chosen if no scale is given.
 MOST = 1 / 16
 #: Bytes of the largest environment, which has torch and Ray.
 ENVIRONMENT_BYTES = 3 * GIB
 
 
 class TooLittle(Exception):
-    """There is not room; the text says of what, and what would fit."""
+    """There is too little memory or disk; the text says which, and what would fit."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """Free bytes: of memory, of the shared memory's file system, of the disks for scratch and for environments."""
+    """Free bytes: of memory, of the file system of shared memory, and of the disks for scratch files and for
+    environments."""
 
     memory: int
     shared: int
@@ -32,7 +33,7 @@ class Room:
 
 
 def room(scratch: Path, cache: Path) -> Room:
-    """What there is now."""
+    """The free bytes now."""
     meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     memory = int(meminfo["MemAvailable"].split()[0]) * 1024
     while not cache.exists():
@@ -43,13 +44,13 @@ def room(scratch: Path, cache: Path) -> Room:
 
 
 def scale_that_fits(there: Room, names: Collection[str]) -> float | None:
-    """The scale that is taken for these workloads where none is said: half of the memory is left to others."""
+    """The default scale for these workloads, which leaves half of the memory free. None if no scale fits."""
     fits = largest_scale(min(there.memory // 2, there.shared), names)
     return None if fits is None else min(fits, MOST)
 
 
 def check(workloads: Sequence[Workload], there: Room, environments: int) -> None:
-    """Raises `TooLittle`. `environments` is how many have to be made first."""
+    """Raise `TooLittle` if memory or disk do not suffice. `environments`: how many have to be created first."""
     needed = max(w.memory_needed for w in workloads)
     memory = min(there.memory, there.shared)
     if needed > memory:

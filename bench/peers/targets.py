@@ -1,7 +1,7 @@
-"""What is promised beside other systems, as rows; and where one of them is faster.
+"""The targets of the comparison with other systems, as rows, and the cases in which another system is faster.
 
-Seconds are medians. A ratio's runs are each of the other's runs over our median. A system that was not measured has no
-row: the report says why.
+Seconds are medians. The runs of a ratio are the runs of the other system, each over our median. A system that was not
+measured has no row; the report has the reason.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from bench.peers.systems import SYSTEMS
 
 OURS = "dataplane"
 STEP = "video"
-#: Workloads whose put and get have the systems' bounds.
+#: Workloads whose put and get must be faster by the bounds of the systems.
 BOUND = (STEP, "r3", "top_k", "hidden_states")
-#: Of workloads with fewer bytes the processor time is too little to be told from noise.
+#: The least bytes of a workload whose processor time differs from noise.
 LEAST_BYTES = 100_000_000
 KINDS = {"step_s": "put and get", "read_s": "put, get and every byte read"}
 
@@ -24,7 +24,7 @@ Measured = dict[str, dict[str, Any]]  # by system, what `Cycle.measure` gave by 
 
 
 def targets(measured: Measured) -> list[Row]:
-    """The promises of the systems that were measured."""
+    """The targets for all systems that were measured."""
     rows: list[Row] = []
     for name in BOUND:
         if name in measured.get(OURS, {}):
@@ -47,7 +47,7 @@ def targets(measured: Measured) -> list[Row]:
 
 
 def _bounds(measured: Measured, workload: str) -> list[Row]:
-    """How many times as long as ours the step of each other system took."""
+    """For each other system, the ratio of its seconds a step to ours."""
     ours, rows = measured[OURS][workload], []
     moved = "a step's data moved" if workload == STEP else f"{workload} moved"
     for name, of in measured.items():
@@ -62,7 +62,8 @@ def _bounds(measured: Measured, workload: str) -> list[Row]:
 
 
 def faster(measured: Measured) -> list[dict[str, Any]]:
-    """Where another's median is less than ours: workload, system, of what, and both seconds."""
+    """The cases in which another system's median is less than ours: workload, system, kind of time, and both
+    seconds."""
     found = []
     for workload, ours in measured.get(OURS, {}).items():
         for name, of in measured.items():

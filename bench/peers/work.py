@@ -1,8 +1,8 @@
-"""The rows that are moved, made anew in each producer from a few numbers; and their checksum.
+"""Generates the rows that are moved, in each producer from a few numbers, and computes their checksums.
 
-What always holds: a producer's columns depend on its share and its seed alone, so every system moves the same bytes.
-Each row has memory of its own, as where a processor runs once a response: equal pixels are equal, not the same.
-Imports NumPy and xxhash alone: it runs in every system's environment.
+Invariants: a producer's columns depend only on its share and its seed, so every system moves the same bytes. Each row
+has memory of its own, as if the image processor ran once for each response. So equal pixels are separate copies. The
+module imports only NumPy and xxhash, because it runs in every system's environment.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import xxhash
 
 Columns = dict[str, Any]  # a dense array, or a list of an array a row
 
-#: verl's columns: three over prompt and response, six over the response, 8 bytes a token each.
+#: verl's columns: three over prompt and response, six over the response, each 8 bytes a token.
 WHOLE = ("input_ids", "attention_mask", "position_ids")
 ANSWER = ("responses", "response_mask", "old_log_probs", "ref_log_probs", "advantages", "returns")
 PATCH = 1176
@@ -30,14 +30,15 @@ SINGLE = 512
 
 @dataclass(frozen=True)
 class Share:
-    """What one producer makes: `fields` dense columns [rows, width], a row a response of a few prompts, or `singles`:
-    so many rows as an agent's, each put and got by itself; or of each of `tokens`, the tokens of a row, what `of` says:
-    "routed", the experts of each layer; "teacher", the most likely tokens and their log-probs; or "hidden" states."""
+    """The rows of one producer, in one of four forms: `fields` dense columns [rows, width]; a row for each response to
+    `inputs`; `singles` rows that are put and got one by one, like an agent's; or a row for each of `tokens`, its number
+    of tokens. In the last form, `of` names the columns: "routed", the experts of each layer; "teacher", the most likely
+    tokens and their log-probs; or "hidden", the hidden states."""
 
     rows: int = 0
     fields: int = 0
     width: int = 0
-    #: Of each prompt: tokens, patches of its video, and tokens of its responses.
+    #: For each prompt: its tokens, the patches of its video, and the tokens of its responses.
     inputs: tuple[int, ...] = ()
     patches: tuple[int, ...] = ()
     responses: tuple[tuple[int, ...], ...] = ()
@@ -47,12 +48,12 @@ class Share:
 
     @property
     def count(self) -> int:
-        """How many rows."""
+        """The number of rows."""
         return self.rows or self.singles or len(self.tokens) or sum(map(len, self.responses))
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the values, each row's own."""
+        """The bytes of all values; each row has its own."""
         dense = self.rows * self.fields * self.width * 4
         tokens = sum(
             8 * (len(WHOLE) * (prompt + answer) + len(ANSWER) * answer)
@@ -67,7 +68,7 @@ class Share:
 
 
 def share_of(told: dict[str, Any]) -> Share:
-    """From JSON."""
+    """The share of a decoded JSON object."""
     return Share(
         told["rows"], told["fields"], told["width"], tuple(told["inputs"]), tuple(told["patches"]),
         tuple(tuple(answers) for answers in told["responses"]), told["singles"], tuple(told["tokens"]), told["of"],
@@ -75,7 +76,7 @@ def share_of(told: dict[str, Any]) -> Share:
 
 
 def columns(share: Share, seed: int) -> Columns:
-    """The rows of a share."""
+    """Generate the rows of a share."""
     source = np.random.default_rng(seed)
     if share.fields:
         size = (share.rows, share.width)
@@ -112,8 +113,8 @@ def _of_tokens(share: Share, source: np.random.Generator) -> Columns:
 
 
 def shared(whole: Columns, rank: int, ranks: int) -> Columns:
-    """The tokens of each row that a context-parallel rank has: chunks `rank` and 2 x ranks - 1 - rank of 2 x ranks, as
-    Megatron-LM cuts rows."""
+    """The share of each row that a context-parallel rank reads: chunks `rank` and 2 x ranks - 1 - rank of 2 x ranks
+    chunks, as in Megatron-LM."""
     found: Columns = {}
     for name, values in whole.items():
         found[name] = []
@@ -126,24 +127,24 @@ def shared(whole: Columns, rank: int, ranks: int) -> Columns:
 
 
 def part(whole: Columns, index: int, count: int) -> Columns:
-    """The rows that consumer `index` of `count` is to have: consecutive, views of the same memory."""
+    """The consecutive rows of consumer `index` of `count`, as views."""
     first, last = bounds(rows_of(whole), index, count)
     return {name: values[first:last] for name, values in whole.items()}
 
 
 def bounds(rows: int, index: int, count: int) -> tuple[int, int]:
-    """Where a consumer's rows begin and end."""
+    """The first row of consumer `index` of `count`, and the end of its rows."""
     return rows * index // count, rows * (index + 1) // count
 
 
 def rows_of(whole: Columns) -> int:
-    """How many."""
+    """The number of rows."""
     return len(next(iter(whole.values())))
 
 
 def digest(some: Columns) -> str:
-    """xxh3 of every row of every column, in the order of the columns' names: of its bytes, dtype and shape. Integers of
-    fewer bytes than eight as int64: a system may give what it was given in narrower ones."""
+    """The xxh3 checksum of the bytes, dtype and shape of every row of every column, in order of the columns' names.
+    Narrower integers are converted to int64, because a system may return integers narrower than it was given."""
     total = xxhash.xxh3_128()
     for name in sorted(some):
         total.update(name.encode())
@@ -156,7 +157,7 @@ def digest(some: Columns) -> str:
 
 
 def joined(several: Sequence[Columns]) -> Columns:
-    """The rows of each after those of the one before."""
+    """The rows of all, one after the other."""
     if len(several) == 1:
         return several[0]
     return {name: [row for some in several for row in some[name]] for name in several[0]}

@@ -1,7 +1,7 @@
-"""Which rows are moved, and how often each is read: by name, at a scale.
+"""The workloads by name: the rows that are moved, and how often they are read, at a scale.
 
-A step of the video task is read three times, by reference, log-prob and update, as verl's trainer does. The scale is
-the part of the task's prompts that is taken.
+A step of the video task is read three times, for reference, log-prob and update, like in verl's trainer. The scale is
+the share of the task's prompts.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ ROWS = {"dense 1 MiB": 4, "dense 18 MiB": 64, "dense 288 MiB": 1024}
 
 @dataclass(frozen=True)
 class Workload:
-    """A share a producer, and how often all of it is read."""
+    """A workload: a share for each producer, and how often all rows are read."""
 
     name: str
     what: str
     shares: tuple[Share, ...]
     reads: int
     ranks: bool = False
-    """Whether each consumer reads its share of the tokens of every row, and not some rows."""
+    """Whether each consumer reads its share of the tokens of every row, instead of a part of the rows."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows, each as often as it is there."""
+        """The bytes of all rows, with repeated values."""
         return sum(share.nbytes for share in self.shares)
 
     @property
     def memory_needed(self) -> int:
-        """Bytes that must be free: of a copy each where it is made, sent, kept and received, and of room to work."""
+        """The bytes of memory that must be free: five copies of the rows, from generation to reading, and 2 GiB."""
         return 5 * self.nbytes + (2 << 30)
 
 
@@ -50,12 +50,12 @@ TOKENS = {
     "hidden_states": ("hidden", f"{HIDDEN} float16 a token"),
 }
 NAMES = ("video", "video, one response", "math", SINGLES, *TOKENS, *ROWS)
-#: Of a step with mixtures of experts or a teacher: prompts, responses to each, and tokens of the longest.
+#: For steps with a mixture of experts or a teacher: prompts, responses to each, and tokens of the longest.
 PROMPTS, SAMPLES, LONGEST = 96, 16, 32_768
 
 
 def workload(name: str, scale: float) -> Workload:
-    """The workload of that name. Raises ValueError for another."""
+    """The workload of this name at this scale. Raises ValueError for an unknown name."""
     if name in ROWS:
         share = Share(ROWS[name] // PRODUCERS, FIELDS, WIDTH)
         what = f"{ROWS[name]} rows of {FIELDS} fields of {WIDTH} float32"
@@ -77,7 +77,8 @@ def workload(name: str, scale: float) -> Workload:
 
 
 def _of_tokens(name: str, scale: float) -> Workload:
-    """Rows of tokens of about log-normal lengths, which are shorter where fewer than two prompts are left."""
+    """Rows with approximately log-normal lengths. They are shorter if the scale leaves fewer than `PRODUCERS`
+    prompts."""
     of, what = TOKENS[name]
     prompts = max(PRODUCERS, round(PROMPTS * scale))
     longest = max(64, round(LONGEST * min(1.0, PROMPTS * scale / PRODUCERS)))
@@ -105,7 +106,8 @@ def _shares(step: Step) -> tuple[Share, ...]:
 
 
 def largest_scale(available: int, names: Collection[str]) -> float | None:
-    """The largest power of a half at which these workloads fit into that much memory; None where none does."""
+    """The largest power of 1/2 as scale at which these workloads fit into `available` bytes. None if none of eight
+    does."""
     for power in range(8):
         if all(workload(name, 0.5**power).memory_needed <= available for name in names):
             return 0.5**power

@@ -1,4 +1,4 @@
-"""What `python -m bench.pipelines` is made of: `accuracy` holds the performance model against real runs, `models` what
-is planned for published models against interleaved 1F1B, `defaults` what is planned for the demo and two replays
-against their default settings, `waits` and `demo` are the stages and chunks that workers run.
+"""The parts of `python -m bench.pipelines`. `accuracy` compares the performance model with real runs. `models` compares
+plans of published models with interleaved 1F1B. `defaults` compares plans of the demo and of two replays with their
+default settings. `waits` and `demo` have the stages and chunks that workers run.
 """

@@ -1,9 +1,9 @@
-"""Measures pipelines: the performance model, plans of models, plans of jobs, and how long planning takes.
+"""Measure pipelines: the performance model, plans of models, plans of jobs, and the time of planning.
 
     python -m bench.pipelines                       all, about ten minutes on two cores
     python -m bench.pipelines accuracy models       some: accuracy, models, executed, defaults, planning
 
-`PIPELINES=name,...` in the environment chooses among the pipelines, models or jobs of a part.
+`PIPELINES=name,...` in the environment selects pipelines, models or jobs of a part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Found = tuple[list[Row], dict[str, Any]]
 
 
 def main() -> int:
-    """Measure, print, write JSON: 0; 1 where a promise is not kept."""
+    """Measure, print and write JSON. Returns 0, or 1 if a target is not met."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which (default: all)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/pipelines.json"))
@@ -44,12 +44,12 @@ def main() -> int:
 
 
 def _only(names: Sequence[str]) -> Sequence[str]:
-    """Those that the environment names, or all."""
+    """The names that the environment selects, or all."""
     return os.environ.get("PIPELINES", ",".join(names)).split(",")
 
 
 def accuracy() -> Found:
-    """Predicted and measured."""
+    """Compare predicted with measured times of plans."""
     from bench.pipelines import accuracy as part
 
     with dp.connect(config=dp.NodeConfig(memory="256MiB")) as plane:
@@ -68,7 +68,7 @@ def accuracy() -> Found:
 
 
 def models() -> Found:
-    """In the performance model."""
+    """Compare plans of models with interleaved 1F1B in the performance model."""
     from bench.pipelines import models as part
     from dataplane.pipeline import profiles
 
@@ -94,7 +94,7 @@ def models() -> Found:
 
 
 def executed() -> Found:
-    """Really executed."""
+    """Execute plans of models, and compare their times with the predicted ones."""
     from bench.pipelines import models as part
 
     with dp.connect(config=dp.NodeConfig(memory="256MiB")) as plane:
@@ -113,7 +113,7 @@ def executed() -> Found:
 
 
 def defaults() -> Found:
-    """The demo and two replays."""
+    """Compare plans with the default settings of the demo and two replays, by execution."""
     from bench.pipelines import defaults as part
 
     with dp.connect(config=dp.NodeConfig(memory="1GiB")) as plane:
@@ -128,7 +128,7 @@ def defaults() -> Found:
 
 
 def planning() -> Found:
-    """For 64 workers."""
+    """Measure the time of planning for 64 workers."""
     from bench.pipelines import accuracy as part
     from bench.pipelines import models as of_models
     from bench.pipelines.running import timed_model, timed_plan

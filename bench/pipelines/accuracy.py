@@ -1,8 +1,8 @@
-"""The performance model against real runs of the executor: 20 plans over three pipelines.
+"""Compares the performance model with real runs of the executor, for 20 plans of three pipelines.
 
-Of each pipeline, one more plan is run first, and costs and overheads are measured from it; the others are predicted
-from those, and then run by turns. Two pipelines wait as long as real stages would, on 8 and 4 workers; one computes, on
-the two cores that there are.
+For each pipeline, one more plan is run first, from which costs and overheads are measured. The other plans are
+predicted with these costs, and then run in turn. The stages of two pipelines wait as long as real stages would, on 8
+and 4 workers. The third pipeline computes, on the available cores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Compared:
-    """A plan: what was predicted, and what it took."""
+    """The predicted and the measured seconds of a plan."""
 
     pipeline: str
     plan: str
@@ -48,12 +48,12 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """As a part of what was measured."""
+        """The error of the prediction as a share of the measured time."""
         return abs(self.predicted_s / self.measured_s - 1)
 
 
 def rollouts(steps: int = 48) -> tuple[Pipeline, Rows]:
-    """A step of rollouts that wait: 48 rows in groups of four."""
+    """A pipeline of waiting stages, and a step of `steps` rows in groups of four."""
     rng = np.random.default_rng(3)
     rows = Rows.of(rng.integers(100, 1000, steps), np.repeat(np.arange(steps // 4), 4))
     costs = {
@@ -78,7 +78,7 @@ def rollouts(steps: int = 48) -> tuple[Pipeline, Rows]:
 
 
 def computing() -> tuple[Pipeline, Rows]:
-    """A step that multiplies matrices."""
+    """A pipeline whose stages multiply matrices, and the rows of a step."""
     rng = np.random.default_rng(4)
     rows = Rows.of(rng.integers(100, 400, 24))
 
@@ -92,7 +92,7 @@ def computing() -> tuple[Pipeline, Rows]:
 
 
 def some_plans(pipeline: Pipeline, rows: Rows, cluster: Cluster, count: int, least: int, seed: int) -> list[Plan]:
-    """Different plans at random: so many and no fewer micro-batches than `least`."""
+    """`count` different random plans, each with `least` to 16 micro-batches."""
     search = Search(pipeline, rows, cluster, 0.0, seed)
     drawn = list(search.first())
     found: list[Plan] = []
@@ -109,7 +109,7 @@ def some_plans(pipeline: Pipeline, rows: Rows, cluster: Cluster, count: int, lea
 def of_stages(
     plane: dp.Plane, name: str, pipeline: Pipeline, rows: Rows, cluster: Cluster, count: int
 ) -> list[Compared]:
-    """Plans of stages."""
+    """Predict and run `count` plans of a pipeline of stages."""
     plans = some_plans(pipeline, rows, cluster, count + 1, 3, 5)
     ref = plane.put({"tokens": rows.tokens("tokens")})
     with Executor(plane, pipeline, plans[0], method="forkserver") as executor:
@@ -126,7 +126,7 @@ def of_stages(
 
 
 def of_chunks(plane: dp.Plane, name: str, scale: float) -> list[Compared]:
-    """Plans of a model on four workers."""
+    """Predict and run plans of a published model on four workers, with its seconds times `scale`."""
     model = scaled(profiles.model(name), scale)
     cluster = Cluster.uniform(4)
     plans = [
@@ -149,7 +149,7 @@ def of_chunks(plane: dp.Plane, name: str, scale: float) -> list[Compared]:
 
 
 def scaled(model: Model, scale: float) -> Model:
-    """The model with its seconds times so much."""
+    """The model with its seconds times `scale`."""
     from dataclasses import replace
 
     layers = [
@@ -168,7 +168,7 @@ NAMES = ("rollouts", "qwen3_30b_a3b", "computing")
 
 
 def compared(plane: dp.Plane, name: str) -> list[Compared]:
-    """The plans of one pipeline: 7, 7 and 6."""
+    """Predict and run the plans of one of the pipelines `NAMES`: 7, 7 and 6 plans."""
     if name == "rollouts":
         return of_stages(plane, name, *rollouts(), Cluster.uniform(8), 7)
     if name == "computing":

@@ -1,10 +1,10 @@
-"""What is planned for the demo and for two replays against their default settings, really executed, by turns.
+"""Compares plans of the demo and of two replays with their default settings, by executing both in turn.
 
-The default settings: of the demo, three rollout workers with a batch of 32 prompts each, a reward worker and a trainer;
-of a replay (`bench.replay`), two rollout workers that share a step's prompts, a reward worker, a reference and a
-trainer of two data-parallel ranks. Both have so many workers, take the same rows, and are run by the same executor.
-Lengths of responses are known to the plan, as predicted ones would be. Costs of the demo are measured first; those of a
-replay are its trace's, waited.
+By default, the demo has three rollout workers with a batch of 32 prompts each, a reward worker and a trainer. A replay
+(`bench.replay`) has two rollout workers that share a step's prompts, a reward worker, a reference and a trainer of two
+data-parallel ranks. The plan has the same number of workers and the same rows, and is run by the same executor. It
+knows the lengths of responses, in place of predicted ones. The costs of the demo are measured first. The stages of a
+replay wait as long as in its trace.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ from dataplane.pipeline import (
 )
 
 ROUNDS = 5
-MODEL_ERROR = 0.1  # that the performance model is held to: less than that is not sure to be a gain
-STEP_S = 3.0  # a replay's pace is such that a default step takes about so long
+MODEL_ERROR = 0.1  # the largest error of the performance model; a smaller predicted gain may be none
+STEP_S = 3.0  # seconds of a replay's default step, by which its pace is set
 NAMES = ("demo", "video_understanding_7b", "code_14b")
 
 
 @dataclass(frozen=True)
 class Job:
-    """Ratios of step times, default over planned, one a turn; and how both were predicted."""
+    """A comparison: `ratios` of the seconds of the default to those of the plan, one a turn. `predicted_s`: the
+    predicted seconds of both."""
 
     name: str
     ratios: list[float]
@@ -58,12 +59,12 @@ class Job:
 
 
 def measured(plane: dp.Plane, chosen: Sequence[str]) -> list[Job]:
-    """Those of these names."""
+    """The comparisons of the jobs with these names."""
     return [of_demo(plane) if name == "demo" else of_replay(plane, name) for name in chosen]
 
 
 def of_demo(plane: dp.Plane) -> Job:
-    """The demo's stages, computed."""
+    """Compare plans of the demo, whose stages compute."""
     with tempfile.TemporaryDirectory() as directory:
         columns, rows = demo.step(0)
         pipeline = demo.described(Path(directory, "weights.npz"))
@@ -82,7 +83,7 @@ def of_demo(plane: dp.Plane) -> Job:
 
 
 def _uncontended(steps: list[Any]) -> list[Any]:
-    """Of several steps of a plan, those that others disturbed the least."""
+    """The fastest step of each plan, which other processes disturbed least."""
     best: dict[int, Any] = {}
     for each in steps:
         if id(each[0]) not in best or each[2].step_s < best[id(each[0])][2].step_s:
@@ -91,16 +92,16 @@ def _uncontended(steps: list[Any]) -> list[Any]:
 
 
 def of_replay(plane: dp.Plane, task: str) -> Job:
-    """A task's step, waited: 8 prompts by 4 responses, as `bench.replay` has it."""
+    """Compare plans of a task's step of 8 prompts by 4 responses, whose stages wait, like in `bench.replay`."""
     [step] = generate(task, prompts=8, samples=4, steps=1, seed=0).steps
     response = np.asarray(step.response_tokens)
     whole = response + np.asarray(step.input_tokens)[step.group]
     tools_us = np.asarray(step.of_responses(step.tool_seconds) * 1e6, np.int64)
-    made = response + (tools_us * 50 / 1e6).astype(np.int64)  # a tool's seconds, as tokens at the engine's pace
+    made = response + (tools_us * 50 / 1e6).astype(np.int64)  # seconds of tools count as tokens at the engine's pace
     rewards_us = np.asarray(step.reward_seconds * 1e6, np.int64)
     rows = Rows.of(whole, step.group, made=made, reward_us=rewards_us)
     pace = 1.0
-    for _ in range(3):  # the pace at which the default's step takes STEP_S
+    for _ in range(3):  # finds the pace at which the default step takes STEP_S
         pipeline = _stages(pace)
         pace *= _default(pipeline, rows, Cluster.uniform(6)).predict(pipeline, rows).step_s / STEP_S
     pipeline = _stages(pace)
@@ -114,7 +115,8 @@ def of_replay(plane: dp.Plane, task: str) -> Job:
 
 
 def _stages(pace: float) -> Pipeline:
-    """A replay's, so many times as fast. Engines slow down as they make more at once: a 64th of a token's time each."""
+    """The pipeline of a replay, `pace` times as fast. An engine slows down with its load: each token adds a 64th of its
+    time."""
     costs = {
         "rollout": Cost(1e-3, longest_s=1 / 50 / pace, token_s=1 / 50 / 64 / pace, tokens="made"),
         "reward": Cost(1e-3, longest_s=1e-6 / pace, tokens="reward_us"),
@@ -137,7 +139,8 @@ def _stages(pace: float) -> Pipeline:
 
 
 def _default(pipeline: Pipeline, rows: Rows, cluster: Cluster) -> Plan:
-    """Two rollout workers, prompts by turns; a reward worker, a reference, a trainer of two ranks."""
+    """The default plan: two rollout workers that take prompts in turn, a reward worker, a reference, and a trainer of
+    two ranks."""
     assert rows.group is not None
     parts = [np.flatnonzero(rows.group % 2 == worker) for worker in range(2)]
     members = {"rollout": [0, 1], "reward": [2], "reference": [3], "train": [4, 5]}

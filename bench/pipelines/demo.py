@@ -1,5 +1,7 @@
-"""The demo's work (`examples/multimodal_grpo`) as stages: draw and answer, verify, learn. One update a step, whatever
-its micro-batches: gradients add up, and weights go to the rollouts of the next step.
+"""The work of the demo (`examples/multimodal_grpo`) as stages: draw and answer, verify, learn.
+
+There is one update a step for any number of micro-batches: gradients are summed, and the rollouts of the next step get
+the new weights.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ from examples.multimodal_grpo.job import Job
 from examples.multimodal_grpo.reward import verify
 
 JOB = Job()
-PROMPTS = JOB.prompts * len(JOB.pauses)  # a step: a batch of each of the demo's rollout workers
+PROMPTS = JOB.prompts * len(JOB.pauses)  # of a step: a batch for each rollout worker of the demo
 
 
 class Rollout:
-    """Draws pictures as patches, and lets the policy answer each eight times."""
+    """Draws pictures as patches, and samples `JOB.responses` answers of the policy to each."""
 
     def __init__(self, weights: Path) -> None:
         import torch
@@ -61,7 +63,7 @@ class Rollout:
 
 
 class _Seen(dict[str, Any]):
-    """What the policy asks of a batch, of arrays that are not stored yet."""
+    """Arrays that are not stored yet, in the form of the batch that the policy reads."""
 
     def __init__(self, drawn: list[np.ndarray], grids: np.ndarray) -> None:
         super().__init__(pixel_values=_Packed(drawn), image_grid_thw=_Array(grids))
@@ -86,7 +88,7 @@ class _Array:
 
 
 def reward(batch: Any) -> dict[str, Any]:
-    """1 for each response that says the answer, else 0."""
+    """The reward of each response: 1 if it has the right answer, else 0."""
     answered = batch["answered"].numpy()
     said = [tokens.response(int(answer)) for answer in answered.ravel()]
     right = [answer for answer in batch["answer"].to_list() for _ in range(answered.shape[1])]
@@ -94,7 +96,7 @@ def reward(batch: Any) -> dict[str, Any]:
 
 
 class Learn:
-    """Adds up gradients of GRPO, and makes an update when the step is over."""
+    """Sums gradients of GRPO, and updates the weights at the end of a step."""
 
     def __init__(self, weights: Path) -> None:
         import torch
@@ -119,7 +121,7 @@ class Learn:
         return {"mean_reward": rewards.mean(1).numpy()}
 
     def finish(self) -> None:
-        """Update, and publish the weights."""
+        """Update the weights, and write them to the file."""
         import torch
 
         torch.nn.utils.clip_grad_norm_(self._policy.parameters(), 1.0)
@@ -134,13 +136,13 @@ class Learn:
         return {name: values[None].numpy() for name, values in self._policy.state_dict().items()}
 
     def load(self, batch: Any) -> None:
-        """Take over weights."""
+        """Load the weights that `state` returned."""
         self._policy.load_state_dict({name: column.torch()[0] for name, column in batch.items()})
 
 
 @dataclass(frozen=True)
 class Making:
-    """Makes a `Rollout` or a `Learn`, in a worker. weights: where the newest ones are."""
+    """Creates a `Rollout` or a `Learn` in a worker. weights: the file with the newest weights."""
 
     kind: type
     weights: Path
@@ -150,7 +152,7 @@ class Making:
 
 
 def described(weights: Path) -> Pipeline:
-    """The stages, with costs to be measured."""
+    """The pipeline, with preliminary costs."""
     cores = Cost(1e-3, token_s=1e-5, cores=1)
     pixels = ("pixel_values", "image_grid_thw")
     return Pipeline(
@@ -180,7 +182,7 @@ def described(weights: Path) -> Pipeline:
 
 
 def step(number: int) -> tuple[dict[str, Any], Rows]:
-    """The rows of a step: digits, each in a size of its own."""
+    """The rows of a step: columns with digits, each of its own size, and their lengths."""
     rng = np.random.default_rng([JOB.seed, number])
     pictures = digits.load(JOB.seed)
     chosen = rng.integers(len(pictures["answer"]), size=PROMPTS)

@@ -1,5 +1,4 @@
-"""What is planned for published models against interleaved 1F1B: in the performance model, and some of them really
-executed."""
+"""Compares plans of published models with interleaved 1F1B in the performance model, and executes some of them."""
 
 from __future__ import annotations
 
@@ -15,15 +14,15 @@ from dataplane.pipeline.schedules import uniform
 
 WORKERS = (4, 8, 16, 32)
 PER_WORKER = 4  # micro-batches
-HOP_S, BYTES_PER_S = 2e-5, 400e9  # between devices; of a host of eight, one port of 400 Gbit/s each
+HOP_S, BYTES_PER_S = 2e-5, 400e9  # between devices; a host of eight has one port of 400 Gbit/s for each
 EXECUTED = ("gemma3_27b", "qwen3_30b_a3b", "nemotron_h_8b")
-EXECUTED_S = 0.03  # what the model's median layer takes, all passes, when it is executed
+EXECUTED_S = 0.03  # seconds of all passes of the model's median layer when it is executed
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A model on so many workers: seconds a step of interleaved 1F1B, of the best number of chunks of it, and
-    planned."""
+    """A model on `workers` workers: seconds a step of interleaved 1F1B with `chunks` chunks a worker, with its best
+    number of chunks, and of the plan."""
 
     model: str
     workers: int
@@ -37,19 +36,20 @@ class Planned:
 
     @property
     def ratio(self) -> float:
-        """How much faster than interleaved 1F1B with two chunks a worker, or one where it has too few layers for
-        that."""
+        """The seconds of interleaved 1F1B over those of the plan. It has two chunks a worker, or one if there are too
+        few layers."""
         return self.usual_s / self.planned_s
 
 
 def usual(model: Model, cluster: Cluster, chunks: int, count: int) -> Plan:
-    """Interleaved 1F1B of equally many layers; embedding and head go with the first and the last."""
+    """Interleaved 1F1B with equal numbers of layers. The embedding and the head go to the first and the last chunk."""
     at = uniform(model, chunks * cluster.workers, profiles.body(model.name))
     return interleaved(model, cluster, count, chunks, at)
 
 
 def planned(name: str, workers: int, seconds: float) -> Planned:
-    """With no more memory a worker than the most of any worker of the usual plan."""
+    """Plan a model, and compare the plan with interleaved 1F1B. A worker may use as much memory as the largest worker
+    of interleaved 1F1B."""
     model, count = profiles.model(name), PER_WORKER * workers
     cluster = replace(Cluster.uniform(workers, min(workers, 8), bytes_per_s=BYTES_PER_S), hop_s=HOP_S)
     first, end = profiles.body(name)
@@ -70,7 +70,7 @@ def planned(name: str, workers: int, seconds: float) -> Planned:
 
 @dataclass(frozen=True)
 class Executed:
-    """A model on four workers: what the two plans were predicted to take, and took."""
+    """A model on four workers: the predicted and the measured seconds of interleaved 1F1B and of the plan."""
 
     model: str
     usual_predicted_s: float
@@ -80,22 +80,22 @@ class Executed:
 
     @property
     def error(self) -> float:
-        """The greater of both."""
+        """The larger error of both predictions."""
         return max(abs(self.usual_predicted_s / self.usual_s - 1), abs(self.planned_predicted_s / self.planned_s - 1))
 
     @property
     def ratio(self) -> float:
-        """How much faster the plan was."""
+        """The measured seconds of interleaved 1F1B over those of the plan."""
         return self.usual_s / self.planned_s
 
     @property
     def predicted_ratio(self) -> float:
-        """The same in the model."""
+        """The predicted seconds of interleaved 1F1B over those of the plan."""
         return self.usual_predicted_s / self.planned_predicted_s
 
 
 def executed(plane: dp.Plane, name: str, rounds: int = 3) -> Executed:
-    """Both plans, by turns, with waits; overheads are measured in the first step of each."""
+    """Execute both plans in turn, with chunks that wait. Overheads are measured in a first step of each."""
     whole = profiles.model(name)
     layers = sorted(layer.forward_s + layer.backward_input_s + layer.backward_weight_s for layer in whole.layers)
     scale = EXECUTED_S / layers[len(layers) // 2]

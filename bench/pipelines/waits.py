@@ -1,4 +1,4 @@
-"""Stages and chunks that wait, or compute, as long as they are said to, so that many workers fit a few cores."""
+"""Stages and chunks that wait or compute for a given time, so that many workers fit on a few cores."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from dataplane.pipeline import Cost, Model, profiles
 
-ROW = 64  # float32 of what a stage makes of a row
-SPIN = 96  # the side of the matrices of a unit of computing
+ROW = 64  # float32 values of a stage's output for a row
+SPIN = 96  # the side of the matrices of one unit of computation
 
 
 @dataclass(frozen=True)
 class Wait:
-    """A stage that takes its cost's seconds: a column of each row's length says its tokens."""
+    """A stage that waits for the seconds of its cost. The column `cost.tokens` has the tokens of each row."""
 
     output: str
     cost: Cost
@@ -29,7 +29,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Spin:
-    """A stage that multiplies matrices, so many units a token, on one core."""
+    """A stage that multiplies matrices on one core, `units` times for each token."""
 
     output: str
     units: float
@@ -43,7 +43,7 @@ class Spin:
 
 
 class WaitingChunk:
-    """Layers of a published model, their seconds scaled."""
+    """A chunk of layers of a published model, which waits for their seconds times `scale`."""
 
     def __init__(self, model: Model, first: int, end: int, scale: float) -> None:
         each = (model.sums[end] - model.sums[first]) * scale
@@ -63,7 +63,7 @@ class WaitingChunk:
         time.sleep(self._weight_s)
 
     def state(self) -> dict[str, Any]:
-        return {"none": np.zeros(1, np.int8)}  # without it, a plan could not move the chunk to another worker
+        return {"none": np.zeros(1, np.int8)}  # without a state, a plan could not move the chunk to another worker
 
     def load(self, state: Any) -> None:
         pass
@@ -71,7 +71,7 @@ class WaitingChunk:
 
 @dataclass(frozen=True)
 class Build:
-    """Makes the chunks of a published model, so many times as slow."""
+    """Creates the chunks of a published model, `scale` times as slow."""
 
     name: str
     scale: float

@@ -1,1 +1,1 @@
-"""One report of what the benchmarks wrote: `python -m bench.report`. Every figure in it is from a JSON file."""
+"""Makes one report of the benchmarks' results: `python -m bench.report`. Every figure in it comes from a JSON file."""

@@ -1,4 +1,4 @@
-"""Make the report of the files in bench/results: one HTML page, and the tables of docs/benchmarks.md."""
+"""Make the report of the files in bench/results: an HTML page, and the tables of docs/benchmarks.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from bench.report.results import read
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read, write both, say what is missing; 1 where there is nothing to report or nowhere to put it."""
+    """Read the results, write the page and the tables, and print which files are missing. Returns 0, or 1 without
+    results or without markers in the document."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
     parser.add_argument(
         "--results", type=Path, default=Path("bench/results"), help="the benchmarks' files (%(default)s)"

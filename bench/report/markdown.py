@@ -1,4 +1,4 @@
-"""The part of a page that is generated: between two markers, and nothing else of it is touched."""
+"""Generates the part of a Markdown page between two markers. The rest of the page is not changed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ BEGIN, END = "<!-- begin: python -m bench.report -->", "<!-- end: python -m benc
 
 
 class NoMarkers(Exception):
-    """The page does not have each marker once, in order."""
+    """The page does not have each marker once, in this order."""
 
 
 def between(page: str, text: str) -> str:
-    """The page with this text between its markers. Sections of the page that the text does not have stay, since their
+    """The page with this text between its markers. Sections of the page that the text lacks are kept, because their
     figures were measured before. Raises `NoMarkers`."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise NoMarkers(f"the page needs each of these lines once, in this order: {BEGIN} and {END}")
@@ -26,13 +26,13 @@ def between(page: str, text: str) -> str:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """The sections of a text by their headings."""
+    """The sections of a text, by heading."""
     parts = [part.strip() for part in re.split(r"^(?=### )", text, flags=re.MULTILINE)]
     return {part.partition("\n")[0]: part for part in parts if part.startswith("###")}
 
 
 def text(found: Results) -> str:
-    """All figures, those where others are faster first."""
+    """All figures as Markdown. The cases in which another system is faster come first."""
     parts = []
     if peers := found.files.get("peers"):
         parts += ["### Where another system is faster", *_faster(peers)]

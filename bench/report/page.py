@@ -1,4 +1,4 @@
-"""The same figures, and pictures of them, as one HTML page that needs no other file."""
+"""The figures of `markdown`, with pictures, as one HTML page that needs no other file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ th { background: #f3f3f3; } img { max-width: 100%; } .small { color: #666; font-
 
 
 def html(found: Results) -> str:
-    """The page."""
+    """The page as HTML."""
     parts = ["<h1>Benchmarks</h1>"]
     peers = found.files.get("peers")
     if peers:

@@ -1,4 +1,5 @@
-"""Pictures of the figures, as PNG bytes, by matplotlib. What there is no figure of has no picture, but a sentence."""
+"""Draws the figures as PNG bytes, by matplotlib. Without figures, a sentence with the reason takes the place of a
+picture."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ STEP = "video"
 
 
 class NoFigures(Exception):
-    """The file that a picture is of is not there, or has nothing for it."""
+    """The file for a picture does not exist, or has no figures for it; the text says which."""
 
 
 def _file(results: Results, name: str) -> dict[str, Any]:
@@ -23,7 +24,7 @@ def _file(results: Results, name: str) -> dict[str, Any]:
 
 
 def throughput(results: Results, axes: Any) -> None:
-    """Put and get of dense batches, by size."""
+    """Draw the rate of put and get of dense batches, by size. Raises `NoFigures`, like all functions of `PLOTS`."""
     peers = _file(results, "peers")
     dense = {name: of["nbytes"] for name, of in peers["workloads"].items() if name.startswith("dense")}
     drawn = False
@@ -40,7 +41,7 @@ def throughput(results: Results, axes: Any) -> None:
 
 
 def memory(results: Results, axes: Any) -> None:
-    """Of all processes of each system, during the first step of the video task."""
+    """Draw the memory of all processes of each system during the first step of the video task."""
     drawn = False
     for of in _file(results, "peers")["systems"].values():
         measured = of.get("workloads", {}).get(STEP)
@@ -63,7 +64,7 @@ def _replayed(results: Results) -> dict[str, dict[str, Any]]:
 
 
 def stalls(results: Results, axes: Any) -> None:
-    """Where each process of a replayed training job spent its time."""
+    """Draw the time of each process of a replayed training job, by kind."""
     spent = _replayed(results)
     kinds = sorted({kind for of in spent.values() for kind in of if kind.endswith("_s")})
     left = [0.0] * len(spent)
@@ -76,7 +77,7 @@ def stalls(results: Results, axes: Any) -> None:
 
 
 def moved(results: Results, axes: Any) -> None:
-    """Bytes that each process of a replayed training job wrote and read."""
+    """Draw the bytes that each process of a replayed training job wrote and read."""
     spent = _replayed(results)
     left = [0.0] * len(spent)
     for kind in ("written_bytes", "read_bytes"):
@@ -88,7 +89,8 @@ def moved(results: Results, axes: Any) -> None:
 
 
 def scaling(results: Results, axes: Any) -> None:
-    """Against the number of hosts: `scaling` of scale.json has the axes' names and points by series."""
+    """Draw the load of a stream's leader by the number of hosts. `scaling` in scale.json has the names of the axes, and
+    points by series."""
     of = _file(results, "scale").get("scaling")
     if not of:
         raise NoFigures("scale.json has no points")
@@ -108,7 +110,7 @@ PLOTS: dict[str, Callable[[Results, Any], None]] = {
 
 
 def drawn(results: Results) -> dict[str, bytes | str]:
-    """By title, the picture, or why there is none."""
+    """By title, the picture as PNG bytes, or a text with the reason why there is none."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

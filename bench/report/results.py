@@ -1,6 +1,6 @@
-"""The files that benchmarks write, as they are; and what is not there, with the command that makes it.
+"""Reads the files that benchmarks write, and names the missing ones with the commands that make them.
 
-What always holds: nothing is filled in. A file that is missing, or is not what a benchmark writes, is a sentence.
+Invariant: no figure is filled in. A sentence reports each file that is missing, or was not written by a benchmark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-#: By the file's name, what it is about and what makes it.
+#: By the file's name, its title and the command that makes it.
 EXPECTED = {
     "peers": ("Other systems", "python -m bench.peers"),
     "local": ("One host", "python -m bench.local"),
@@ -38,14 +38,14 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class Results:
-    """What was read, by name, and what is missing, as sentences."""
+    """The contents of the files that were read, by name, and a sentence for each missing file."""
 
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
 
 
 def read(directory: Path) -> Results:
-    """Every file that is expected."""
+    """Read all expected files of a directory."""
     files, missing = {}, []
     for name, (title, command) in EXPECTED.items():
         path = directory / f"{name}.json"
@@ -73,7 +73,7 @@ class Table:
 
 
 def promises(content: dict[str, Any]) -> Table:
-    """The rows of a file: median, bound, whether it is kept, spread."""
+    """The rows of a file as a table: median, target, whether it is met, spread."""
     cells = []
     for row in content["rows"]:
         runs = row.get("runs") or [row["value"]]
@@ -85,7 +85,7 @@ def promises(content: dict[str, Any]) -> Table:
 
 
 def machine(content: dict[str, Any]) -> str:
-    """What ran it."""
+    """The machine, versions, commit and load of a file, as one line."""
     of = content["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in of.get("versions", {}).items())
     load = content.get("load")
@@ -97,7 +97,7 @@ def machine(content: dict[str, Any]) -> str:
 
 
 def side_by_side(peers: dict[str, Any], workload: str) -> Table:
-    """What each system did on a workload; medians, and the spread of the step."""
+    """The results of each system on a workload as a table: medians, and the spread of put and get together."""
     cells = []
     ours = peers["systems"].get("dataplane", {}).get("workloads", {}).get(workload)
     for of in peers["systems"].values():
@@ -121,14 +121,15 @@ def side_by_side(peers: dict[str, Any], workload: str) -> Table:
 
 
 def described(peers: dict[str, Any], workload: str) -> str:
-    """What a workload is."""
+    """A workload in one sentence."""
     of = peers["workloads"][workload]
     times = "once" if of["reads"] == 1 else f"{of['reads']} times"
     return f"{of['what']}: {of['nbytes'] / 1e6:,.1f} MB put, read {times}"
 
 
 def not_measured(peers: dict[str, Any]) -> list[str]:
-    """Systems and workloads of which there is no figure: why, and how to get it."""
+    """Sentences about the systems and workloads without figures: the reason, and the command that installs the
+    system."""
     said = []
     for of in peers["systems"].values():
         how = f" To get it: `{of['how']}`." if of.get("how") else ""
@@ -140,7 +141,7 @@ def not_measured(peers: dict[str, Any]) -> list[str]:
 
 
 def where_faster(peers: dict[str, Any]) -> list[str]:
-    """Workloads on which another system is faster, a sentence each."""
+    """A sentence for each workload on which another system is faster."""
     return [
         f"{entry['workload']}, {entry['what']}: {peers['systems'][entry['system']]['title']}"
         f" {entry['theirs_s'] * 1e3:,.1f} ms, dataplane {entry['ours_s'] * 1e3:,.1f} ms"
@@ -149,7 +150,7 @@ def where_faster(peers: dict[str, Any]) -> list[str]:
 
 
 def versions(peers: dict[str, Any]) -> str:
-    """Of the systems that ran."""
+    """The package versions of the systems that ran, as one line."""
     said = []
     for of in peers["systems"].values():
         if of.get("versions"):

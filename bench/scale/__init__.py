@@ -1,1 +1,1 @@
-"""How far streams over many hosts go: `python -m bench.scale`."""
+"""Computes how many hosts one stream carries: `python -m bench.scale`."""

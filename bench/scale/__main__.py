@@ -1,8 +1,8 @@
-"""How many hosts one stream carries: the cost of its leader, measured, and a line through it.
+"""Compute how many hosts one stream carries, from the measured cost of its leader.
 
-`python -m bench.scale` measures a leader beside three other nodes with blocks of several sizes, holds the line against
-one that it has not seen, and what a member costs with a real etcd; then it says what that means for up to 4,096 hosts.
-It takes about three minutes.
+`python -m bench.scale` measures a leader beside three other nodes with blocks of several sizes, and fits a line to the
+costs. It compares the line with the cost of a block size that was left out. It measures the cost of members with a real
+etcd, and extrapolates to 4,096 hosts. It takes about three minutes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bench.measure import row, table, write_json
 from bench.scale.model import Costs, Line, outcomes, scaling, text
 
 HELD_AGAINST = 64
-"""Rows of the blocks that the line has not seen."""
+"""Rows of the blocks that are left out of the fit, and compared with the line."""
 
 HOSTS, ROWS_S, BLOCKS = (8, 64, 512, 4096), (1.0, 10.0, 100.0), (1, 64)
 _RESULTS = Path(__file__).parents[1] / "results"
 
 
 def members() -> tuple[dict[float, float], dict[float, float]]:
-    """The parts of a core that a node, and etcd's leader, need for so many members."""
+    """By number of members, the share of a core that a node needs, and the share that etcd's leader needs."""
     with tempfile.TemporaryDirectory() as directory, membership.server(Path(directory)) as (address, etcd):
         _, extra = membership.measure(address, etcd)
     node: dict[float, float] = {}

@@ -1,7 +1,8 @@
-"""What one stream carries, whatever the number of hosts: its leader's core is what is full first.
+"""The load that one stream carries with a number of hosts, which its leader's core limits.
 
-A request costs the leader some time, and a row some more: a line through what blocks of several sizes cost. Hosts add
-what being members costs (`bench.membership`), and etcd's leader renews a lease for each.
+The leader's time for a block is a line: a constant for the request, and a term for each row. It is fitted to measured
+blocks of several sizes. Each host also costs its membership (`bench.membership`), and a lease that etcd's leader
+renews.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Line:
 
     @classmethod
     def through(cls, points: Mapping[float, float]) -> Line:
-        """The line of least squares, of a slope that is not negative; small points count as much as large ones."""
+        """The line of least squares of relative errors, with a slope that is not negative. `points`: y by x."""
         x, y = np.array([*points.keys()]), np.array([*points.values()])
         each = float(np.polyfit(x, y, 1, w=1.0 / np.maximum(y, 1e-9))[0]) if len(points) > 1 else 0.0
         if each <= 0:
@@ -35,8 +36,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """`leader_us`: of a block that is appended, given and acked, by its rows. `member`: the part of a core that being a
-    member takes, by the number of hosts; `etcd`: the same of etcd's leader."""
+    """Measured costs. `leader_us`: microseconds of the leader for a block that is appended, delivered and acked, by its
+    rows. `member`: the share of a node's core for its membership, by the number of hosts. `etcd`: the share of a core
+    of etcd's leader, by the number of hosts."""
 
     leader_us: Line
     member: Line
@@ -45,8 +47,9 @@ class Costs:
 
 @dataclass(frozen=True)
 class Outcome:
-    """So many hosts that each append so many rows/s in blocks of so many rows: the part of its core that the stream's
-    leader needs, and etcd's leader of its own; `streams`: into how many streams the rows have to go."""
+    """The load for `hosts` hosts that each append `rows_s` rows a second in blocks of `block` rows. `leader`, `etcd`:
+    the share of a core that the stream's leader and etcd's leader need. `streams`: the number of streams over which the
+    rows must be spread."""
 
     hosts: int
     rows_s: float
@@ -64,7 +67,7 @@ class Outcome:
 
 
 def outcomes(costs: Costs, hosts: Sequence[int], rows_s: Sequence[float], blocks: Sequence[int]) -> list[Outcome]:
-    """What these costs mean for so many hosts."""
+    """The outcomes of these costs, for all combinations of hosts, rates and blocks."""
     return [
         Outcome(
             count,
@@ -80,7 +83,7 @@ def outcomes(costs: Costs, hosts: Sequence[int], rows_s: Sequence[float], blocks
 
 
 def text(found: Sequence[Outcome]) -> str:
-    """A table of them."""
+    """The outcomes as a table in text."""
     lines = ["  hosts  rows/s a host  rows a block  leader's core %  etcd's leader %  streams  full first"]
     lines += [
         f"{each.hosts:7d} {each.rows_s:14,.0f} {each.block:13d} {100 * each.leader:16.1f} {100 * each.etcd:16.2f}"
@@ -91,7 +94,7 @@ def text(found: Sequence[Outcome]) -> str:
 
 
 def scaling(found: Sequence[Outcome]) -> dict[str, object]:
-    """Points for the report's picture."""
+    """The outcomes as points for the report's picture: the names of the axes, and points by series."""
     kinds = dict.fromkeys((each.rows_s, each.block) for each in found)
     points = {
         f"{rows_s:g} rows/s a host, blocks of {block}": [

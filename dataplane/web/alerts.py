@@ -162,8 +162,8 @@ class Alerts:
         return bool(busy and grown and task.lag_s is not None and task.lag_s > 30)
 
     def _unattended(self, stream: StreamSample, task: Task) -> bool:
-        """Whether rows are pending, the oldest row of the stream is older than `_IDLE_S`, and no consumer has held,
-        acked or requested rows in that time."""
+        """Whether rows are pending, the oldest row of the stream is older than `_IDLE_S`, no consumer holds or requests
+        rows now, and none was acked in that time."""
         if task.leased or task.waiting or task.rate or not task.pending or stream.oldest_s < _IDLE_S:
             return False
         rates = self._coarse.series(("task", stream.name, task.name, "rate"))[-int(_IDLE_S / self._coarse.bucket_s) :]

@@ -1,8 +1,8 @@
-"""One system a module, each used through its own public calls as its own examples use them.
+"""The systems, one a module, each used by its public calls like in its own examples.
 
-A module has a `Server`, of which one is made first (`address` is what the others are told; `close()`), and a `Door`,
-of which each producer and consumer has one: `put` gives a token for each consumer's part, `get` the columns of a
-token, `drop` forgets what it put. Tokens are text. A door's `put` has ended when others can get what was put.
+A module has a `Server`, which is started first and whose `address` is sent to the other processes. It also has a
+`Door`, the connection of a producer or consumer. `put` returns a token for each consumer's part, `get` returns the
+columns of a token, and `drop` removes the rows of tokens. Tokens are text. When `put` returns, others can get the rows.
 """
 
 from __future__ import annotations
@@ -16,65 +16,65 @@ from bench.peers.work import Columns
 
 
 class Server(Protocol):
-    """What has to run before a door opens."""
+    """The part of a system that must run before a `Door` connects."""
 
     address: dict[str, Any]
 
     def __init__(self, told: dict[str, Any]) -> None: ...
     def close(self) -> None:
-        """End everything that was started."""
+        """End everything that the server started."""
 
 
 class Door(Protocol):
-    """A process's way in."""
+    """The connection of one process to the system."""
 
     def __init__(self, address: dict[str, Any]) -> None: ...
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """Store the rows; a token for each of so many consecutive parts."""
+        """Store the rows. Returns a token for each of `parts` consecutive parts."""
 
     def get(self, token: str) -> Columns:
-        """The rows of a part, as arrays that can be read."""
+        """The rows of a part, as readable arrays."""
 
     def drop(self, tokens: Sequence[str]) -> None:
-        """Forget what `put` gave these tokens for."""
+        """Remove the rows for which `put` returned these tokens."""
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
 
 
 @runtime_checkable
 class Shares(Protocol):
-    """A door that gives parts of rows; of others all is had, and cut."""
+    """A `Door` that can read parts of rows. With other doors, whole rows are read and cut."""
 
     def share(self, token: str, rank: int, ranks: int) -> Columns:
-        """The tokens of each row that a context-parallel rank has: see `work.shared`."""
+        """The share of each row that a context-parallel rank reads; see `work.shared`."""
 
 
 @dataclass(frozen=True)
 class System:
-    """A system and how to get it."""
+    """A system, and how it is installed."""
 
     name: str
     title: str
     module: str
-    #: What is installed into its environment, beside NumPy, xxhash and psutil; none for the benchmark's own.
+    #: Packages of its environment, beside NumPy, xxhash and psutil; none: it runs in the benchmark's environment.
     packages: tuple[str, ...]
     #: Debian packages whose libraries are unpacked into the environment.
     libraries: tuple[str, ...] = ()
-    #: Of the environment of its processes.
+    #: Environment variables of its processes.
     env: tuple[tuple[str, str], ...] = ()
-    #: How many times less seconds a step of the video task is to take with us.
+    #: The target for the ratio of its seconds of put and get to ours.
     bound: float = 1.0
 
     @property
     def how(self) -> str:
-        """What to type to have it."""
+        """The commands that install it."""
         pip = f"pip install {' '.join(self.packages)}" if self.packages else ""
         apt = f"apt-get install {' '.join(self.libraries)}" if self.libraries else ""
         return "; ".join(filter(None, [pip, apt]))
 
 
-#: A cluster of this host alone, while it is measured: its drivers need no token.
+#: For a Ray cluster on this host during a measurement, whose drivers need no token.
 _ALONE = (("RAY_AUTH_MODE", "disabled"), ("RAY_DEDUP_LOGS", "0"))
 _IBVERBS = ("libibverbs1", "libnl-3-200", "libnl-route-3-200")
 _TRANSFER_QUEUE = ("TransferQueue==0.1.11", "torch==2.13.0", "tensordict==0.10.0", "ray==2.60.0")
@@ -94,12 +94,12 @@ SYSTEMS = {
 
 
 def server(name: str, told: dict[str, Any]) -> Server:
-    """The system's server, started."""
+    """Start the server of a system."""
     made: Server = importlib.import_module(f"bench.peers.systems.{SYSTEMS[name].module}").Server(told)
     return made
 
 
 def door(name: str, address: dict[str, Any]) -> Door:
-    """A door to it."""
+    """Connect to a system."""
     made: Door = importlib.import_module(f"bench.peers.systems.{SYSTEMS[name].module}").Door(address)
     return made

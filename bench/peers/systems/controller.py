@@ -1,5 +1,5 @@
-"""A single controller, as trainers have it: producers pickle batches to it, it unpickles them, cuts them, and pickles
-each part to each consumer in every phase. Everything passes through this one process, over local sockets.
+"""A single controller, as in many trainers. Producers send it pickled batches. It unpickles and cuts them, and sends
+each part, pickled, to its consumer in every phase. All bytes pass through this one process, over local sockets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from bench.peers.work import Columns, part
 
 
 class Server:
-    """The controller: one lock, so that it does one thing at a time, as a driver does."""
+    """The controller. It handles one request at a time, like a driver process."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         path = Path(told["scratch"]) / "controller"
@@ -54,33 +54,33 @@ class Server:
 
 
 class Door:
-    """A worker of the controller's."""
+    """A worker's connection to the controller."""
 
     def __init__(self, address: dict[str, Any]) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
         self._connection.connect(address["path"])
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """The whole batch to the controller."""
+        """Send the whole batch to the controller."""
         _send(self._connection, json.dumps(["put", name]).encode())
         _send(self._connection, pickle.dumps(columns, pickle.HIGHEST_PROTOCOL))
         _receive(self._connection)
         return [json.dumps([name, i, parts]) for i in range(parts)]
 
     def get(self, token: str) -> Columns:
-        """A part from the controller."""
+        """Receive a part from the controller."""
         _send(self._connection, json.dumps(["get", *json.loads(token)]).encode())
         columns: Columns = pickle.loads(_receive(self._connection))
         return columns
 
     def drop(self, tokens: Sequence[str]) -> None:
-        """The controller forgets it."""
+        """Let the controller remove the batches."""
         for name in {json.loads(token)[0] for token in tokens}:
             _send(self._connection, json.dumps(["drop", name]).encode())
             _receive(self._connection)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the connection."""
         self._connection.close()
 
 

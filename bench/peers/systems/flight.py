@@ -1,7 +1,8 @@
-"""Arrow Flight: one server that keeps record batches in memory; DoPut and DoGet over loopback TCP, a stream a part.
+"""Arrow Flight: a server keeps record batches in memory, and parts are put and got by DoPut and DoGet over loopback
+TCP.
 
-Each column goes as one large binary value with its rows one after another, described in the descriptor's header: that
-is quicker than lists of lists, and rows of different shapes can pass.
+Each array is one record batch of bytes; the token of a part has the header with dtypes and shapes. This is faster than
+lists of lists, and permits rows of different shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SCHEMA = pa.schema([("bytes", pa.uint8())])
 
 
 class Server:
-    """A Flight server on a port that is free."""
+    """A Flight server on a free port."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         self._store = _Store("grpc://127.0.0.1:0")
@@ -51,13 +52,13 @@ class _Store(flight.FlightServerBase):  # type: ignore[misc]
 
 
 class Door:
-    """A client."""
+    """A Flight client."""
 
     def __init__(self, address: dict[str, Any]) -> None:
         self._client = flight.connect(address["location"])
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """A stream a part; a record batch a row of a column."""
+        """Put a stream for each part, with a record batch for each array."""
         tokens = []
         for i in range(parts):
             header, buffers = pack(part(columns, i, parts))
@@ -72,18 +73,18 @@ class Door:
         return tokens
 
     def get(self, token: str) -> Columns:
-        """Arrays over the batches that come."""
+        """Arrays over the memory of the received batches."""
         command, header = json.loads(token)
         arrays = [c.data.column(0).to_numpy() for c in self._client.do_get(flight.Ticket(command.encode()))]
         return _rows(base64.b64decode(header), arrays)
 
     def drop(self, tokens: Sequence[str]) -> None:
-        """The server forgets them."""
+        """Let the server remove the parts."""
         for token in tokens:
             list(self._client.do_action(flight.Action("drop", json.loads(token)[0].encode())))
 
     def close(self) -> None:
-        """Leave."""
+        """Close the client."""
         self._client.close()
 
 

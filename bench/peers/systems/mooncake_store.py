@@ -1,6 +1,6 @@
-"""Mooncake Store over TCP: a master, a segment of memory in a client of the server's, and a client a process.
+"""Mooncake Store over TCP: a master, a client in the server process that provides memory, and a client in each process.
 
-A part is one key: `put_parts` of its header and arrays, `get_buffer` of all of it.
+A part is one key: `put_parts` stores its arrays, and `get_buffer` returns all bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _client(address: dict[str, Any], segment: int, buffer: int) -> Any:
 
 
 class Server:
-    """The master, and a client that lends memory."""
+    """The master, and a client that provides memory."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         master = Path(sys.executable).with_name("mooncake_master")
@@ -53,7 +53,7 @@ class Server:
         self._store = _client(self.address, room, 16 << 20)
 
     def close(self) -> None:
-        """End both."""
+        """End the client and the master."""
         self._store.close()
         self._master.terminate()
         self._master.wait()
@@ -72,13 +72,13 @@ def _until_listening(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 class Door:
-    """A client that lends nothing."""
+    """A client that provides no memory."""
 
     def __init__(self, address: dict[str, Any]) -> None:
         self._store = _client(address, 0, address["buffer"])
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """A key a part."""
+        """Put a key for each part. Raises RuntimeError if the store refuses."""
         tokens = []
         for i in range(parts):
             header, buffers = pack(part(columns, i, parts))
@@ -90,7 +90,7 @@ class Door:
         return tokens
 
     def get(self, token: str) -> Columns:
-        """Views of the buffer that it came in."""
+        """Views of the received buffer. Raises RuntimeError for an unknown key."""
         key, header = json.loads(token)
         buffer = self._store.get_buffer(key)
         if buffer is None:
@@ -98,10 +98,10 @@ class Door:
         return unpack(header.encode(), buffer)
 
     def drop(self, tokens: Sequence[str]) -> None:
-        """Remove the keys, also while their read lease lasts."""
+        """Remove the keys, even during their read leases."""
         for token in tokens:
             self._store.remove(json.loads(token)[0], True)
 
     def close(self) -> None:
-        """Leave."""
+        """Close the client."""
         self._store.close()

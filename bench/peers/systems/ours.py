@@ -1,4 +1,4 @@
-"""dataplane: a node, and planes that are attached to it. Equal rows are stored once where the put is told to look."""
+"""dataplane: a node, and a plane for each process. Equal rows of pixels are stored once, by `dedupe`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.peers.work import Columns
 
 
 class Server:
-    """One node."""
+    """A node."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         config = dp.NodeConfig(memory=max(told["nbytes"] * 3 // 2, 256 << 20), spill_dir=told["scratch"])
@@ -32,7 +32,7 @@ class Door:
         self._put: list[dp.BatchRef] = []
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """One put; the references of its parts."""
+        """Put all rows at once. Returns the references of the parts."""
         dedupe = ["pixel_values"] if "pixel_values" in columns else ()
         narrow = "routed_experts" in columns or "teacher_ids" in columns
         if "teacher_ids" in columns:
@@ -44,11 +44,11 @@ class Door:
         return [base64.b64encode(ref[a:b].encode()).decode() for a, b in pairwise(ends)]
 
     def get(self, token: str) -> Columns:
-        """Views."""
+        """Views of the rows of a part."""
         return self._got(dp.BatchRef.decode(base64.b64decode(token)))
 
     def share(self, token: str, rank: int, ranks: int) -> Columns:
-        """What a rank has of each row; the rest is not read."""
+        """The share of each row that a rank reads. The rest is not read."""
         ref = dp.BatchRef.decode(base64.b64decode(token))
         return self._got(ref.share_rows(ref.columns, rank, ranks, zigzag=True))
 
@@ -60,10 +60,10 @@ class Door:
         return {name: batch[name].narrow().numpy() for name in batch}
 
     def drop(self, tokens: Sequence[str]) -> None:
-        """Free what was put."""
+        """Free all rows that this plane has put."""
         while self._put:
             self._plane.free(self._put.pop())
 
     def close(self) -> None:
-        """Leave the node."""
+        """Disconnect from the node."""
         self._plane.close()

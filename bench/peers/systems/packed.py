@@ -1,4 +1,4 @@
-"""Columns as a header and buffers, for stores that keep bytes: nothing is copied on either side."""
+"""Packs columns as a header and buffers, for stores of bytes, without copies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.peers.work import Columns
 
 
 def pack(columns: Columns) -> tuple[bytes, list[Any]]:
-    """The header, and the arrays in its order."""
+    """The header, and the bytes of the arrays in its order."""
     arrays, header = [], {}
     for name, values in columns.items():
         rows = values if isinstance(values, list) else [values]
@@ -21,7 +21,7 @@ def pack(columns: Columns) -> tuple[bytes, list[Any]]:
 
 
 def unpack(header: bytes, payload: Any) -> Columns:
-    """Views of the payload, in which the buffers follow each other."""
+    """Unpack columns, as views of the payload, in which the buffers follow each other."""
     whole, at, columns = np.frombuffer(payload, np.uint8), 0, {}
     for name, (ragged, rows) in json.loads(header).items():
         made = []

@@ -1,6 +1,6 @@
-"""Ray's object store: `ray.put` of each consumer's part, whose arrays are out of band; `ray.get` gives views.
+"""Ray's object store: `ray.put` stores each consumer's part, with its arrays out of band, and `ray.get` returns views.
 
-Each door is a driver of one cluster. References pass through one named actor: a few bytes each.
+Each process is a driver of one cluster. References, of a few bytes each, pass through a named actor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bench.peers.work import Columns
 
 
 class Server:
-    """A cluster of one node, and an actor that holds references until they are asked for."""
+    """A cluster of one node, and the actor that keeps the references."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         room = max(told["nbytes"] * 3 // 2, 256 << 20)
@@ -33,26 +33,26 @@ class Server:
 
 
 class Book:
-    """Passes references by name: a few bytes each."""
+    """The actor that keeps references by name."""
 
     def __init__(self) -> None:
         self._kept: dict[str, list[Any]] = {}
 
     def keep(self, name: str, ref: list[Any]) -> None:
-        """Under this name."""
+        """Keep a reference under this name."""
         self._kept[name] = ref
 
     def find(self, name: str) -> list[Any]:
-        """What was kept."""
+        """The reference of this name."""
         return self._kept[name]
 
     def forget(self, names: Sequence[str]) -> None:
-        """No more."""
+        """Remove these references."""
         for name in names:
             self._kept.pop(name, None)
 
     def names(self) -> list[str]:
-        """What there is."""
+        """All names."""
         return list(self._kept)
 
 
@@ -64,7 +64,7 @@ class Door:
         self._book = ray.get_actor("book")
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """An object a part."""
+        """Put an object for each part."""
         rows = len(next(iter(columns.values())))
         tokens = []
         for i in range(parts):
@@ -81,9 +81,9 @@ class Door:
         return columns
 
     def drop(self, tokens: Sequence[str]) -> None:
-        """Let go of the references."""
+        """Release the references."""
         ray.get(self._book.forget.remote(list(tokens)))
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Disconnect from the cluster."""
         ray.shutdown()

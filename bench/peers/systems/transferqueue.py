@@ -1,6 +1,7 @@
-"""TransferQueue with its SimpleStorage: keys a row, a TensorDict a put; ragged columns go as jagged tensors.
+"""TransferQueue with its SimpleStorage: a key for each row, and a TensorDict for each put, with ragged columns as
+jagged tensors.
 
-`kv_batch_put` and `kv_batch_get` are what verl calls. Rows of pixels vary in one dimension and are jagged too.
+verl calls `kv_batch_put` and `kv_batch_get`. Rows of pixels vary in one dimension, and are jagged too.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors")
 
 
 class Server:
-    """A cluster of one node with its controller and storage units."""
+    """A Ray cluster of one node, with TransferQueue's controller and storage units."""
 
     def __init__(self, told: dict[str, Any]) -> None:
         started = ray.init(
@@ -32,20 +33,20 @@ class Server:
         self.address = {"address": started["address"] if isinstance(started, dict) else started.address_info["address"]}
 
     def close(self) -> None:
-        """End it, and the cluster."""
+        """End TransferQueue and the cluster."""
         tq.close()
         ray.shutdown()
 
 
 class Door:
-    """A client."""
+    """A client of TransferQueue."""
 
     def __init__(self, address: dict[str, Any]) -> None:
         ray.init(address=address["address"], namespace="bench", log_to_driver=False)
         tq.init()
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """One put of all rows."""
+        """Put all rows at once. Returns the keys of the parts."""
         rows = len(next(iter(columns.values())))
         keys = [f"{name}/{i}" for i in range(rows)]
         fields = TensorDict({column: _tensor(values) for column, values in columns.items()}, batch_size=[rows])
@@ -53,7 +54,7 @@ class Door:
         return [json.dumps(keys[rows * i // parts : rows * (i + 1) // parts]) for i in range(parts)]
 
     def get(self, token: str) -> Columns:
-        """Every field of the rows."""
+        """All fields of the rows."""
         data = tq.kv_batch_get(json.loads(token), "bench")
         return {column: _arrays(data[column]) for column in data.keys()}  # noqa: SIM118 - a TensorDict iterates over rows
 
@@ -62,7 +63,7 @@ class Door:
         tq.kv_clear([key for token in tokens for key in json.loads(token)], "bench")
 
     def close(self) -> None:
-        """Leave the cluster."""
+        """Disconnect from the cluster."""
         ray.shutdown()
 
 
