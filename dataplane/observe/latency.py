@@ -25,8 +25,8 @@ _BOUNDS_NS = np.array([round(bound * 1e9) for bound in BOUNDS_S], np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The latencies of an operation. counts: of each bucket of `BOUNDS_S` and of the bucket above the last bound; not
-    cumulative. sum_s: the sum of all latencies."""
+    """The latencies of an operation. counts: of each bucket of `BOUNDS_S` and of those above, not cumulative; sum_s: of
+    all latencies."""
 
     counts: tuple[int, ...] = (0,) * (len(BOUNDS_S) + 1)
     sum_s: float = 0.0
@@ -37,9 +37,8 @@ class Histogram:
         return sum(self.counts)
 
     def quantile(self, part: float) -> float:
-        """The approximate seconds within which the share `part` (0 to 1) of the operations ended. It is interpolated
-        linearly within a bucket, like Prometheus's `histogram_quantile`, and at most the last bound. NaN without
-        operations."""
+        """The approximate seconds within which the share `part` (0 to 1) of the operations ended: linear within a
+        bucket, like Prometheus's `histogram_quantile`, and at most the last bound. NaN without any."""
         due = part * self.count
         seen, below = 0, 0.0
         for count, bound in zip(self.counts, (*BOUNDS_S, BOUNDS_S[-1]), strict=True):

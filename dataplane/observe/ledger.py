@@ -85,8 +85,8 @@ class Ledger:
         self._seen.pop(stream.identity, None)
 
     def look(self, streams: Iterable[StreamCounts]) -> dict[str, dict[str, object]]:
-        """Add the increases of these streams. Returns plain values of `StreamFigures`: by name for the streams with the
-        most lag, and under `OTHERS` for the sum of the others."""
+        """Add the increases of these streams. Returns plain values of `StreamFigures` by name, with the sum of those
+        with less lag under `OTHERS`."""
         by_name: dict[str, list[StreamCounts]] = {}
         for each in streams:
             by_name.setdefault(each.name, []).append(each)
@@ -119,8 +119,8 @@ class Ledger:
         return found
 
     def _add(self, stream: StreamCounts, other: bool, kept: bool = True) -> None:
-        """Add the increase of a stream's counts since the last look. `other`: also to the sum of the others. `kept`:
-        also to the stream's own sum."""
+        """Add the increase of a stream's counts since the last look; with `other`, to the others' sum; with `kept`, to
+        its own."""
         seen = self._seen.get(stream.identity)
         fresh = (0, {}, 0) if stream.begun else (stream.appended, stream.tasks, 0)
         before, tasks, _ = fresh if seen is None else seen

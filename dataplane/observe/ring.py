@@ -141,8 +141,8 @@ class _Names:
 
 
 class PlainWriter:
-    """The Python replacement of the extension `_writer`. It writes events into the memory from `offset` on. `events`:
-    their number, a power of two. `named`: returns the position of the calling thread."""
+    """The extension `_writer` in Python: writes events into the memory from `offset` on. `events`: their number, a
+    power of two. `named()`: the position of the calling thread."""
 
     __slots__ = ("_mask", "_named", "_offset", "_stopped", "count", "last", "memory")
 
@@ -195,8 +195,8 @@ class RingWriter:
     __slots__ = ("_memory", "writer")
 
     def __init__(self, fd: int | None = None, writer: type[PlainWriter] = WRITER) -> None:
-        """Map the memory of the descriptor, which still belongs to the caller. Without a descriptor, the memory is
-        private to this process. Raises OSError if it cannot be mapped."""
+        """Map the memory of the descriptor, which still belongs to the caller, or else private memory. Raises
+        OSError."""
         self._memory = mmap.mmap(-1 if fd is None else fd, RING_BYTES)
         self.writer = writer(self._memory, _HEAD_BYTES, EVENTS, _Names(self._memory).place)
 
@@ -267,7 +267,7 @@ class RingReader:
         return past
 
     def _before(self, newest: int, count: int) -> Events:
-        """The last `count` events up to number `newest`, without those that were overwritten or are invalid."""
+        """The valid ones of the last `count` events up to number `newest`."""
         numbers = np.arange(newest - count + 1, newest + 1) & _WRAP
         events: Events = self._events[numbers & _MASK]
         whole: Events = events[
@@ -317,7 +317,7 @@ class PastEvents:
         self._threads = dict(threads)
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """The events that ended after `since`, in nanoseconds of `clock`, without those with impossible values."""
+        """The possible events that ended after `since`, in nanoseconds of `clock`."""
         return _possible(self._events, since, clock)
 
     def threads(self) -> dict[int, Thread]:

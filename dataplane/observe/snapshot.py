@@ -26,8 +26,8 @@ OTHERS = "(others)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskFigures:
-    """A task of a stream on this node. lag: rows that the task is not done with. waiting: consumers that wait. The
-    other counts are of rows while this node led the stream; in the sum of others, since the node's start."""
+    """A task of a stream on this node. lag: rows that the task is not done with. waiting: consumers that wait. Other
+    counts are of rows while this node led the stream; for the others' sum, since its start."""
 
     lag: int = 0
     waiting: int = 0

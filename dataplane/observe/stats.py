@@ -13,15 +13,14 @@ class Stats:
 
     memory_used counts every extent, whether stored, pinned or reserved, and never exceeds memory_budget.
     memory_resident counts the pages of the node's shared memory, including warm free ones; it does not exceed the
-    budget either. fetched_bytes is the data read from other nodes, and sent_bytes the data that other nodes have
-    confirmed to have read from this one. copies is the number of other nodes' shards that are known here; they count as
-    shards too. asked counts requests to other nodes, and answered counts requests from them, both without bulk data.
-    leads and follows are the partitions of streams and tables that this node leads or follows, each with the epoch of
-    its replica set.
+    budget either. fetched_bytes were read from other nodes, and sent_bytes by other nodes, which have confirmed it.
+    copies are other nodes' shards that are known here; they count as shards too. asked counts requests to other nodes,
+    and answered requests from them, without bulk data. leads and follows are the partitions of streams and tables that
+    this node leads or follows, each with the epoch of its replica set.
 
     waiting is the number of requests that wait for memory now, and waiters names their processes, at most 8. waits is
-    the total number of requests that have waited, and waited_s the total time of their waits. holders lists the holders
-    of memory, the largest first, and then those of the disk: dicts of `holder`, a process; `bytes`; `how` ("pinned",
+    the number of requests that have ever waited, and waited_s the time of their waits. holders lists the holders of
+    memory, the largest first, and then those of the disk: dicts of `holder`, a process; `bytes`; `how` ("pinned",
     "reserved", "stored", "spilled"); `owner` ("stream NAME", "table NAME", "scope NAME", or empty); and `oldest_s`, the
     age of the oldest shard of these.
 

@@ -72,8 +72,7 @@ def task_text(task: Mapping[str, Any]) -> str:
 
 
 def waiters(stream: Mapping[str, Any]) -> list[str]:
-    """The waiting requests of a stream, one a line: appends that wait for room, consumers that wait for columns, and
-    tasks that wait for incomplete groups."""
+    """The waiting requests of a stream, one a line: appends wait for room, consumers for columns, tasks for groups."""
     lines = []
     if stream["waiting"]:
         behind = ", ".join(stream["behind"])
@@ -114,7 +113,7 @@ def _waits(count: int, what: str, whose: str) -> str:
 
 
 def share(used: int, budget: int, width: int = _BAR) -> str:
-    """A bar of `width` characters, and the used bytes, the budget and the percentage. "off" without a budget."""
+    """A bar with its meaning: used bytes, budget, percentage. "off" without a budget."""
     if not budget:
         return "off"
     filled = min(width, round(width * used / budget))

@@ -42,8 +42,8 @@ class TracedProcess:
 
 @dataclass(frozen=True, slots=True)
 class TraceSpan:
-    """One call of a process, in nanoseconds of this host's clock. process: the index of the process; thread: the
-    thread's position in the ring; track: 0 for the thread's first track; value: bytes."""
+    """One call of a process, in nanoseconds of this host's clock. process: its index; thread: its position in the ring;
+    track: 0 for the thread's first; value: bytes."""
 
     process: int
     thread: int
@@ -128,7 +128,7 @@ class Trace:
 def _given(
     appends: list[tuple[int, int, TraceSpan]], consumes: list[tuple[TraceSpan, int, int]]
 ) -> Iterator[tuple[TraceSpan, TraceSpan]]:
-    """The pairs of an append and a consume that received some of its rows, at most `_ARROWS` for each consume."""
+    """The pairs of an append and a consume of its rows, at most `_ARROWS` for each consume."""
     appends.sort(key=lambda each: each[:2])
     firsts = [first for first, _, _ in appends]
     drawn: dict[tuple[TraceSpan, TraceSpan], None] = {}

@@ -4,8 +4,8 @@ A producer gets a permit for a number of rows and bytes before it writes anythin
 the rows are appended or the permit is given back. The request of a refused producer waits at the driver of the
 partition, which tries it again when rows were removed.
 
-Invariant: a permit is granted only if the rows and bytes in the stream, of all permits and of the append stay within
-the limits. Columns added to existing rows need no permit, so the bytes may exceed `max_bytes`.
+Invariant: with a new permit, the rows and bytes in the stream and of all permits stay within the limits. Extends need
+no permit, so that bytes may exceed `max_bytes`.
 """
 
 from __future__ import annotations

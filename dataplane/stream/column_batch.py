@@ -115,8 +115,8 @@ class ColumnBatches(dict[int, ColumnBatch]):
         return done
 
     def stored(self, first: int = 0) -> Iterator[tuple[int, ColumnBatch]]:
-        """The column batches from the number `first` on, ascending, with their numbers. For one in pieces, each piece
-        is yielded with the number of the whole."""
+        """The column batches from the number `first` on, ascending, with their numbers. One in pieces is yielded piece
+        by piece, with its number."""
         return ((number, each) for number in sorted(self) if number >= first for each in self[number].each)
 
 

@@ -1,8 +1,8 @@
 """The columns that a producer adds to existing rows.
 
-A producer is usually a consumer of a task that adds columns to the rows of its delivery. If its lease has ended
-meanwhile, the rows are delivered to another consumer, which adds the same columns. Invariant: the columns of the next
-holder replace those of an earlier holder that has not acked. Columns that arrive from an earlier holder are refused.
+A producer is usually a consumer that extends the rows of its delivery. If its lease has ended meanwhile, the rows go to
+another consumer, which adds the same columns. Invariant: the columns of the next holder replace those of an earlier
+holder that has not acked. Columns of an earlier holder are refused.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ def replaces(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> bo
 
 
 def extend(leased: LeasedRows, command: Extend, spares: Sequence[bytes]) -> None:
-    """Add columns to rows. `spares`: nodes that have copies of them. Raises LeaseExpired if rows of the delivery are
-    gone. Raises Misuse for an existing column without `replace`, and for rows that do not exist, are in progress or are
-    named twice. Raises SchemaMismatch for a column of another type, and LimitExceeded for too many columns."""
+    """Add columns to rows. `spares`: nodes that have copies of them. Raises the errors of `_require`, Misuse for an
+    existing column unless it is replaced, SchemaMismatch for another type, LimitExceeded for too many columns."""
     rows, holds = command.rows, command.holds
     _require(leased, rows, command.ref, holds)  # the state may have changed since it was decided
     under = np.unique(holds)

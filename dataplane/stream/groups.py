@@ -23,7 +23,7 @@ _LEAST = 8  # groups for which the arrays have room at first
 
 
 class GroupCounts:
-    """The numbers of rows of each group: in the stream, dropped, and by task."""
+    """The counts of rows by group."""
 
     def __init__(self, tasks: int) -> None:
         self._numbers: dict[Any, int] = {}
@@ -161,9 +161,8 @@ class GroupCounts:
         return self._numbers.get(name)
 
     def state(self, numbers: Index) -> tuple[Index, list[Any], list[tuple[int, list[int]]]]:
-        """The groups of rows, for a snapshot. Returns the position of each row's group among the names (-1: none), the
-        names in the order of their first rows, and for each group with dropped rows its position and the number of
-        dropped rows that count for each task."""
+        """For rows of these groups: the position of each row's group among the names (-1: none); the names, by first
+        row; and for each group with dropped rows, its position and the number that counts for each task."""
         found, first, which = np.unique(numbers, return_index=True, return_inverse=True)
         named = np.flatnonzero(found >= 0)
         listed = named[np.argsort(first[named], kind="stable")]

@@ -36,7 +36,7 @@ class Keys:
         self._calls: dict[str, tuple[int, int, bytes]] = {}  # by first key: first row, rows, digest
 
     def check(self, keys: Sequence[str]) -> None:
-        """Raise Misuse for a key that is empty, begins with `~`, is given twice, or belongs to an existing row."""
+        """Raise Misuse for a key that is empty, begins with `~`, is given twice, or exists."""
         if len(set(keys)) != len(keys):
             twice = Counter(keys).most_common(1)[0][0]
             raise Misuse(f"the key {twice!r} is given twice; each row has its own")

@@ -2,12 +2,12 @@
 
 A grant is the rows of one delivery, with one lease, held by a client (`RowLease`). Ranks that must see the same rows
 name the same member and different replicas. Each replica is given the grants of the member in order, each once. A
-replica that returns as another client was restarted. It is given its unacked grants again.
+replica that returns as another client was restarted, and is given its unacked grants again.
 
 A grant ends when it is acked, nacked or not renewed in time, or when its holder ends. A grant of replicas is acked once
 the announced number of replicas has acked. Without an announced number, at least two replicas must ack, and all known
-replicas of the member. If the lease of a grant expires after all its holders have acked, the grant is acked too. A
-grant of replicas does not end with a holder's process, because the holder may be restarting.
+replicas of the member. If the lease of a grant expires after all its holders have acked, the grant is acked too. It
+does not end with a holder's process, which may be restarting.
 
 Invariants: a row is in one grant of its task at a time; a grant ends once, and later requests about it raise
 `LeaseExpired`, except for a repeated ack whose answer was lost. Of the members without grants, only the latest

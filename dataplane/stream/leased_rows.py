@@ -118,8 +118,8 @@ class LeasedRows:
         the rows are new. If an append with the same keys and digest was applied before, the number is that of its first
         row, and the columns of this append are not needed.
 
-        Raises Misuse for another existing key and for a group that would exceed `group_size`, SchemaMismatch for
-        columns of other types, LimitExceeded for too many columns or tags, and Closed if the stream is closed.
+        Raises Misuse for another existing key or too large a group, SchemaMismatch for columns of other types,
+        LimitExceeded for too many columns or tags, and Closed.
         """
         self.check_open()
         said = self.partition.keys.retried(keys, digest) if keys else None
@@ -135,9 +135,9 @@ class LeasedRows:
     # delivering
 
     def consume(self, demand: Demand, now: float) -> RowLease | None:
-        """Lease rows for the demand. A replica is first given the member's grants that it has not received. Returns the
-        grant; None if too few rows are ready. Raises Misuse for an invalid choice of the sampler or a replica that asks
-        for other columns, the errors of the sampler, and Closed if no row will ever be ready for the task again."""
+        """Lease rows for the demand. A replica first gets the member's grants that it lacks. Returns the grant; None if
+        too few rows are ready. Raises Misuse for an invalid choice or other columns than the member's, the errors of
+        the sampler, and Closed if no row will ever be ready again."""
         size = getattr(demand.sampler, "group_size", None)
         if size is not None:
             self.group_sizes[demand.task] = size
@@ -153,9 +153,9 @@ class LeasedRows:
         return grant
 
     def take(self, demand: Demand, chosen: Index, expired: Index, now: float) -> RowLease | None:
-        """Lease the rows `chosen` by the client that are still ready, and expire those in `expired`. A replica is first
-        given the member's grants that it has not received. Returns the grant; None if too few rows are ready. Raises
-        Misuse if a replica asks for other columns than the member's grant."""
+        """Lease the rows `chosen` by the client that are still ready, and expire those in `expired`. A replica first
+        gets the member's grants that it lacks. Returns the grant; None if too few rows are ready. Raises Misuse for
+        other columns than the member's."""
         grant, still_ready = self.waiting(demand), self.partition.progress.still_ready
         if grant is None:
             self.expire(demand.task, still_ready(demand.task, demand.needed, expired))
@@ -248,7 +248,7 @@ class LeasedRows:
         return due
 
     def leave(self, client: str) -> None:
-        """End the leases and permits of a client that has gone, except leases of replicas, and free its rows in
+        """End the permits of a client that has gone, its leases except those of replicas, and free its rows in
         progress."""
         self.admission.leave(client)
         self.partition.unfinished.leave(client)

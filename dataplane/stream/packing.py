@@ -60,7 +60,7 @@ def pack(values: npt.NDArray[Any]) -> PackedIntegers:
 
 
 def unpack(packed: PackedIntegers, count: int | None = None) -> npt.NDArray[Any]:
-    """The packed values, int64 or float64. Raises ValueError for invalid data, or if there are not `count` values."""
+    """The packed values, int64 or float64. Raises ValueError unless they are valid, and `count`."""
     if packed.count < 0 or (count is not None and packed.count != count):
         raise ValueError(f"{packed.count} values where {count} are expected")
     if packed.step is not None:
@@ -106,8 +106,8 @@ def union(names: Mapping[str, object], base: type[msgspec.Struct]) -> Any:
 
 
 def decoder(kinds: Any, what: str, error: type[DataplaneError] = ProtocolMismatch) -> Callable[[bytes], Any]:
-    """A function that decodes messages of these types, with the arrays and references in them. It raises `error` for
-    invalid bytes. `what`: the noun for a message in the error's text."""
+    """A decoder of messages of these types, with their arrays and references. It raises `error` for invalid bytes.
+    `what`: a message, in the error's text."""
     decode = msgspec.msgpack.Decoder(kinds, dec_hook=unhook).decode
 
     def decoded(data: bytes) -> Any:

@@ -65,9 +65,8 @@ class StreamState:
     # appending and extending
 
     def append(self, ref: BatchRef, keys: Sequence[str], digest: bytes, arrival: Arrival, now: float) -> int:
-        """Append rows. Returns the number of the first. Raises Misuse for an invalid or existing key and for a group
-        that would exceed `group_size`, SchemaMismatch for a column of another type, LimitExceeded for too many columns
-        or tags."""
+        """Append rows. Returns the number of the first. Raises Misuse for an invalid or existing key and too large a
+        group, SchemaMismatch for another type, LimitExceeded for too many columns or tags."""
         if keys:
             self.keys.check(keys)
         if arrival.tags:
@@ -109,7 +108,7 @@ class StreamState:
     ) -> Index:
         """Add columns to these existing rows, each named once. With `keep`, replaced column batches stay stored, and
         their numbers are returned for `unkept`. `hold`: see `ColumnBatch`. Raises Misuse for an existing column unless
-        `replace`, SchemaMismatch for a column of another type, LimitExceeded for too many columns."""
+        `replace`, SchemaMismatch for another type, LimitExceeded for too many columns."""
         kept, done = self.rows.extend(rows, ref, replace=replace, hold=hold, keep=keep, spares=spares)
         self.nbytes += ref.stored_nbytes
         self.metadata.measure(self.rows.places(rows), lengths)
@@ -126,8 +125,8 @@ class StreamState:
         now: float,
     ) -> bool:
         """Add a piece to a row in progress; the last one finishes it. Returns False if the piece was added before; then
-        its columns are not needed. Raises LeaseExpired if the row is not in progress or has another producer, Misuse
-        for a piece out of order, SchemaMismatch for columns of other types, and LimitExceeded for too many columns."""
+        its columns are not needed. Raises the errors of `UnfinishedRowsTable.is_new` and `check`, and LimitExceeded for
+        too many columns."""
         if not self.unfinished.is_new(row, piece):
             return False
         self.unfinished.check(row, ref)
@@ -240,8 +239,7 @@ class StreamState:
             self._remove(rows)
 
     def lose(self, rows: Index) -> None:
-        """Remove rows as if they had never been appended. Leased rows are dropped instead, and dropped ones are left as
-        they are."""
+        """Remove rows as if they had never been appended. Leased rows are dropped instead; dropped ones stay."""
         places = self.rows.places(rows)
         states, before = self.progress.states(places, len(rows)), self.progress.dropped(places, len(rows))
         held = (states == LEASED).any(axis=0)

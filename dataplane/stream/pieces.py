@@ -22,9 +22,9 @@ class RowBeginning:
 
 
 class RowPiece(msgspec.Struct, frozen=True, array_like=True):
-    """A piece of a row in progress, made by this policy version. `number`: counts the pieces of the row from 0, without
-    the columns with which it began. `last`: it finishes the row, which gets this version. `digest`: of the whole piece,
-    to recognise a repeated one."""
+    """A piece of a row in progress, made by this policy version. `number`: from 0, without the columns with which the
+    row began. `last`: it finishes the row, which gets this version. `digest`: of the whole piece, to recognise a
+    repeated one."""
 
     token: int
     number: int

@@ -29,8 +29,8 @@ _NONE: Index = np.empty(0, np.int64)
 
 
 def look(leader: StreamLeader, asked: r.Look, now: float) -> r.CandidateRows:
-    """The candidates of a sampler; none if a grant of the member waits for this replica. Raises NotReady if no rows are
-    ready or nothing changed since `asked.seen`, Closed if no row will ever be ready, and Misuse for an unknown task."""
+    """The candidates of a sampler; none if a grant waits for this replica. Raises NotReady if no rows are ready or
+    nothing changed since `asked.seen`, Closed if no row ever will be, Misuse for an unknown task."""
     leased, wants = leader.leased, SamplerInputs(asked.lengths, asked.tags)
     task, rows = leased.settings.task(asked.task), _NONE
     if leased.leases.waiting(task, asked.who) is None:
@@ -116,7 +116,7 @@ class Snapshots:
         return min([last, *(lasts.get(node, 0) for _, lasts in self._taken.values())])
 
     def take(self, leader: StreamLeader, asked: r.TakeSnapshot, now: float) -> r.SnapshotTaken:
-        """Take a snapshot. Raises LimitExceeded if the client has `MAX_SNAPSHOTS` already."""
+        """Take a snapshot. Raises LimitExceeded after `MAX_SNAPSHOTS` of a client."""
         count = 1 + sum(client == asked.client for client, _ in self._taken)
         if count > MAX_SNAPSHOTS:
             what = "snapshots of a client at a time"

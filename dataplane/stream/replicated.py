@@ -240,8 +240,7 @@ class ReplicatedStream:
             self.died(task, dead, command.reason)
 
     def died(self, task: int, rows: Index, reason: str) -> None:
-        """Called with rows that have become dead letters of the task, and the reason for which they were given back
-        last."""
+        """Called with rows that have become dead letters of the task, and the reason."""
 
     def _do_drop(self, command: r.Drop) -> None:
         partition = self.leased.partition

@@ -222,7 +222,7 @@ class Tick(StreamRequest, frozen=True, tag=20, kw_only=True):
 
 class EndClients(StreamRequest, frozen=True, tag=21, kw_only=True):
     """End the leases and permits of all clients whose names begin with this prefix, and forget their sequence numbers.
-    The prefix is mostly "NODE/LIFE/", a node and its incarnation."""
+    Mostly it is "NODE/LIFE/": a node and its incarnation."""
 
     clients: str
 

@@ -56,8 +56,7 @@ class AdmitResult(StreamResult, frozen=True, tag=4):
 
 class Delivered(StreamResult, frozen=True, tag=6):
     """Rows leased to the client under a grant. `rows`: their offsets. `holds`: the delivery number for `Extend`. `keys`
-    is empty if no row of the stream has a key of a user. `replica`: the replica of the member that receives the
-    rows."""
+    is empty if no row of the stream has a user's key. `replica`: the receiving replica of the member."""
 
     grant: int
     rows: Index

@@ -163,8 +163,8 @@ class RowMetadata:
         return found
 
     def tags(self, places: Places, names: Iterable[str] | None = None) -> dict[str, Objects]:
-        """The values of the tags with these names, or of all tags, for each row. The value is None for a row without
-        the tag. A tag that no page of the rows has is absent."""
+        """The values of these or all tags for each row, None for a row without the tag. A tag that no page of the rows
+        has is absent."""
         sheets = [self._sheet(page) for page, _, _ in places]
         known = dict.fromkeys(name for sheet in sheets for name in sheet.tags)
         nothing = np.full(PAGE, None, object)

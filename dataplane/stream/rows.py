@@ -45,7 +45,7 @@ class StreamRows:
 
     def append(self, ref: BatchRef, spares: Sequence[bytes] = ()) -> int:
         """Append rows with these columns; the nodes `spares` have copies. Returns the number of the first. Raises
-        SchemaMismatch for a column of another type, LimitExceeded for too many columns."""
+        SchemaMismatch for another type, LimitExceeded for too many columns."""
         names, need = self.schema.append(ref)
         first, number = self.next, self.batches.add(ref, -1, spares)
         if len(ref) == 1:
@@ -90,8 +90,8 @@ class StreamRows:
         """Add columns to these existing rows; no row is named twice. Returns the numbers of the replaced column batches
         that stay until they are released (none without `keep`), and the column batches that are no longer needed.
 
-        Raises SchemaMismatch for a column of another type, LimitExceeded for too many columns and, unless `replace`,
-        Misuse for an existing column.
+        Raises SchemaMismatch for another type, LimitExceeded for too many columns and, unless `replace`, Misuse for an
+        existing column.
         """
         self.schema.fits(ref)
         if not len(rows):
@@ -285,9 +285,9 @@ class StreamRows:
         layers: Iterable[tuple[tuple[str, ...], Index, Index]],
         kept: Iterable[Index] = (),
     ) -> None:
-        """Restore the columns of all rows from these layers. `schema`: the columns of the stream, in the order of their
-        bits. `kept`: replaced column batches that still have readers. Raises ValueError, LookupError or LimitExceeded
-        if column batches and layers contradict each other."""
+        """Restore the columns of all rows from these layers. `schema`: in the order of the columns' bits. `kept`:
+        replaced column batches that still have readers. Raises ValueError, LookupError or LimitExceeded if column
+        batches and layers contradict each other."""
         self.schema.give_bits(schema)
         self.schema.fields, self.batches = dict(schema), batches
         for names, of, index in layers:

@@ -166,8 +166,8 @@ def rows_state(partition: StreamState, rows: Index, since: float) -> RowsState:
 
 
 def restore_rows(partition: StreamState, state: RowsState, since: float) -> None:
-    """Restore these rows, without columns, after the existing ones. Raises one of the errors that `refused` replaces if
-    the state is invalid; then nothing has changed."""
+    """Restore these rows, without columns, after the existing ones. If the state is invalid, raises an error that
+    `refused` replaces, and changes nothing."""
     tasks, rows = len(partition.settings.tasks), _integers(state.offsets)
     count, first = len(rows), max((page.first for page in partition.rows.pages.values() if page.left), default=0)
     which = _integers(state.group, count, -1, len(state.groups))
@@ -264,8 +264,8 @@ def _batch(state: BatchState) -> ColumnBatch:
 
 
 def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) -> list[Index]:
-    """Restore the columns of all rows (`rows`). Returns the numbers of the kept column batches, as they were saved.
-    Raises one of the errors that `refused` replaces if the state is invalid."""
+    """Restore the columns of all rows (`rows`). Returns the numbers of the kept column batches. Raises an error that
+    `refused` replaces if the state is invalid."""
     count, kept = len(rows), [_integers(of) for of in state.kept]
     layers = [(layer.names, _integers(layer.batch, count), _integers(layer.index, count)) for layer in state.layers]
     begun = np.isin(rows, list(partition.unfinished.begun))
@@ -295,8 +295,8 @@ def restore_column_batch(
     leased: LeasedRows, rows: Index, task: int, ref: BatchRef, spares: Sequence[bytes] = ()
 ) -> None:
     """Restore columns of restored rows. `task`: the task for which the producer of the columns held the rows, -1 for
-    none. `spares`: nodes that have copies of these columns. Raises Corrupt for rows or columns that do not fit,
-    SchemaMismatch for a column of another type, LimitExceeded for too many columns."""
+    none. `spares`: nodes that have copies of these columns. Raises Corrupt if they do not fit the rows, SchemaMismatch
+    for another type, LimitExceeded for too many columns."""
     if len(rows) != len(ref) or len(np.unique(rows)) != len(rows) or not -1 <= task < len(leased.settings.tasks):
         raise Corrupt(f"{len(ref)} rows of columns for {len(rows)} rows, of task {task}")
     partition, begun = leased.partition, leased.partition.unfinished.begun

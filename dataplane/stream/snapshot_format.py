@@ -130,14 +130,14 @@ def refused(what: str) -> Iterator[None]:
 
 def seal(state: Any, magic: bytes = _MAGIC, order: Literal["sorted"] | None = "sorted") -> bytes:
     """The bytes of a state: the magic bytes, a checksum, and the encoded state. The last magic byte is the version of
-    the format. `order`: "sorted" sorts the entries of dicts, None leaves them in their order."""
+    the format. `order`: "sorted" to sort the entries of dicts."""
     body = msgspec.msgpack.encode(state, order=order)
     return magic + xxhash.xxh3_64_digest(body) + body
 
 
 def open_sealed(data: bytes, name: str, kind: type[S], what: str = "stream", magic: bytes = _MAGIC) -> S:
-    """The state of the stream or table (`what`) of this name. Raises Corrupt for invalid bytes, another version, or the
-    state of another name."""
+    """The state of the stream or table (`what`) of this name. Raises Corrupt for invalid bytes, another version or
+    another name."""
     start = len(magic) + _SUM
     if not data.startswith(magic[:-1]):
         raise Corrupt(f"this is no snapshot of a {what}'s partition")

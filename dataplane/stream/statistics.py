@@ -108,8 +108,7 @@ def labelled(values: dict[str, Any], label: Callable[[str], str]) -> dict[str, A
 
 
 def _incomplete(leased: LeasedRows, task: int, now: float) -> list[dict[str, Any]]:
-    """The incomplete groups of the task with the oldest pending rows, at most `_NAMED`. Empty if the task takes no
-    whole groups."""
+    """The oldest incomplete groups of the task, at most `_NAMED`; none if it takes no whole groups."""
     size = leased.group_sizes.get(task)
     if size is None:
         return []

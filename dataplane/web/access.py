@@ -45,8 +45,8 @@ class PageAccess:
         return self._token is not None and hmac.compare_digest(given, self._token)
 
     def allows(self, *, host: str, authorization: str = "", cookie: str = "") -> bool:
-        """Whether a request with these headers and this cookie is answered. `host`: the Host header, which must be a
-        loopback name if no token is required."""
+        """Whether a request is answered: one with the token or cookie or, if no token is required, with a loopback name
+        as `host`."""
         if self._token is None:
             return is_loopback(_without_port(host))
         kind, _, token = authorization.partition(" ")
@@ -57,9 +57,8 @@ class PageAccess:
 
 
 def read_token(path: Path) -> tuple[str, bool]:
-    """Read the token from a file of one line. A missing file is created with a new token, readable by its owner only.
-    Returns the token, and whether it is new. Raises ValueError for an invalid token, and OSError if the file cannot be
-    read or created."""
+    """The token in a file of one line, and whether it is new: a missing file is created, readable by its owner only.
+    Raises ValueError for an invalid token, OSError for an unusable file."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:

@@ -5,8 +5,8 @@ its cause was last seen, so none flickers. The rates of a host or task are compa
 its kind, never with a fixed rate.
 
 A host is slow if its rate fell to less than half of its earlier minimum, while the rates of most hosts stayed near
-theirs. The ratio to a host's own past accounts for the different roles of hosts. A host is also slow if its answers
-take `_TIMES` times as long as the median of the others, and more than `_SLOW_ANSWER_MS`.
+theirs. The ratio to its own past accounts for the different roles of hosts. A host is also slow if its answers take
+`_TIMES` times as long as the others' median, and over `_SLOW_ANSWER_MS`.
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ class Alerts:
                 yield node, (recent, least)
 
     def _recent_and_before(self, key: tuple[str, ...]) -> tuple[float, npt.NDArray[np.float64]]:
-        """The mean of the last `_RECENT_S`, and the means of all such windows in the `_BEFORE_S` before. The second
-        array is empty if there are too few data. Windows are compared, because the load of a job has a period of one
-        step."""
+        """The mean of the last `_RECENT_S`, and the means of all such windows in the `_BEFORE_S` before, none if data
+        are few. Windows are compared, because the load of a job has a period of one step."""
         window, before = (int(seconds / self._coarse.bucket_s) for seconds in (_RECENT_S, _BEFORE_S))
         series = self._coarse.series(key)[-window - before :].astype(np.float64)
         means = np.lib.stride_tricks.sliding_window_view(series, window).mean(axis=1)
@@ -162,8 +161,8 @@ class Alerts:
         return bool(busy and grown and task.lag_s is not None and task.lag_s > 30)
 
     def _unattended(self, stream: StreamSample, task: Task) -> bool:
-        """Whether rows are pending, the oldest row of the stream is older than `_IDLE_S`, no consumer holds or requests
-        rows now, and none was acked in that time."""
+        """Whether rows are pending, one is older than `_IDLE_S`, no consumer holds or requests any, and none was acked
+        so long."""
         if task.leased or task.waiting or task.rate or not task.pending or stream.oldest_s < _IDLE_S:
             return False
         rates = self._coarse.series(("task", stream.name, task.name, "rate"))[-int(_IDLE_S / self._coarse.bucket_s) :]

@@ -41,8 +41,8 @@ class Causes:
         self.found: tuple[CauseText, ...] = ()
 
     async def watch(self, plane: Any, seen: asyncio.Event) -> None:
-        """Diagnose repeatedly while `seen` is set, which means that there are viewers, until cancelled. Returns at once
-        if the diagnosis is not installed, or the plane has no graphs."""
+        """Diagnose while `seen` is set (there are viewers), until cancelled. Returns at once without diagnosis or
+        graphs."""
         graphs = getattr(plane, "graphs", None)
         try:
             diagnosis = importlib.import_module("dataplane.diagnosis.diagnosis")

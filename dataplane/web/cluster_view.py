@@ -1,8 +1,7 @@
 """A query of a cluster through one of its nodes: the members, and the statistics of each.
 
-Invariants: a query ends after twice `LOOK_S`, however many hosts are silent: after `LOOK_S` for the own node, and as
-long for all others together. A host that has not answered by then is named with the reason, and the values of the
-others are complete.
+Invariants: a query ends after twice `LOOK_S`, however many hosts are silent: once for the own node, once for all
+others. A host that has not answered by then is named with the reason, and the values of the others are complete.
 """
 
 from __future__ import annotations
@@ -27,10 +26,9 @@ _PAGE = 50  # streams in one answer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """The result of `look`. `at_s`: the time by the monotonic clock; `wall_s`: seconds since 1970. `own`: the node of
-    the plane; `took_s`: the duration of the query. `members`: the result of `plane.members()`, empty for a node outside
-    a cluster. `stats`: by node that answered, its statistics; `answer_s`: the seconds that its answer took. `silent`:
-    by node that did not answer, the reason."""
+    """The result of `look`. `at_s`: of the monotonic clock; `wall_s`: seconds since 1970; `took_s`: of the query.
+    `own`: the plane's node. `members`: of `plane.members()`, empty outside a cluster. `stats`, `answer_s`: by node that
+    answered, its statistics and the seconds of its answer. `silent`: by node that did not answer, the reason."""
 
     at_s: float
     wall_s: float
@@ -43,8 +41,8 @@ class ClusterView:
 
 
 async def look(plane: AsyncPlane) -> ClusterView:
-    """Query all nodes. Raises PeerUnavailable if the plane's own node does not answer within `LOOK_S`, and the errors
-    of `plane.stats()` if the plane is disconnected."""
+    """Query all nodes. Raises PeerUnavailable if the plane's own node does not answer within `LOOK_S`, and the plane's
+    errors."""
     began_s = monotonic()
     try:
         async with asyncio.timeout(LOOK_S):
@@ -81,8 +79,8 @@ async def _ask(plane: AsyncPlane, node: str | None) -> tuple[Stats, float]:
 
 
 async def _asked(plane: AsyncPlane, node: str) -> tuple[Stats, float] | str:
-    """The statistics of another node and the time of its answer. Returns the reason, a text, if it does not answer.
-    Raises the plane's error if the plane is disconnected."""
+    """The result of `_ask` for another node; the reason, as a text, if it does not answer. Raises if the plane is
+    disconnected."""
     try:
         async with asyncio.timeout(LOOK_S):
             return await _ask(plane, node)

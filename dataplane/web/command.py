@@ -98,9 +98,9 @@ async def _serve(
 
 @contextmanager
 def beside(chosen: argparse.Namespace) -> Iterator[Callable[[str], None]]:
-    """A context that yields a function. Called with the node's address, the function starts the page, if one is
-    requested. The page ends with the context, and with this process even if it is killed. Raises ValueError for options
-    that do not fit together."""
+    """A context that yields a function. Called with the node's address, it starts the page, if one is requested. The
+    page ends with the context, and with this process, even a killed one. Raises ValueError for contradictory
+    options."""
     if chosen.web is None:
         if chosen.web_token is not None:
             raise ValueError("--web-token goes with --web")

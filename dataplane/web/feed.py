@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 LOOK_EVERY_S, UNSEEN_S = 1.0, 5.0
 MAX_VIEWERS = 32
 COARSE_S, COARSE = 5.0, 120
-"""Seconds and number of buckets of the history of all series: ten minutes."""
+"""Buckets of the history of everything: ten minutes."""
 FINE_S, FINE = 1.0, 180
-"""Seconds and number of buckets of the history of streams and tasks: three minutes, for the timeline of a step."""
+"""Buckets of the history of streams and tasks: three minutes, for the timeline of a step."""
 
 _SHARE = 10  # at most 1 / _SHARE of the time is used for queries
 _encode = msgspec.json.Encoder().encode
@@ -112,7 +112,7 @@ class Feed:
 
     @contextmanager
     def viewer(self) -> Iterator[bool]:
-        """A context in which the feed has one more viewer. Yields False if there are `MAX_VIEWERS` already."""
+        """A context with one more viewer. Yields False if there are `MAX_VIEWERS`."""
         if self._viewers >= MAX_VIEWERS:
             yield False
             return

@@ -113,9 +113,8 @@ class ClusterState:
 
 
 def _roles(look: ClusterView) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Leaders and followers, by partition. Two nodes may have created the same partition of a stream at once; one of
-    the two is then dropped. Until then, the one with the newer epoch is shown or, if the epochs are equal, the one with
-    more followers."""
+    """Leaders and followers, by partition. If two nodes have created the same partition of a stream, one is dropped
+    soon. Until then, the one with the newer epoch is shown or, for equal epochs, with more followers."""
     leaders: dict[str, tuple[int, str]] = {}
     followers: dict[str, list[str]] = {}
     for node in sorted(look.stats):

@@ -1,8 +1,8 @@
 """The content of the page at one moment: the statistics of a query, and rates since the previous query. Pure functions.
 
 Rates are per second: of the node's uptime for hosts, and of the time between the queries for streams. Invariants: a
-rate is None if it is unknown. That is so at the first query, for a node that did not answer both, and for a stream
-whose partition moved meanwhile. Its totals then pass from one host to another, and would appear as a burst.
+rate is None if it is unknown: at the first query, for a node that did not answer both, and for a stream whose partition
+moved meanwhile, since its totals pass to another host and would appear as a burst.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ _RATES = {"put": "put_bytes", "fetched": "fetched_bytes", "sent": "sent_bytes", 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSample:
     """A node. Sizes in bytes; `put`, `fetched`, `sent` and `spilled` in bytes per second. `answer_ms`: the time of its
-    answer. `silent`: why it did not answer, empty if it did; the other values are then 0. `holders`: holder, kind and
-    bytes."""
+    answer. `silent`: why it did not answer, empty if it did; other values are then 0."""
 
     node: str
     name: str

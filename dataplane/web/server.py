@@ -248,8 +248,8 @@ class PageServer:
             return response
 
     async def _send_ticks(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Send each new tick until the server ends. Raises ConnectionError if the viewer disconnects, TimeoutError if
-        it reads nothing for `SLOW_S`."""
+        """Send ticks until the server ends. Raises ConnectionError if the viewer disconnects, TimeoutError if it reads
+        too slowly."""
         ending = asyncio.ensure_future(self._ending.wait())
         number = -1
         try:
@@ -315,7 +315,7 @@ class Limits:
         self._idle_since_s: dict[Any, float] = {}
 
     def protocol(self) -> asyncio.BaseProtocol:
-        """The protocol of an accepted connection. It aborts the connection if there are too many."""
+        """The protocol of an accepted connection; an aborting one if there are too many."""
         return self._server() if len(self._server.connections) < self._max else _Refused()
 
     @contextmanager

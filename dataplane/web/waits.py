@@ -13,8 +13,8 @@ MAX_WAITS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebWait:
-    """A wait: `who` has waited `since_s` seconds for `whom`; `what` is the reason. `count`: the number of waiting
-    requests. `stream`: its name, "" for none."""
+    """A wait: `who` has waited `since_s` seconds for `whom`; `what` is the reason. `count`: of requests. `stream`: ""
+    for none."""
 
     who: str
     whom: str
@@ -80,8 +80,8 @@ def _of_task(stream: StreamSample, task: Task) -> Iterator[WebWait]:
 
 
 def _feeding(stream: StreamSample, task: Task) -> str:
-    """The tasks or clients for which consumers of a task wait. If pending rows are not ready, they wait for the tasks
-    that hold rows now and may add the columns; otherwise for the sampler or for producers."""
+    """For whom a task's consumers wait: for tasks that hold rows and may add the columns if none is ready, else for the
+    sampler or producers."""
     if task.pending and not any(task.ready.values()):
         busy: Sequence[str] = [other.name for other in stream.tasks if other.leased and other.name != task.name]
         return ", ".join(busy) or "who adds these columns"
