@@ -30,8 +30,8 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def preload() -> None:
-    """Let the fork server import the modules of the job's processes. A process has one fork server, so this is to be
-    called first, and only in a process that just runs cells."""
+    """Let the fork server, of which a process has one, import the modules of jobs. To be called first, in a process
+    that only runs cells."""
     CONTEXT.set_forkserver_preload(["dataplane.client.sync", "numpy", "pyarrow", "bench.diagnosing.roles"])
 
 
@@ -39,16 +39,15 @@ PIPELINES = ("grpo", "agent")
 WARM_STEPS = 6
 START_S = 60.0
 STARVED = 1 / 3
-"""The share of a step that waits for processors of other jobs, from which a cell is not counted: its fault is not the
-bottleneck."""
+"""The share of a step that waits for processors of other jobs, from which a fault is not the bottleneck and its cell
+does not count."""
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Fault:
     """A planted fault, and the cause that must come first: one of `kinds`, at a line with the mark `at`, of one of
-    `roles` (empty: any). `job`, `node`: changed settings. `hosts`, `network`: the number of hosts and their bandwidth.
-    `window_s`: the seconds of the diagnosis, 0 for the default."""
+    `roles` (empty: any). `job`, `node`: changed settings. `window_s`: the time of the diagnosis, 0 for the default."""
 
     name: str
     kinds: tuple[str, ...]
@@ -120,7 +119,7 @@ for _usual in USUAL.values():
 
 @dataclass
 class Cell:
-    """The result of one cell: the diagnosis, the observed run, and the seconds of the whole cell."""
+    """The result of one cell, after `after_s` seconds."""
 
     pipeline: str
     fault: Fault
@@ -171,8 +170,8 @@ def lines_of(mark: str) -> set[int]:
 
 
 def run(pipeline: str, fault: Fault, seed: int, seconds: float = 6.0, *, vary: bool = False, **job: Any) -> Cell:
-    """Run a job with a fault, and diagnose it for `seconds` after `WARM_STEPS` steps. `vary`: change the job by
-    `varied`. `job`: other settings. Raises TimeoutError if the job does not begin."""
+    """Run a job with a fault, and diagnose it for `seconds` after `WARM_STEPS` steps. `vary`: see `varied`. Raises
+    TimeoutError if the job does not begin."""
     began = time.monotonic()
     asked = USUAL[pipeline] | {"seed": seed} | fault.job | job
     if vary:
@@ -225,7 +224,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 @contextmanager
 def _nodes(fault: Fault, directory: Path) -> Iterator[list[str]]:
-    """A context with the nodes of a cell, one for each host. Yields their addresses."""
+    """A context with a node for each host; yields their addresses."""
     options = {"--memory": "256MiB", "--spill": "0", "--spill-dir": str(directory)} | fault.node
     environment = {**os.environ, **fault.environment}
     with ExitStack() as stack:

@@ -3,7 +3,7 @@
 `grpo`: each worker appends rows of a group, a reward process extends them, and a trainer consumes whole groups.
 `agent`: workers with tools append trajectories, a verifier scores them and appends them to a second stream, and a
 learner consumes this stream. An archive may read the trajectories too. Processes sleep as long as real roles would
-work, so that many processes share few processors.
+work, so that many share few processors.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ TOKENS = 64
 
 
 class Ballast:
-    """A lock that another thread holds most of the time, like that of a logger or a cache. With 0 seconds it is
-    free."""
+    """A lock that another thread holds most of the time, like a logger's or a cache's."""
 
     def __init__(self, held_s: float) -> None:
         self.lock = threading.Lock()
@@ -77,7 +76,7 @@ def score(rows: int, s_a_row: float) -> list[float]:
 
 
 def roll_out(address: str, job: dict[str, Any], worker: int) -> None:
-    """A worker of `grpo`, which appends its rows of one group after the other."""
+    """A worker of `grpo`: appends its rows of each group."""
     lengths, draw = Lengths(job["seed"] * 100 + worker, job["fault"] == "skew"), random.Random(job["seed"] + worker)
     slow = job["slow"].get(str(worker), 1.0)
     with dp.connect(address) as plane:
@@ -94,7 +93,7 @@ def roll_out(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def reward(address: str, job: dict[str, Any], worker: int) -> None:
-    """The reward process of `grpo`, which scores rows and uses a lock of another thread."""
+    """The reward process of `grpo`: scores rows, and shares a lock with another thread."""
     ballast = Ballast(job["lock_s"])
     slow = job["slow"].get("reward", 1.0)
     with dp.connect(address) as plane:
@@ -108,7 +107,7 @@ def reward(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def train(address: str, job: dict[str, Any], worker: int) -> None:
-    """The trainer of `grpo`, which consumes a whole group in each step."""
+    """The trainer of `grpo`: a step for each whole group."""
     size = ROWS * job["workers"]
     with dp.connect(address) as plane:
         stream = plane.stream("rollouts")
@@ -121,7 +120,7 @@ def train(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def log_rows(address: str, job: dict[str, Any], worker: int) -> None:
-    """The logger of `grpo`, which reads all rows and holds them for `ack_s`."""
+    """The logger of `grpo`: holds all rows for `ack_s`."""
     with dp.connect(address) as plane:
         stream = plane.stream("rollouts")
         while True:
@@ -134,7 +133,7 @@ def log_rows(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def act(address: str, job: dict[str, Any], worker: int) -> None:
-    """A worker of `agent`, which generates a response, calls a tool, and appends the trajectory."""
+    """A worker of `agent`: generates, calls a tool, and appends the trajectory."""
     lengths, draw = Lengths(job["seed"] * 100 + worker, job["fault"] == "skew"), random.Random(job["seed"] + worker)
     slow = job["slow"].get(str(worker), 1.0)
     with dp.connect(address) as plane:
@@ -150,7 +149,7 @@ def act(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def verify(address: str, job: dict[str, Any], worker: int) -> None:
-    """The verifier of `agent`, which scores trajectories and appends them to the second stream."""
+    """The verifier of `agent`: scores trajectories and passes them on."""
     ballast = Ballast(job["lock_s"])
     slow = job["slow"].get("reward", 1.0)
     with dp.connect(address) as plane:
@@ -165,7 +164,7 @@ def verify(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def learn(address: str, job: dict[str, Any], worker: int) -> None:
-    """The learner of `agent`, which makes a step for each trajectory."""
+    """The learner of `agent`: a step for each trajectory."""
     with dp.connect(address) as plane:
         scored = plane.stream("scored")
         columns = ["reward", "image"]
@@ -177,7 +176,7 @@ def learn(address: str, job: dict[str, Any], worker: int) -> None:
 
 
 def archive(address: str, job: dict[str, Any], worker: int) -> None:
-    """The archive of `agent`, which reads all trajectories and holds each for `ack_s`."""
+    """The archive of `agent`: holds each trajectory for `ack_s`."""
     with dp.connect(address) as plane:
         trajectories = plane.stream("trajectories")
         while True:

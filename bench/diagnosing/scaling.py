@@ -1,8 +1,7 @@
 """Scaling loss: runs a job with few workers and with many, and compares the runs like `--compare` does.
 
 Each worker of the pipeline `agent` appends a row every 0.18 s. The learner takes hardly any time. The role with the
-planted fault processes more rows a second than two workers append, and fewer than eight do. So it limits only the large
-run.
+fault processes more rows a second than two workers append, and fewer than eight: it limits only the large run.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ PLANTED = {
     "lock": replace(FAULTS["lock"], job=_RATES | {"lock_s": 0.05}),
     "ack": replace(FAULTS["ack"], job=_RATES | {"ack_s": 0.05, "limits": 16}),
 }
-"""Faults by name. The role with the fault processes 20 to 25 rows a second, while two workers append 11, and eight
-workers 44."""
+"""Faults of roles that process 20 to 25 rows a second, while two workers append 11, and eight 44."""
 
 
 @dataclass

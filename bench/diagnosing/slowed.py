@@ -12,7 +12,7 @@ from dataplane.store import spill_file
 
 
 def slow(seconds_a_mib: float) -> None:
-    """Make reads and writes of this process's spill files slower by these seconds a MiB."""
+    """Slow this process's spill files by these seconds a MiB."""
     pwrite, preadv = os.pwrite, os.preadv
 
     class Slowed:

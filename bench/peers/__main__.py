@@ -30,8 +30,8 @@ POOLED = ("put_s", "get_s", "step_s", "read_s", "cpu_s", "read_cpu_s")
 
 
 def measure(system: System, chosen: list[Workload], runs: int, given: Path | None, scratch: Path) -> dict[str, Any]:
-    """Measure a system on each workload. Returns its measurements by workload, or the reason why there are none.
-    `given`: the interpreter of an existing environment."""
+    """Measure a system on each workload. Returns its measurements, or the reason why there are none. `given`: its
+    interpreter."""
     found: dict[str, Any] = {"title": system.title, "how": system.how, "workloads": {}, "errors": {}}
     try:
         where = environment(system, given)

@@ -43,7 +43,7 @@ class Child:
         self.tell(first)
 
     def tell(self, what: Any) -> None:
-        """Send a request, without waiting for the answer. Raises `Failed` if the process has ended."""
+        """Send a request; see `answer`. Raises `Failed` if the process has ended."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(what).encode() + b"\n")
@@ -52,7 +52,7 @@ class Child:
             raise self._failed("ended", _ENDS_S) from None
 
     def answer(self, seconds: float = ANSWER_S) -> dict[str, Any]:
-        """Wait for the next answer. Raises `Failed` if the process ends, or does not answer within `seconds`."""
+        """The next answer. Raises `Failed` if none comes within `seconds`."""
         assert self._process.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -76,7 +76,7 @@ class Child:
         self._extra += [psutil.Process(pid) for pid in pids]
 
     def tree(self) -> list[psutil.Process]:
-        """This process and all processes that it started, as far as they still run."""
+        """This process and all that it started, as far as they run."""
         found: dict[int, psutil.Process] = {}
         for root in (psutil.Process(self._process.pid), *self._extra):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -139,8 +139,7 @@ def _shared(pid: int) -> dict[tuple[int, int], int]:
 
 @contextmanager
 def sampled(processes: Callable[[], Sequence[psutil.Process]], every_s: float = 0.05) -> Iterator[list[list[float]]]:
-    """A context that samples the memory of processes. Yields a list of [seconds since the begin, bytes], which
-    grows."""
+    """A context that samples their memory. Yields a growing list of [seconds, bytes]."""
     samples: list[list[float]] = []
     stop, began = threading.Event(), time.monotonic()
 

@@ -54,8 +54,8 @@ class Cycle:
         return self._all[-1]
 
     def measure(self, workload: Workload, runs: int) -> dict[str, Any]:
-        """Measure a workload in `runs` cycles. Returns, by name, the seconds of put, of get, of both, and with every
-        byte read, the processor seconds, and the memory. Raises `Failed` if a process fails or a checksum differs."""
+        """Measure a workload in `runs` cycles. Returns seconds of put, get, both, and with every byte read, processor
+        seconds, and memory. Raises `Failed`."""
         shares = [asdict(share) for share in workload.shares]
         made = _each(
             self._producers,
@@ -123,7 +123,7 @@ def _cpu(answers: Sequence[dict[str, Any]]) -> float:
 
 
 def summary(measured: dict[str, Any]) -> str:
-    """The medians of a measurement, as one line of text."""
+    """The medians as one line."""
     gb = measured["moved_bytes"] / 1e9
     return (
         f"put {median(measured['put_s']):.4f} s, get {median(measured['get_s']):.4f} s, and all read"

@@ -28,7 +28,7 @@ class Missing(Exception):
 
 @dataclass(frozen=True)
 class Environment:
-    """The interpreter and the environment variables of a system's processes."""
+    """Interpreter and variables of a system's processes."""
 
     python: Path
     env: dict[str, str] = field(default_factory=dict)
@@ -44,14 +44,14 @@ def _made_of(system: System) -> str:
 
 
 def made(system: System) -> bool:
-    """Whether the environment of a system exists, is complete, and has the present packages."""
+    """Whether a system's environment exists and is complete."""
     stamp = cache() / system.name / "made-of"
     return stamp.exists() and stamp.read_text() == _made_of(system)
 
 
 def environment(system: System, given: Path | None = None, limit_s: float = INSTALL_S) -> Environment:
-    """The environment of a system: with the interpreter `given`, the benchmark's own if the system needs no packages,
-    or one that is created. Raises `Missing` if it cannot be created within `limit_s` seconds."""
+    """The environment of a system: with the `given` interpreter, the benchmark's own if it needs no packages, or a
+    created one. Raises `Missing` if none can be created in time."""
     path = dict(system.env) | {"PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
     if given is not None or not system.packages:
         return Environment(given or Path(sys.executable), path)

@@ -89,8 +89,8 @@ PEERS: dict[str, tuple[str, Callable[[Path], tuple[Cycle, Callable[[], None]]]]]
 
 
 def compare(names: list[str], scratch: Path) -> dict[str, Any]:
-    """By system, dataplane and these peers: GB/s of put and get of 288 MiB, as medians of `RUNS` cycles after one that
-    warms up; or the reason why there are none."""
+    """By system: GB/s of put and get of 288 MiB, medians of `RUNS` cycles after one that warms up, or the reason why
+    there are none."""
     columns = workload.dense()
     size = workload.nbytes(columns)
     found: dict[str, Any] = {}

@@ -28,8 +28,7 @@ def _measured(act: Callable[[], Any]) -> tuple[Any, Answer]:
 
 
 class Stage:
-    """A producer or a consumer, with one connection (`Door`) to the system. Each method is a request, and returns the
-    answer."""
+    """A producer or consumer. Each method executes a request, and returns the answer."""
 
     def __init__(self, system: str, address: dict[str, Any]) -> None:
         self._door = systems.door(system, address)
@@ -51,7 +50,7 @@ class Stage:
         }
 
     def put(self, name: str, parts: int) -> Answer:
-        """Put the generated rows. The answer has the tokens of each part, and the times."""
+        """Put the generated rows. The answer has the tokens of each part."""
         rows = work.rows_of(self._made)
         alone = [work.part(self._made, i, rows) for i in range(rows)] if self._singly else []
 
@@ -65,8 +64,8 @@ class Stage:
         return measured | {"tokens": tokens}
 
     def get(self, tokens: list[list[str]], rank: list[int]) -> Answer:
-        """Get the rows of each producer's tokens as arrays. `rank`: a rank and the number of ranks, to get only its
-        share of each row; empty: all. The answer has the times."""
+        """Get the rows of each producer's tokens as arrays. `rank`: a rank and the number of ranks, to get its share of
+        each row; empty: all."""
 
         def one(token: str) -> work.Columns:
             if not rank:
@@ -83,8 +82,7 @@ class Stage:
         return measured
 
     def read(self) -> Answer:
-        """Read every byte of the rows that `get` returned, and release them. The answer has the checksum of each
-        producer's rows, and the times."""
+        """Read every byte that `get` got, and release it. The answer has the checksum of each producer's rows."""
         digests, measured = _measured(lambda: [work.digest(work.joined(several)) for several in self._got])
         self._got.clear()
         return measured | {"digests": digests}
@@ -118,7 +116,7 @@ def _told(lines: TextIO) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Start, answer the first request, and execute further requests until the input ends."""
+    """Start, and execute requests until the input ends."""
     kind, system = sys.argv[1:3]
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -50,7 +50,7 @@ def scale_that_fits(there: Room, names: Collection[str]) -> float | None:
 
 
 def check(workloads: Sequence[Workload], there: Room, environments: int) -> None:
-    """Raise `TooLittle` if memory or disk do not suffice. `environments`: how many have to be created first."""
+    """Raise `TooLittle` without enough memory and disk. `environments`: how many have to be created first."""
     needed = max(w.memory_needed for w in workloads)
     memory = min(there.memory, there.shared)
     if needed > memory:

@@ -1,7 +1,7 @@
 """The targets of the comparison with other systems, as rows, and the cases in which another system is faster.
 
-Seconds are medians. The runs of a ratio are the runs of the other system, each over our median. A system that was not
-measured has no row; the report has the reason.
+Seconds are medians. The runs of a ratio are the other system's, each over our median. A system that was not measured
+has no row.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Generates the rows that are moved, in each producer from a few numbers, and computes their checksums.
 
 Invariants: a producer's columns depend only on its share and its seed, so every system moves the same bytes. Each row
-has memory of its own, as if the image processor ran once for each response. So equal pixels are separate copies. The
-module imports only NumPy and xxhash, because it runs in every system's environment.
+has memory of its own, as if an image processor ran once a response: equal pixels are copies. Only NumPy and xxhash are
+imported: it runs in every system's environment.
 """
 
 from __future__ import annotations
@@ -30,10 +30,9 @@ SINGLE = 512
 
 @dataclass(frozen=True)
 class Share:
-    """The rows of one producer, in one of four forms: `fields` dense columns [rows, width]; a row for each response to
-    `inputs`; `singles` rows that are put and got one by one, like an agent's; or a row for each of `tokens`, its number
-    of tokens. In the last form, `of` names the columns: "routed", the experts of each layer; "teacher", the most likely
-    tokens and their log-probs; or "hidden", the hidden states."""
+    """The rows of one producer: `fields` dense columns [rows, width]; a row for each response to `inputs`; `singles`
+    rows that are put and got one by one, like an agent's; or rows of so many `tokens`, whose columns `of` names:
+    "routed", the experts of each layer; "teacher", the most likely tokens and their log-probs; or "hidden" states."""
 
     rows: int = 0
     fields: int = 0
@@ -133,7 +132,7 @@ def part(whole: Columns, index: int, count: int) -> Columns:
 
 
 def bounds(rows: int, index: int, count: int) -> tuple[int, int]:
-    """The first row of consumer `index` of `count`, and the end of its rows."""
+    """The begin and end of the rows of consumer `index`."""
     return rows * index // count, rows * (index + 1) // count
 
 

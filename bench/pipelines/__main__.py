@@ -68,7 +68,7 @@ def accuracy() -> Found:
 
 
 def models() -> Found:
-    """Compare plans of models with interleaved 1F1B in the performance model."""
+    """Compare predicted plans of models with interleaved 1F1B."""
     from bench.pipelines import models as part
     from dataplane.pipeline import profiles
 
@@ -94,7 +94,7 @@ def models() -> Found:
 
 
 def executed() -> Found:
-    """Execute plans of models, and compare their times with the predicted ones."""
+    """Compare executed plans of models with the predictions."""
     from bench.pipelines import models as part
 
     with dp.connect(config=dp.NodeConfig(memory="256MiB")) as plane:
@@ -113,7 +113,7 @@ def executed() -> Found:
 
 
 def defaults() -> Found:
-    """Compare plans with the default settings of the demo and two replays, by execution."""
+    """Compare executed plans of jobs with their default settings."""
     from bench.pipelines import defaults as part
 
     with dp.connect(config=dp.NodeConfig(memory="1GiB")) as plane:

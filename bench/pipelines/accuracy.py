@@ -1,8 +1,8 @@
 """Compares the performance model with real runs of the executor, for 20 plans of three pipelines.
 
-For each pipeline, one more plan is run first, from which costs and overheads are measured. The other plans are
-predicted with these costs, and then run in turn. The stages of two pipelines wait as long as real stages would, on 8
-and 4 workers. The third pipeline computes, on the available cores.
+For each pipeline, one more plan is run first, to measure costs and overheads. The others are predicted with these, and
+run in turn. Two pipelines wait as long as real stages would, on 8 and 4 workers. The third computes, on the available
+cores.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ def of_stages(
 
 
 def of_chunks(plane: dp.Plane, name: str, scale: float) -> list[Compared]:
-    """Predict and run plans of a published model on four workers, with its seconds times `scale`."""
+    """Predict and run plans of a model on four workers, `scale` times as slow."""
     model = scaled(profiles.model(name), scale)
     cluster = Cluster.uniform(4)
     plans = [
@@ -168,7 +168,7 @@ NAMES = ("rollouts", "qwen3_30b_a3b", "computing")
 
 
 def compared(plane: dp.Plane, name: str) -> list[Compared]:
-    """Predict and run the plans of one of the pipelines `NAMES`: 7, 7 and 6 plans."""
+    """Predict and run the 7, 7 or 6 plans of a pipeline."""
     if name == "rollouts":
         return of_stages(plane, name, *rollouts(), Cluster.uniform(8), 7)
     if name == "computing":

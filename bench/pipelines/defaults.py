@@ -2,9 +2,9 @@
 
 By default, the demo has three rollout workers with a batch of 32 prompts each, a reward worker and a trainer. A replay
 (`bench.replay`) has two rollout workers that share a step's prompts, a reward worker, a reference and a trainer of two
-data-parallel ranks. The plan has the same number of workers and the same rows, and is run by the same executor. It
-knows the lengths of responses, in place of predicted ones. The costs of the demo are measured first. The stages of a
-replay wait as long as in its trace.
+data-parallel ranks. Plans have the same workers and rows, and are run by the same executor. They know the lengths of
+responses, in place of predicted ones. The costs of the demo are measured first. The stages of a replay wait as long as
+in its trace.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ NAMES = ("demo", "video_understanding_7b", "code_14b")
 
 @dataclass(frozen=True)
 class Job:
-    """A comparison: `ratios` of the seconds of the default to those of the plan, one a turn. `predicted_s`: the
-    predicted seconds of both."""
+    """Ratios of the default's step times to the plan's, one a turn, and the predicted seconds of both."""
 
     name: str
     ratios: list[float]
@@ -139,8 +138,7 @@ def _stages(pace: float) -> Pipeline:
 
 
 def _default(pipeline: Pipeline, rows: Rows, cluster: Cluster) -> Plan:
-    """The default plan: two rollout workers that take prompts in turn, a reward worker, a reference, and a trainer of
-    two ranks."""
+    """Two rollout workers that take prompts in turn, a reward worker, a reference, a trainer of two ranks."""
     assert rows.group is not None
     parts = [np.flatnonzero(rows.group % 2 == worker) for worker in range(2)]
     members = {"rollout": [0, 1], "reward": [2], "reference": [3], "train": [4, 5]}

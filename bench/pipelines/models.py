@@ -21,8 +21,8 @@ EXECUTED_S = 0.03  # seconds of all passes of the model's median layer when it i
 
 @dataclass(frozen=True)
 class Planned:
-    """A model on `workers` workers: seconds a step of interleaved 1F1B with `chunks` chunks a worker, with its best
-    number of chunks, and of the plan."""
+    """A model on `workers` workers: seconds a step of interleaved 1F1B with `chunks` chunks a worker, with the best
+    number, and of the plan."""
 
     model: str
     workers: int
@@ -36,8 +36,7 @@ class Planned:
 
     @property
     def ratio(self) -> float:
-        """The seconds of interleaved 1F1B over those of the plan. It has two chunks a worker, or one if there are too
-        few layers."""
+        """The speed-up over interleaved 1F1B with two chunks a worker, or one if there are too few layers."""
         return self.usual_s / self.planned_s
 
 
@@ -48,8 +47,7 @@ def usual(model: Model, cluster: Cluster, chunks: int, count: int) -> Plan:
 
 
 def planned(name: str, workers: int, seconds: float) -> Planned:
-    """Plan a model, and compare the plan with interleaved 1F1B. A worker may use as much memory as the largest worker
-    of interleaved 1F1B."""
+    """Plan a model, with as much memory a worker as the largest worker of interleaved 1F1B uses."""
     model, count = profiles.model(name), PER_WORKER * workers
     cluster = replace(Cluster.uniform(workers, min(workers, 8), bytes_per_s=BYTES_PER_S), hop_s=HOP_S)
     first, end = profiles.body(name)
@@ -85,12 +83,12 @@ class Executed:
 
     @property
     def ratio(self) -> float:
-        """The measured seconds of interleaved 1F1B over those of the plan."""
+        """The measured speed-up by the plan."""
         return self.usual_s / self.planned_s
 
     @property
     def predicted_ratio(self) -> float:
-        """The predicted seconds of interleaved 1F1B over those of the plan."""
+        """The predicted speed-up by the plan."""
         return self.usual_predicted_s / self.planned_predicted_s
 
 

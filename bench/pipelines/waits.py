@@ -43,7 +43,7 @@ class Spin:
 
 
 class WaitingChunk:
-    """A chunk of layers of a published model, which waits for their seconds times `scale`."""
+    """A chunk of layers of a published model, which waits `scale` times their seconds."""
 
     def __init__(self, model: Model, first: int, end: int, scale: float) -> None:
         each = (model.sums[end] - model.sums[first]) * scale

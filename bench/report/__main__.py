@@ -12,8 +12,8 @@ from bench.report.results import read
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Read the results, write the page and the tables, and print which files are missing. Returns 0, or 1 without
-    results or without markers in the document."""
+    """Read the results, write the page and the tables, print which files are missing. Returns 1 without results or
+    markers, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.report", description=__doc__)
     parser.add_argument(
         "--results", type=Path, default=Path("bench/results"), help="the benchmarks' files (%(default)s)"

@@ -24,7 +24,7 @@ def _file(results: Results, name: str) -> dict[str, Any]:
 
 
 def throughput(results: Results, axes: Any) -> None:
-    """Draw the rate of put and get of dense batches, by size. Raises `NoFigures`, like all functions of `PLOTS`."""
+    """Draw the rate of put and get of dense batches, by size. All plots raise `NoFigures`."""
     peers = _file(results, "peers")
     dense = {name: of["nbytes"] for name, of in peers["workloads"].items() if name.startswith("dense")}
     drawn = False
@@ -89,8 +89,8 @@ def moved(results: Results, axes: Any) -> None:
 
 
 def scaling(results: Results, axes: Any) -> None:
-    """Draw the load of a stream's leader by the number of hosts. `scaling` in scale.json has the names of the axes, and
-    points by series."""
+    """Draw the load of a stream's leader by the number of hosts. `scaling` of scale.json has the axes' names and points
+    by series."""
     of = _file(results, "scale").get("scaling")
     if not of:
         raise NoFigures("scale.json has no points")
@@ -110,7 +110,7 @@ PLOTS: dict[str, Callable[[Results, Any], None]] = {
 
 
 def drawn(results: Results) -> dict[str, bytes | str]:
-    """By title, the picture as PNG bytes, or a text with the reason why there is none."""
+    """By title, the picture as PNG, or why there is none."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -38,7 +38,7 @@ EXPECTED = {
 
 @dataclass(frozen=True)
 class Results:
-    """The contents of the files that were read, by name, and a sentence for each missing file."""
+    """The read files by name, and a sentence for each missing one."""
 
     files: dict[str, dict[str, Any]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def promises(content: dict[str, Any]) -> Table:
 
 
 def machine(content: dict[str, Any]) -> str:
-    """The machine, versions, commit and load of a file, as one line."""
+    """A file's machine, versions, commit and load."""
     of = content["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in of.get("versions", {}).items())
     load = content.get("load")
@@ -128,8 +128,7 @@ def described(peers: dict[str, Any], workload: str) -> str:
 
 
 def not_measured(peers: dict[str, Any]) -> list[str]:
-    """Sentences about the systems and workloads without figures: the reason, and the command that installs the
-    system."""
+    """A sentence for each system or workload without figures: the reason, and the command that installs it."""
     said = []
     for of in peers["systems"].values():
         how = f" To get it: `{of['how']}`." if of.get("how") else ""
@@ -150,7 +149,7 @@ def where_faster(peers: dict[str, Any]) -> list[str]:
 
 
 def versions(peers: dict[str, Any]) -> str:
-    """The package versions of the systems that ran, as one line."""
+    """The versions of the systems that ran."""
     said = []
     for of in peers["systems"].values():
         if of.get("versions"):

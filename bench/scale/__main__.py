@@ -1,8 +1,8 @@
 """Compute how many hosts one stream carries, from the measured cost of its leader.
 
 `python -m bench.scale` measures a leader beside three other nodes with blocks of several sizes, and fits a line to the
-costs. It compares the line with the cost of a block size that was left out. It measures the cost of members with a real
-etcd, and extrapolates to 4,096 hosts. It takes about three minutes.
+costs. It compares the line with a block size that was left out, measures the cost of members with a real etcd, and
+extrapolates to 4,096 hosts. It takes about three minutes.
 """
 
 from __future__ import annotations

@@ -36,9 +36,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured costs. `leader_us`: microseconds of the leader for a block that is appended, delivered and acked, by its
-    rows. `member`: the share of a node's core for its membership, by the number of hosts. `etcd`: the share of a core
-    of etcd's leader, by the number of hosts."""
+    """`leader_us`: the leader's time for a block that is appended, delivered and acked, by its rows. `member`, `etcd`:
+    the share of a core of a node for its membership, and of etcd's leader, by the number of hosts."""
 
     leader_us: Line
     member: Line
@@ -47,9 +46,8 @@ class Costs:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The load for `hosts` hosts that each append `rows_s` rows a second in blocks of `block` rows. `leader`, `etcd`:
-    the share of a core that the stream's leader and etcd's leader need. `streams`: the number of streams over which the
-    rows must be spread."""
+    """The load for hosts that each append `rows_s` rows a second in blocks of `block` rows. `leader`, `etcd`: the share
+    of a core that the stream's and etcd's leader need. `streams`: over how many the rows must be spread."""
 
     hosts: int
     rows_s: float
@@ -67,7 +65,7 @@ class Outcome:
 
 
 def outcomes(costs: Costs, hosts: Sequence[int], rows_s: Sequence[float], blocks: Sequence[int]) -> list[Outcome]:
-    """The outcomes of these costs, for all combinations of hosts, rates and blocks."""
+    """The outcomes for all combinations of hosts, rates and blocks."""
     return [
         Outcome(
             count,
@@ -94,7 +92,7 @@ def text(found: Sequence[Outcome]) -> str:
 
 
 def scaling(found: Sequence[Outcome]) -> dict[str, object]:
-    """The outcomes as points for the report's picture: the names of the axes, and points by series."""
+    """The outcomes as points for the report's picture, by series."""
     kinds = dict.fromkeys((each.rows_s, each.block) for each in found)
     points = {
         f"{rows_s:g} rows/s a host, blocks of {block}": [

@@ -1,11 +1,10 @@
 """Backtracking from the waits of the last role along the edges of the performance graph, to causes that nothing delays.
 
-A wait for rows leads to the process whose append or extend ended it. The seconds of the wait are distributed over the
-activities of this process. A path ends at lines of the process's own code, and continues at its waits. A wait for room
-(a limit of the stream, or memory) leads to the process whose ack ended it. If this process has a role that the path
-came through, the two roles wait for each other. Then the limit itself is the cause, and costs the whole wait, because
-without the limit the roles would work in parallel. A wait for memory that the node itself ended was a wait for the
-disk.
+A wait for rows leads to the process whose append or extend ended it. Its seconds are distributed over this process's
+activities. A path ends at lines of its own code, and continues at its waits. A wait for room (a limit of the stream, or
+memory) leads to the process whose ack ended it. If this process has a role that the path came through, the two roles
+wait for each other. Then the limit itself is the cause, and costs the whole wait, because without the limit the roles
+would work in parallel. A wait for memory that the node itself ended was a wait for the disk.
 
 Pure functions of a `graph.GraphRun`.
 """
@@ -31,9 +30,8 @@ Seen = frozenset[str]
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """An activity of a process that takes `seconds`. It is a line of the process's own code (`kind` "code", or
-    "collective" if it waits for other ranks), or a call of the plane at a place. `what`: the stream, or what else was
-    awaited; `enders`: the ends of the waits."""
+    """An activity of a process, of `seconds`: a line of its own code (`kind` "code", or "collective" if it waits for
+    other ranks), or a call at a place. `what`: the awaited stream; `enders`: the ends of its waits."""
 
     kind: str
     at: Line | CallSiteRecord
@@ -44,7 +42,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class PathStep:
-    """A wait on the path: `part` of `process`, and the `seconds` of it that the path explains."""
+    """A wait on the path, of which the path explains `seconds`."""
 
     process: ProcessNode
     part: Activity
@@ -53,9 +51,8 @@ class PathStep:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The end of a path, which explains `seconds` of the last role's time by an activity `part` of `process`. `way`:
-    the waits that lead there. `kind`: "code", "limit" or "budget" (roles wait for each other), "disk", "fetch",
-    "collective" or "plane"."""
+    """The end of a path, which explains `seconds` of the last role's time. `way`: the waits that lead there. `kind`:
+    "code", "limit" or "budget" (roles wait for each other), "disk", "fetch", "collective" or "plane"."""
 
     kind: str
     process: ProcessNode
@@ -186,8 +183,8 @@ class Backtracking:
         return part.kind, part.at.file, part.at.line
 
     def _makers(self, part: Activity, process: ProcessNode, seen: frozenset[str]) -> list[tuple[ProcessNode, float]]:
-        """The producers of the awaited rows, with weights of sum 1. They are those that ended waits at the node or, if
-        it measured none, those that feed the stream. A producer has less weight the more it waits for room itself."""
+        """The producers of the awaited rows, with weights of sum 1: those that ended waits at the node, or else those
+        that feed the stream. A producer that waits for room itself has less weight."""
         weights: dict[tuple[str, int], float] = {}
         for ender in part.enders:
             other = self._index.by_key.get((process.node, ender.client))

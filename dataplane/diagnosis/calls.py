@@ -99,13 +99,13 @@ class PlainCalls:
 def counting(
     asked: Callable[[], int], find: Callable[[], Found], gap: Callable[[int, int], Any], gap_ns: int
 ) -> CallCounts:
-    """A counter of calls by the extension, or in Python if it was not built. Arguments: see the module."""
+    """A counter of calls: the extension, or `PlainCalls` without it."""
     return PlainCalls(asked, find, gap, gap_ns) if _calls is None else _calls.Calls(asked, find, gap, gap_ns)
 
 
 def plain_current_frames() -> dict[int, FrameType]:
-    """The replacement of `current_frames` without the extension. If another thread turns garbage collection off at the
-    same time, it may be on again afterwards."""
+    """`current_frames` without the extension. Another thread that turns garbage collection off meanwhile may find it
+    on."""
     collected = gc.isenabled()
     gc.disable()
     try:

@@ -79,9 +79,8 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """A host whose processors other jobs use. Each step waits `seconds` for a processor there, `share` of the step. Of
-    the host's `processors`, the job used `job` on average, and other processes used `others`. This is no cause, because
-    no change of the job helps."""
+    """A host whose processors other jobs use. Each step waits `seconds` for one, `share` of it. Of the host's
+    `processors`, the job used `job` on average, others `others`. Not a cause: no change of the job helps."""
 
     host: str
     processors: int
@@ -102,10 +101,9 @@ class RunSize:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The diagnosis of `seconds` of a job. A step is one delivery to each process of `role`, the last of the pipeline.
-    `steps` is the number of steps, `step_s` the duration of one, and `lost_s` the part of it in which the role waited.
-    `notes`: measurements that failed, and `crowded` hosts. `compared`: the smaller and the larger run of a comparison,
-    otherwise empty. In a comparison, all other fields are of the larger run. Then `lost_s` and the seconds of causes
-    are the excess over the smaller run's, scaled to the same work of each process."""
+    It takes `step_s`, of which the role waits `lost_s`. `notes`: measurements that failed, and `crowded` hosts.
+    `compared`: the smaller and the larger run of a comparison, otherwise empty. All else is then of the larger run, but
+    `lost_s` and the seconds of causes are the excess over the smaller run's, at the same work of each process."""
 
     seconds: float
     role: str

@@ -75,7 +75,7 @@ def longer(
     late: Mapping[tuple[str, str, int], float], waiting: Mapping[tuple[str, str, int], float]
 ) -> dict[tuple[str, str, int], float]:
     """The activities on which the late rank spends more time than a waiting rank, with weights of sum 1. Empty if there
-    are none. `late`, `waiting`: by activity, the share of the rank's time."""
+    are none."""
     more = {key: seconds - waiting.get(key, 0.0) for key, seconds in late.items()}
     more = {key: seconds for key, seconds in more.items() if seconds > 0}
     total = sum(more.values())

@@ -1,5 +1,4 @@
-"""The command `dataplane diagnose`, which observes a running job for some seconds, diagnoses a saved run, or compares
-two."""
+"""The command `dataplane diagnose`: observes a job for some seconds, diagnoses a saved run, or compares two."""
 
 from __future__ import annotations
 

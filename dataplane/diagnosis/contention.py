@@ -29,8 +29,8 @@ from dataplane.diagnosis.graph import Index, Line, NodeLoop, ProcessNode
 
 
 def parted(shares: Iterable[Share], index: Index) -> Iterator[Share]:
-    """The shares, divided. Waits for a processor become "processor" and "crowded", waits behind transfers become
-    "fetch", and the rest keeps its kind."""
+    """The shares, with waits for a processor split off as "processor" and "crowded", and waits behind transfers as
+    "fetch"."""
     used = {host.name: host for host in hosts(index)}
     for share in shares:
         of = _queued(share, index)
@@ -86,17 +86,15 @@ def hosts(index: Index) -> list[HostUse]:
 
 
 def _add(sums: list[float], each: ProcessNode | NodeLoop, seconds: float) -> None:
-    """Add to `sums` the number of processors that a process or node used, and that it would have used without
-    queueing."""
+    """Add the number of processors that a process or node used, and would have used without queueing."""
     computed_s = max(each.computed_s, each.ran_s)
     sums[0] += computed_s / seconds
     sums[1] += computed_s / max(seconds - each.queued_s, each.ran_s, 1e-9)
 
 
 def _behind(share: Share, index: Index) -> tuple[float, ProcessNode, Activity] | None:
-    """For a call: the share of time in which bytes were in transfer to any node, and the process and call on the same
-    node that wait longest for bytes. None for other activities, with a single node, or if no call there waits for
-    bytes."""
+    """For a call: the share of time in which bytes were in transfer to any node, and the call on its node that waits
+    longest for bytes. None for other activities, or without such a call."""
     fetching = [node.fetching_s / (node.seconds or index.run.seconds) for node in index.run.nodes.values()]
     if len(fetching) < 2 or not any(fetching) or share.part.kind != "plane":
         return None

@@ -47,8 +47,8 @@ def median_s(place: CallSiteRecord) -> float:
 
 def deviation(lines: Iterable[tuple[Line, int]]) -> float:
     """The coefficient of variation of the time at these lines in a round. Each line is given with the rounds of its
-    process. 0 for fewer than `_FEW` rounds. The variance due to the sampling is subtracted, which is about the mean
-    times the sampling interval."""
+    process. 0 for fewer than `_FEW` rounds. The variance due to the sampling, about a sampling interval for each
+    sample, is subtracted."""
     sums = [(n, line.seconds, line.squares) for line, n in lines]
     n, seconds, squares = (sum(each[i] for each in sums) for i in range(3))
     if n < _FEW or seconds <= 0:
@@ -58,8 +58,8 @@ def deviation(lines: Iterable[tuple[Line, int]]) -> float:
 
 
 def correlation(place: CallSiteRecord) -> float:
-    """The correlation (Pearson) of the time before calls of this place and the size of their columns. 0 if the sizes
-    are equal, or fewer than `_FEW`."""
+    """The correlation (Pearson) of the time before calls of this place and the size of their columns. 0 for equal or
+    few sizes."""
     if not place.sized or place.sized[0] < _FEW:
         return 0.0
     n, size, sizes, seconds, squares, products = place.sized
@@ -85,7 +85,7 @@ class Odd:
 
 
 def odd(index: Index, role: str) -> Odd | None:
-    """The processes of a role that take longer than the others. None if there are none, or if they are the majority."""
+    """The processes of a role that take longer than the others. None without any, or if most do."""
     taken = {process.key: round_s(process) for process in index.by_role[role]}
     taken = {key: seconds for key, seconds in taken.items() if seconds > 0}
     if len(taken) < 2:
@@ -104,8 +104,8 @@ def odd(index: Index, role: str) -> Odd | None:
 
 
 def _differs(index: Index, taken: dict[tuple[str, int], float], key: tuple[str, int]) -> bool:
-    """Whether a process takes at least `STRAGGLES` times as long as others of its role, beyond the variation of rounds.
-    The difference of the medians, in powers of two, is compared with its standard error."""
+    """Whether a process takes `STRAGGLES` times as long as others of its role, beyond the variation of rounds: the
+    difference of medians, in powers of two, against its standard error."""
     ratio = taken[key] / _others(taken, key)
     if ratio < STRAGGLES:
         return False
@@ -138,8 +138,8 @@ def _others(taken: dict[tuple[str, int], float], key: tuple[str, int]) -> float:
 
 
 def _is_host(index: Index, role: str, host: str, slow: set[tuple[str, int]]) -> bool:
-    """Whether the host is the reason. All of its processes of this role are slow, and there are several, or processes
-    of another role are slow on it too."""
+    """Whether the host is the reason. All its processes of this role are slow, and they are several, or another role's
+    are slow too."""
     here = [process for process in index.by_role[role] if process.host == host]
     if not all(process.key in slow for process in here) or len(here) == len(index.by_role[role]):
         return False
@@ -156,9 +156,8 @@ def _is_host(index: Index, role: str, host: str, slow: set[tuple[str, int]]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
-    """The change of a line's time with the number of processes. `slope`: of the logarithm of its seconds per step and
-    process over that of the number of processes, -1 for perfect scaling. `lost_s`: its seconds a step in excess of
-    perfect scaling."""
+    """The change of a line's time with the number of processes. `slope`: of its seconds per step and process in
+    log-log, -1 for perfect scaling. `lost_s`: its seconds a step beyond that."""
 
     role: str
     file: str
@@ -168,8 +167,8 @@ class Scaling:
 
 
 def scaling(small: GraphRun, large: GraphRun, steps: tuple[float, float]) -> dict[tuple[str, str, int], Scaling]:
-    """By role, file and line: how the time of each line of the larger run scales with the number of processes (Jin et
-    al. 2020, section IV-A). `steps`: of the small and the large run. Empty if the large run has no more processes."""
+    """By role, file and line of the larger run: how its time scales with the number of processes (Jin et al. 2020,
+    section IV-A). `steps`: of both runs. Empty for equal numbers of processes."""
     before, after = Index(small), Index(large)
     grown = math.log(max(len(large.processes), 1) / max(len(small.processes), 1))
     found = {}

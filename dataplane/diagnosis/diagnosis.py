@@ -30,8 +30,7 @@ _ROUNDS = 3  # the number of deliveries to prefetch in the advice
 async def watched(
     look: Callable[[], Awaitable[Look]], wait: Callable[[float], Awaitable[None]], seconds: float
 ) -> GraphRun:
-    """Observe a job for `seconds`: `look` at the nodes' sums, `wait`, and look again. Returns the run. Raises the
-    errors of `look` and of `between`."""
+    """The run of the next `seconds`, from two looks at the nodes' sums. Raises the errors of `look` and `between`."""
     before = await look()
     await wait(seconds)
     return between(before, await look(), seconds)
@@ -44,9 +43,8 @@ def diagnosed(run: GraphRun, role: str | None = None) -> Diagnosis:
 
 
 def compared(small: GraphRun, large: GraphRun, role: str | None = None) -> Diagnosis:
-    """Explain why the step rate did not grow with the number of processes from `small` to `large`. Returns the
-    diagnosis of `large`, with the causes that do not scale, less their cost in `small`. Raises Misuse if a run has no
-    such role."""
+    """Explain why the step rate of `large` did not grow with its number of processes: the causes that do not scale,
+    less their cost in `small`. Raises Misuse if a run lacks the role."""
     if len(small.processes) > len(large.processes):
         small, large = large, small
     before, after = _Diagnosing(small, role), _Diagnosing(large, role)
@@ -171,8 +169,7 @@ class _Diagnosing:
         return groups
 
     def _kinds(self, kind: str, role: str, shares: list[Share], *, late: bool, lock: bool) -> list[_Group]:
-        """The causes of shares of one vertex. `late`: others waited for the acks of the process; `lock`: it waits at a
-        lock."""
+        """The causes of shares of one vertex. `late`: others waited for its acks; `lock`: it waits at a lock."""
         if kind == "fetch":
             return [_Group(self._fetch(shares[0]), shares)]
         if kind == "plane":
@@ -345,6 +342,6 @@ _ADVICE: dict[str, tuple[str, str]] = {
 
 
 def advice(kind: str, **said: Any) -> tuple[str, str]:
-    """The setting to change, which may be empty, and a sentence of advice, for a kind of cause."""
+    """The setting to change (empty for code), and a sentence of advice."""
     setting, sentence = _ADVICE[kind]
     return setting.format(**said), sentence.format(**said)

@@ -25,8 +25,7 @@ IDLE = ("stream", "table", "connect", "close", "drop", *_QUESTIONS)
 
 
 class CallSiteRecord(msgspec.Struct, array_like=True):
-    """A line that calls the plane, with its sums. `exact_s`: the timed seconds of finished calls. For the others, see
-    `recorder.CallSite`."""
+    """A `recorder.CallSite` with its calls: `count`, and `exact_s`, their timed seconds."""
 
     number: int
     file: str
@@ -63,8 +62,8 @@ class CallSiteRecord(msgspec.Struct, array_like=True):
 
 class Line(msgspec.Struct, array_like=True):
     """A line of user code, and the `seconds` that threads were sampled there. `first`: the first line of its function.
-    `via`: the called function of a library, empty for none. `squares`: for each interval between two calls of the
-    plane, the square of the seconds at the line, summed."""
+    `via`: the called function of a library, empty for none. `squares`: the sum of the squares of its seconds between
+    two calls of the plane."""
 
     file: str
     line: int
@@ -76,8 +75,8 @@ class Line(msgspec.Struct, array_like=True):
 
 
 class Ender(msgspec.Struct, array_like=True):
-    """The end of `count` waits of `seconds` in all: the number of the client that ended them, 0 for the node itself,
-    and its place."""
+    """The end of `count` waits of `seconds` in all: the client that ended them, 0 for the node itself, and its
+    place."""
 
     client: int
     place: int
@@ -109,9 +108,9 @@ class _Graph(msgspec.Struct):
 
 @dataclass(slots=True)
 class NodeLoop:
-    """A node, over `seconds`. `ran_s`, `queued_s`: how long its loop ran, and queued for a processor. `computed_s`: the
-    processor time of all its threads. `processors`: of its host, 0 if unknown; `busy_s`: the time that they ran, in
-    all. `fetching_s`: the time in which bytes of other hosts were in transfer to it."""
+    """A node, over `seconds`. `ran_s`, `queued_s`: of its loop, running and queued for a processor. `computed_s`:
+    processor time of all threads. `processors`: of its host, 0 if unknown; `busy_s`: their running time. `fetching_s`:
+    the time in which bytes of other hosts were in transfer to it."""
 
     host: str
     ran_s: float = 0.0
@@ -144,7 +143,7 @@ class ProcessNode:
 
     @property
     def key(self) -> tuple[str, int]:
-        """The node and the number that identify the process in waits."""
+        """Its node and number, which waits name."""
         return self.node, self.number
 
     @property
@@ -159,7 +158,7 @@ class ProcessNode:
 
     @property
     def main(self) -> CallSiteRecord | None:
-        """The place with the most time before its calls; None if no place has two measured times."""
+        """The place with the most time before its calls; None without two such times."""
         return max((p for p in self.places if p.gaps and sum(p.gaps) > 1), key=lambda p: p.gap_s, default=None)
 
     @property
@@ -175,7 +174,7 @@ class ProcessNode:
 
 @dataclass(slots=True)
 class GraphRun:
-    """The processes and nodes of a job over `seconds`. `notes`: reports that are missing."""
+    """A job over `seconds`. `notes`: on missing reports."""
 
     seconds: float
     processes: list[ProcessNode]
@@ -333,9 +332,8 @@ class Index:
         return dict(found)
 
     def feeders(self, stream: str, columns: list[str], but: str) -> list[tuple[ProcessNode, CallSiteRecord]]:
-        """The processes that make rows of a stream ready for a consumer of these columns, except those of the role
-        `but`, with their places. If processes extend rows by one of these columns, they are returned, since the extend
-        is the last step. Otherwise, those that append are returned."""
+        """The processes that make rows of a stream ready for a consumer of these columns, except the role `but`. These
+        are those that extend rows by such a column, since the extend is the last step, or else those that append."""
         made = [(process, place) for process, place in self.producers.get(stream, ()) if process.role != but]
         asked = set(columns)
         late = [each for each in made if each[1].kind == "extend" and asked & set(each[1].said.get("columns", ()))]
@@ -358,8 +356,8 @@ class Index:
         return depth
 
     def last(self) -> str:
-        """The role whose deliveries are steps: a consuming role at the end of the pipeline. Of several, one with a name
-        of a trainer is preferred, then the one with the greatest depth. Empty if no role consumes."""
+        """The role whose deliveries are steps: a consuming one at the end of the pipeline, preferably with a trainer's
+        name, then the deepest. Empty for none."""
         words = ("actor", "train", "learn", "update", "policy", "optim")
         consuming = [
             role

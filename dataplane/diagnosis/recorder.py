@@ -37,7 +37,7 @@ from dataplane.waiting import PLACES, computed_s, processor_s
 from dataplane.wire.messages import MAX_REPORT
 
 RATE = 25.0
-"""Samples per second, on average. Intervals are random, so that they do not coincide with a period of the job."""
+"""Samples per second, on average: at random intervals, to avoid a period of the job."""
 
 MOST_PLACES = 192
 MOST_LINES = 256
@@ -70,10 +70,10 @@ class Reporter(Protocol):
 
 
 class CallSite:
-    """A line that calls the plane, and the call: `kind` is its name, and `said` its arguments. `gap_s`: the seconds
-    between the thread's previous call and calls of this place, in all; `gaps`: the numbers of such times by powers of
-    two of `GAP_S`. `sized`: sums over the same calls of 1, size, size squared, seconds, seconds squared, and size times
-    seconds. `stood_s`: the seconds in its calls according to the samples, which include a call that has not ended."""
+    """A line that calls the plane, and the call: its name `kind`, and its arguments `said`. `gap_s`: the time since the
+    thread's previous calls, in all; `gaps`: the counts of such times by powers of two. `sized`: sums over the same
+    calls of 1, size, size squared, seconds, seconds squared and size times seconds. `stood_s`: the time in its calls by
+    the samples, which include a call that has not ended."""
 
     __slots__ = ("code", "gap_s", "gaps", "kind", "line", "number", "said", "sized", "stood_s")
 
@@ -89,8 +89,7 @@ class CallSite:
         self.sized: list[float] = []
 
     def told(self, count: int, nanoseconds: int) -> list[Any]:
-        """The place as plain values, in the order of `graph.CallSiteRecord`. `count`, `nanoseconds`: its calls and
-        their time."""
+        """The fields of `graph.CallSiteRecord`. `count`, `nanoseconds`: of its calls."""
         file, function = ("", "") if self.code is None else (self.code.co_filename, self.code.co_qualname)
         where = [self.number, file, self.line, function, self.kind, self.said]
         return [*where, count, 1e-9 * nanoseconds, self.stood_s, self.gap_s, self.gaps, self.sized]
@@ -167,8 +166,7 @@ class PlaceRecorder:
         return self._learn(frame, last) if found is None else found
 
     def _learn(self, frame: FrameType, last: FrameType | None) -> CallSite:
-        """Find the place of a frame that is not known yet, and register it if there is room. Returns place 0
-        otherwise."""
+        """Register the place of an unknown frame, and return it; place 0 if there is no room."""
         while frame.f_code.co_filename.startswith(_INSIDE):
             self._inside[id(frame.f_code)] = frame.f_code
             if frame.f_back is None:
@@ -222,8 +220,8 @@ class PlaceRecorder:
 
     @contextmanager
     def within(self, request: int) -> Iterator[None]:
-        """A context whose requests belong to the place of `request`. They are not counted, because that call counts its
-        own time."""
+        """A context whose requests belong to the place of `request`. They are not counted: that call counts its own
+        time."""
         token = _number.set(request & PLACES)
         try:
             yield
@@ -231,8 +229,8 @@ class PlaceRecorder:
             _number.reset(token)
 
     def awaits(self) -> int:
-        """The time at which a coroutine sends a request, in nanoseconds of the monotonic clock. 0 if an enclosing call
-        counts its own time."""
+        """The time at which a coroutine sends a request, in ns of the monotonic clock; 0 within a call that counts its
+        time."""
         return _clock() if self._calls.active and _number.get() < 0 else 0
 
     def awaited(self, request: int, began: int) -> None:
@@ -334,7 +332,7 @@ class PlaceRecorder:
                 self._thread.start()
 
     def detach(self, reporter: Reporter) -> None:
-        """Stop reporting to this connection. Without connections, the sampling ends. Idempotent."""
+        """Stop reporting to this connection; after the last, stop sampling. Idempotent."""
         with self._lock:
             if self._reporters.pop(reporter, None) is None or self._reporters or self._stop is None:
                 return
@@ -421,8 +419,8 @@ def _said(frame: FrameType) -> dict[str, Any]:
 
 
 def _size(frame: FrameType | None) -> float:
-    """The size of the columns that the outermost call of this package passes: the number of items of the largest
-    column, or of the largest ragged one if there is any. For a reference, its bytes; 0 for none."""
+    """The size of the columns that the outermost call of this package passes: the items of the largest column, of
+    ragged ones if there are any; a reference's bytes; 0 for none."""
     last = frame
     for _ in range(8):
         if frame is None or not frame.f_code.co_filename.startswith(_INSIDE):

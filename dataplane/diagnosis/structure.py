@@ -44,8 +44,7 @@ _LARGEST = 4 << 20
 
 @dataclass(slots=True, eq=False)
 class Vertex:
-    """A statement: lines `first` to `last` of a file. `name`: the function, the wait, or the statement's first line.
-    `function`: the enclosing function."""
+    """Lines `first` to `last` of a file. `name`: the function, the wait, or the statement's first line."""
 
     kind: VertexKind
     name: str
@@ -218,7 +217,7 @@ def _targets(node: ast.AST) -> list[ast.AST]:
 
 
 def _lock(node: ast.AST) -> str:
-    """The wait of a statement for a lock, thread or process, such as "with lock" or "thread.join()"; empty for none."""
+    """The wait of a statement, such as "with lock" or "thread.join()"; empty for none."""
     if isinstance(node, _WITHS):
         for item in node.items:
             said = ast.unparse(item.context_expr)

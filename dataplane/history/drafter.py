@@ -40,8 +40,7 @@ RECENCY = 0.8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Response:
-    """An earlier response. `tokens`: int32. `epoch`: the number of its epoch. `order`: the result of `matching.order`;
-    computed if it is None."""
+    """An earlier response. `tokens`: int32. `order`: see `matching.order`; computed if it is None."""
 
     tokens: Tokens
     epoch: int = 0
@@ -51,8 +50,8 @@ class Response:
 
 @dataclass(slots=True)
 class Learnt:
-    """The statistics that drafters of a history share. `chances`: by length of the match, the numbers of accepted and
-    of proposed tokens. `pace`: the mean number of tokens for each verification."""
+    """The statistics that drafters of a history share. `chances`: see `Matcher.chances`; `pace`: the mean tokens of a
+    verification."""
 
     chances: list[tuple[float, float]] = field(default_factory=list)
     pace: float = 4.0
@@ -81,9 +80,8 @@ class DraftStatistics:
 
 
 def weights(responses: Sequence[Response]) -> npt.NDArray[np.float64]:
-    """The weight of each response: `RECENCY` to the power of its age in epochs, times a factor for its reward. The
-    factor rises linearly from 0.5 for the lowest reward to 1.5 for the highest. It is 1 if all rewards are equal, or
-    the response has none."""
+    """The weight of each response: `RECENCY` to the power of its age in epochs, times a factor that rises linearly from
+    0.5 for the lowest reward to 1.5 for the highest, and is 1 if all are equal or it has none."""
     newest = max((each.epoch for each in responses), default=0)
     age = np.array([newest - each.epoch for each in responses], np.float64)
     rewards = np.array([np.nan if each.reward is None else each.reward for each in responses], np.float64)
@@ -118,13 +116,12 @@ class Drafter:
         self._drafts = self._proposed = self._accepted = self._verifications = self._tokens = 0
 
     def propose(self, max_tokens: int | None = None) -> list[int]:
-        """The likely next tokens, at most `max_tokens` and at most `length`. Empty if no token is likely enough."""
+        """The likely next tokens, at most `max_tokens` and `length`; none if nothing is likely."""
         return self._propose(max_tokens, 1)[0]
 
     def propose_tree(self, max_tokens: int | None = None, *, branches: int = 3) -> tuple[list[int], list[int]]:
-        """Propose several alternative continuations, as a tree with at most `branches` children of each token. Returns
-        the tokens, and for each the position of its parent among them, -1 for first tokens. Parents precede their
-        children."""
+        """Several likely continuations, as a tree with at most `branches` children of a token: tokens, and the position
+        of each one's parent among them, -1 for first tokens. Parents precede their children."""
         return self._propose(max_tokens, branches)
 
     def _propose(self, max_tokens: int | None, branches: int) -> tuple[list[int], list[int]]:
@@ -136,7 +133,7 @@ class Drafter:
 
     def accept(self, tokens: Any) -> int:
         """Add the next tokens of the response, both accepted and the model's own. Returns the number of leading tokens
-        that agree with the last proposal. Raises Misuse unless they are a flat sequence of integers within 32 bits."""
+        that agree with the last proposal. Raises Misuse unless they are a flat sequence of 32-bit integers."""
         try:
             given = np.atleast_1d(tokens)
         except (TypeError, ValueError) as error:

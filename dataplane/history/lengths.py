@@ -51,8 +51,7 @@ class Lengths:
         return found
 
     def remaining(self, position: int, made: float) -> float:
-        """The expected number of remaining tokens of an unfinished response. `position`: of its prompt; `made`: its
-        tokens so far."""
+        """The expected remaining tokens of a response to the prompt `position` that has `made` tokens."""
         if made <= 0:
             return float(self.tokens[position])
         error = float(self.error[position])
@@ -106,8 +105,8 @@ def predict(pasts: Sequence[Past]) -> Lengths:
 def _drift(
     prompt: npt.NDArray[np.int64], epoch: Floats, logs: Floats, newest: Floats, count: int
 ) -> tuple[Floats, float]:
-    """The change of each prompt's mean from earlier epochs to the newest, per epoch and shrunk towards the median, and
-    the median of all prompts' changes."""
+    """The change of each prompt's mean to the newest epoch, per epoch and shrunk towards the median, and this
+    median."""
     last = epoch == newest[prompt]
     now, before = np.bincount(prompt[last], minlength=count), np.bincount(prompt[~last], minlength=count)
     both = (now > 0) & (before > 0)

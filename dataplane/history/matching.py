@@ -33,13 +33,11 @@ class Matcher(Protocol):
     """The positions of a new response in earlier responses. It begins without either."""
 
     def add(self, tokens: Any, order: Any, weight: float, /) -> None:
-        """Add an earlier response: its int32 tokens, their `order`, and its weight. Raises ValueError for more than
-        `MOST` responses."""
+        """Add an earlier response: its int32 tokens, their `order`, and its weight. Raises ValueError above `MOST`."""
 
     def propose(self, most: int, threshold: float, branches: int, /) -> tuple[list[int], list[int]]:
-        """Propose a tree of at most `most` next tokens, each with a probability of at least `threshold`, the likeliest
-        first. Each token has at most `branches` children. Returns the tokens, and for each the position of its parent
-        among them, -1 for first tokens."""
+        """A tree of at most `most` next tokens with probabilities of at least `threshold`, the likeliest first, and at
+        most `branches` children of each: the tokens, and the position of each one's parent, -1 for first tokens."""
 
     def accept(self, tokens: Any, /) -> int:
         """Add int32 tokens of the new response. Returns the number of leading tokens that agree with the last
@@ -62,8 +60,8 @@ BUILT = _suffix is not None
 
 
 def order(tokens: npt.ArrayLike) -> Tokens:
-    """The positions of the tokens, int32, sorted by the at most 64 tokens before each, compared from the nearest on.
-    The beginning sorts first, and positions with equal tokens stay in order. Raises Misuse without the extension."""
+    """The positions of tokens, int32, sorted by at most 64 tokens before each, the nearest first. The beginning sorts
+    first, and equal positions stay in order. Raises Misuse without the extension."""
     return np.frombuffer(_built().order(np.ascontiguousarray(tokens, np.int32)), np.int32)
 
 

@@ -19,8 +19,8 @@ from dataplane.stream.sampler import Candidates, Choice
 
 
 class HistoPipe:
-    """Prompts by predicted length, in whole groups. Steps are taken in order: in steps of even number the longest come
-    first, in the others the shortest. No prompt is taken of a step more than `max_lag` beyond the oldest remaining one.
+    """Prompts by predicted length, in whole groups. The longest come first in steps of even number, the shortest in the
+    others. Steps more than `max_lag` beyond the oldest remaining one wait.
 
     tag: the tag with the predicted number of tokens of each row's responses. alternate: if False, the longest come
     first in all steps. Raises Misuse for a negative max_lag.
@@ -42,8 +42,7 @@ class HistoPipe:
         return ()
 
     def choose(self, candidates: Candidates, want: int) -> Choice:
-        """At most `want` rows, in whole groups. Raises Misuse if the first group alone has more, or no row has the
-        tag."""
+        """At most `want` rows. Raises Misuse if the first group alone has more, or no row has the tag."""
         predicted = candidates.tags.get(self.tag)
         if predicted is None:
             raise Misuse(f"the rows have no tag {self.tag!r}: append prompts with the tokens that history.lengths says")

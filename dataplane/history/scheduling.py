@@ -40,8 +40,7 @@ def finish(total: Floats, longest: Floats, slots: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A move of all unfinished responses of a prompt from one worker to another. They continue after the tokens that
-    they have. position: of the prompt."""
+    """A move of the prompt `position` with its unfinished responses, which continue from their tokens."""
 
     position: int
     source: int
@@ -77,8 +76,8 @@ class Schedule:
     def migrate(
         self, made: Mapping[int, Sequence[float]], *, owner: Index | None = None, most: int = 8, gain: float = 0.1
     ) -> list[Move]:
-        """The moves, at most `most`, after which workers end closer together. Each move reduces the later end of its
-        two workers by the share `gain` or more.
+        """At most `most` moves after which workers end closer together. Each shortens the later of two workers by the
+        share `gain`.
 
         made: by the position of each unfinished prompt, the tokens so far of each unfinished response. owner: the
         present worker of each prompt; by default `Schedule.owner`.
@@ -123,9 +122,9 @@ def plan(
 ) -> Schedule:
     """A schedule of one step. The `samples` responses to a prompt go to the same worker.
 
-    step: its number; the order of workers is reversed in steps of odd number. slots: the most responses that a worker
-    decodes at once. behind: for each worker, the remaining time of earlier steps, in units of `Schedule.ends`. Raises
-    Misuse for numbers below 1, and a `behind` of another length.
+    step: its number; the order of workers is reversed in steps of odd number. slots: the responses that a worker
+    decodes at once. behind: for each worker, the remaining time of earlier steps, as in `Schedule.ends`. Raises Misuse
+    for invalid numbers.
     """
     for name, value in (("workers", workers), ("samples", samples), ("slots", slots)):
         if value is not None and value < 1:

@@ -21,8 +21,8 @@ def accepted(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
     """The produced tokens: the first tokens of the draft that agree with the model's choices, and the model's own next
     token.
 
-    chosen: the model's choice at each position of the draft and after the last, [len(draft) + 1], each given the
-    draft's tokens before. Raises Misuse for another length.
+    chosen: the model's choice at each position of the draft and after it, [len(draft) + 1], given the draft before it.
+    Raises Misuse for another length.
     """
     if len(chosen) != len(draft) + 1:
         raise Misuse(f"a draft of {len(draft)} tokens has {len(draft) + 1} places, not {len(chosen)}")
@@ -33,9 +33,9 @@ def accepted(draft: Sequence[int], chosen: Sequence[int]) -> list[int]:
 
 
 def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
-    """The produced tokens for a tree of `Drafter.propose_tree`: the longest path from its root that agrees with the
-    model's choices, and the model's own next token. chosen: [len(tokens) + 1], the model's first choice, and chosen[n +
-    1] its choice after token n of the tree. Raises Misuse for another length."""
+    """The produced tokens for a tree of `Drafter.propose_tree`: its longest path that agrees with the model, and the
+    model's own next token. chosen[0] is the model's first choice, and chosen[n + 1] its choice after token n of the
+    tree. Raises Misuse for another length."""
     if len(chosen) != len(tokens) + 1:
         raise Misuse(f"a tree of {len(tokens)} tokens has {len(tokens) + 1} places, not {len(chosen)}")
     at, found = -1, [int(chosen[0])]
@@ -48,8 +48,8 @@ def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequ
 
 
 def choose(scores: npt.ArrayLike, seed: int, first: int, *, temperature: float = 1.0) -> npt.NDArray[np.int64]:
-    """Choose a token for each position. scores: [positions, vocabulary], from position `first` of the response on.
-    Returns int64 [positions]. Raises Misuse for scores of another dimension.
+    """A token for each position. scores: [positions, vocabulary], from position `first` of the response on. Raises
+    Misuse.
 
     A temperature of 0 takes the argmax. Otherwise each token is sampled from the softmax of scores / temperature, by
     Gumbel noise. The noise depends only on the seed and the position, so the tokens do not depend on the draft.

@@ -15,7 +15,7 @@ BOUNDS_S = (
     *(1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 100e-3, 250e-3, 500e-3),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
 )
-"""Upper bounds of the buckets in seconds. One more bucket counts the latencies above the last bound."""
+"""Upper bounds of the buckets in seconds. One more bucket has no bound."""
 
 MEASURED = ("put", "get", "append", "extend", "consume", "ack", "fetch", "spill", "restore")
 """The operations that have a histogram."""

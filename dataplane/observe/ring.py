@@ -91,8 +91,7 @@ _GUARD = 64  # the oldest events, which a reader skips because the writer may be
 
 
 def create() -> int:
-    """Create the memory of a ring, and seal its size. Returns the descriptor, which belongs to the caller. Raises
-    OSError."""
+    """Create the memory of a ring, of sealed size. Returns its descriptor. Raises OSError."""
     fd = os.memfd_create("dataplane-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, RING_BYTES)
@@ -120,7 +119,7 @@ class _Names:
         self._own = _ThreadState()
 
     def place(self) -> int:
-        """The position of this thread. It is 0, which has no name, if `_THREADS` other threads have positions."""
+        """The position of this thread; 0, which has no name, after `_THREADS` others."""
         try:
             return self._own.place
         except AttributeError:
@@ -236,13 +235,12 @@ class RingReader:
 
     @classmethod
     def of(cls, fd: int) -> RingReader:
-        """A reader of the memory of a descriptor, which still belongs to the caller. Raises OSError if it cannot be
-        mapped."""
+        """A reader of the memory of a descriptor, which still belongs to the caller. Raises OSError."""
         return cls(mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ))
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """A copy of the events that ended after `since`, the oldest first. `since`: nanoseconds of `clock`. Events with
-        impossible values are left out."""
+        """A copy of the events that ended after `since` (nanoseconds of `clock`), the oldest first, without impossible
+        ones."""
         events = self._events.copy()
         events = events[events["code"] > 0]
         age = (_newest(events, self._folded) - events["number"].astype(np.int64)) & _WRAP

@@ -31,7 +31,7 @@ _HOLDERS = 5
 
 def frame(stats: Stats, previous: Stats | None, seconds: float, width: int, height: int) -> str:
     """The statistics in at most `height` lines of at most `width` columns, with rates over the `seconds` since
-    `previous`. There are no rates if `previous` is None or of another node."""
+    `previous`. No rates if `previous` is None or of another node."""
     if previous is not None and (previous.node != stats.node or seconds <= 0):
         previous = None
     lines = [_fit(line, width) for line in _lines(stats, previous, seconds, width)]
@@ -77,7 +77,7 @@ def _lines(stats: Stats, previous: Stats | None, seconds: float, width: int) -> 
 
 
 def _waiting(stats: Stats) -> Iterator[str]:
-    """The waiting clients. They precede streams and holders, because this is the most important part."""
+    """The waiting clients, which come first, as the most important part."""
     lines = [f"{name}: {line}" for name, stream in stats.streams.items() for line in waiters(stream)]
     if stats.waiting:
         lines.insert(0, f"memory: {waiting_text(stats)}")

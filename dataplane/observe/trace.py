@@ -27,8 +27,8 @@ _FAILOVER = CODE["failover"]
 
 @dataclass(frozen=True, slots=True)
 class TracedProcess:
-    """The last events of a process. node: its node, in hex. ahead_ns: how far its host's clock is ahead of this host's,
-    to within error_ns. events: an array of `observe.ring.EVENT`, in times of its own host's clock."""
+    """The last events of a process. node: its node, in hex. ahead_ns: how far its host's clock is ahead of this one's,
+    to within error_ns. events: `observe.ring.EVENT`, by its clock."""
 
     node: str
     pid: int

@@ -1,12 +1,11 @@
 """Plans again when the work has changed, and switches between steps.
 
-Each step is executed by the current plan, whose micro-batches are filled with the step's rows. After a step, costs are
-fitted to the measurements of the last steps. Before a step, the predicted time is compared with the lower bound for its
-rows. If it exceeds the bound by more than it did when the plan was made, plus `drift`, another plan is searched. The
-new plan is used if it is shorter by the share `gain` or more.
+Each step is executed by the current plan for its rows. After it, costs are fitted to the measurements of the last
+steps. If the predicted time of the next step exceeds the lower bound by `drift` more than when the plan was made,
+another plan is searched, and used if it is shorter by the share `gain`.
 
-Invariants: a step is executed by one plan. The executor switches only to plans that are better by the measured costs,
-or if the rows do not fill the micro-batches of the current plan.
+Invariants: a step is executed by one plan. The executor switches only to better plans by the measured costs, or if the
+rows do not fit the current plan.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from dataplane.pipeline.stages import Pipeline, Rows
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A change of the plan before step `number`. before_s, after_s: the predictions of the old and the new plan for its
-    rows. planning_s: the time of the search."""
+    """A change of the plan before step `number`. before_s, after_s: predictions of both plans for its rows."""
 
     number: int
     before_s: float
@@ -37,10 +35,10 @@ class Switch:
 class Adaptive:
     """An executor of stages whose plan follows the work.
 
-    gain: the share by which a step must become shorter for a switch. drift: the increase of the share above the lower
-    bound, since the plan was made, from which another plan is searched. window: the number of last steps whose
-    measurements count. seconds: the time of a search. `switches`: the changes of the plan so far; `checks`: the number
-    of searches. Raises ValueError for a pipeline with a lag.
+    gain: the share by which a step must become shorter for a switch. drift: the additional share above the lower bound,
+    since the plan was made, from which another one is searched. window: the number of steps whose measurements count.
+    seconds: of a search. `switches`: so far; `checks`: the number of searches. Raises ValueError for a pipeline with a
+    lag.
     """
 
     def __init__(
@@ -64,8 +62,7 @@ class Adaptive:
         self._gap: float | None = None
 
     def step(self, ref: BatchRef | None, rows: Rows) -> Result:
-        """Execute a step. ref: as for `Executor.step`; rows: the lengths of the same rows. Raises the errors of
-        `Executor.step`."""
+        """Execute a step. `rows`: the lengths of the rows of `ref`. Raises the errors of `Executor.step`."""
         current = self._current(rows)
         if self._drifted(current, rows):
             current = self._again(current, rows)
@@ -79,8 +76,8 @@ class Adaptive:
         return result
 
     def _current(self, rows: Rows) -> Plan:
-        """The current plan for these rows, with the same micro-batches and workers. If the plan is for other rows,
-        these are distributed over its micro-batches. If they cannot fill them, another plan is searched."""
+        """The current plan for these rows, which are distributed over its micro-batches. If they cannot fill them,
+        another plan."""
         used = self.executor.plan
         count = used.micro_batches
         if len(rows) == sum(map(len, used.parts)) and (rows.group is None or self._keeps_groups(used, rows)):

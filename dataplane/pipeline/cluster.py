@@ -50,8 +50,7 @@ class Cluster:
 
     @classmethod
     def uniform(cls, workers: int, per_host: int | None = None, **host: object) -> Cluster:
-        """A cluster of `workers` equal workers, `per_host` on each host (None: all on one). `host`: fields of each
-        `Host`."""
+        """This many equal workers, `per_host` on each host (None: all on one). `host`: fields of `Host`."""
         per_host = per_host or workers
         counts = [min(per_host, workers - first) for first in range(0, workers, per_host)]
         return cls(tuple(replace(Host(**host), workers=count) for count in counts))  # type: ignore[arg-type]

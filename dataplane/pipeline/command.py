@@ -1,5 +1,5 @@
-"""The command `dataplane plan`, which plans a model's layers or a pipeline's stages. It prints a picture of the plan
-next to one of the usual plan."""
+"""The command `dataplane plan`: plans a model's layers or a pipeline's stages, and draws the plan next to the usual
+one."""
 
 from __future__ import annotations
 

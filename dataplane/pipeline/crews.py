@@ -30,8 +30,7 @@ class Crew(ABC):
 
     @abstractmethod
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """Wait up to `timeout` seconds for messages. Yields each worker and its message; None, once, for a worker that
-        has died."""
+        """The messages of workers within `timeout` seconds; None, once, for a dead worker."""
 
     @abstractmethod
     def close(self) -> None:
@@ -91,12 +90,12 @@ class Processes(Crew):
         self._selector.register(ours, selectors.EVENT_READ, worker)
 
     def send(self, worker: int, message: bytes) -> None:
-        """Send a message over the worker's pipe. A message to a dead worker is dropped."""
+        """Send a message over the worker's pipe."""
         with suppress(OSError, KeyError):
             self._processes[worker][1].send_bytes(message)
 
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """Wait for readable pipes, and yield their messages; None for a process that has died, which is removed."""
+        """The messages of all readable pipes; None for a dead process, which is removed."""
         for key, _ in self._selector.select(timeout):
             pipe: Any = key.fileobj
             try:

@@ -54,8 +54,8 @@ class DrawnPlan:
 
 
 def text(shown: Sequence[DrawnPlan], width: int = 100) -> str:
-    """The plans one below another, with `width` characters for the time of the longest. A character stands for the
-    longest activity of the worker in its interval."""
+    """The plans one below another, with `width` characters of time. A character is the worker's longest activity in its
+    interval."""
     longest = _longest(shown)
     lines: list[str] = []
     for each in shown:

@@ -1,17 +1,16 @@
 """Simulates the tasks of a plan: the worker, begin and end of each task, and the memory in use.
 
 A task is one instruction: a stage, or a pass of a chunk of a model, for one micro-batch. It begins when all of its
-inputs have arrived at a free worker that may execute it. `play` takes the order of each worker's tasks as given, or
-finds an order: a free worker takes the ready task with the lowest key.
+inputs have arrived at a free worker that may execute it. `play` uses a given order of each worker's tasks, or finds
+one: a free worker takes the ready task with the lowest key.
 
 The time of a task is its work over its worker's speed. If tasks on a host demand more cores than the host has, all of
-them are slowed equally. An output that another worker needs takes a hop. To another host, it also takes its bytes over
-the sender's rate, one transfer after another and once for each host, and the latency. A dependency between tasks of one
+them are slowed equally. An output for another worker takes a hop. To another host, it also takes the latency and its
+bytes over the sender's rate, one transfer after another and once for each host. A dependency between tasks of one
 worker costs nothing.
 
-Invariants: a plan has the same outcome on any machine. The extension `_events` and its replacement `_play`, which runs
-if the extension was not built, have equal results. A plan with an impossible order does not raise: some tasks are not
-done, and `Outcome.finished` is False.
+Invariants: a plan has the same outcome on any machine. The extension `_events` and its replacement `_play` have equal
+results. A plan with an impossible order does not raise: some tasks are not done, and `Outcome.finished` is False.
 """
 
 from __future__ import annotations
@@ -75,8 +74,8 @@ class Room:
 
 @dataclass
 class Outcome:
-    """The outcome of a plan: the worker, begin and end of each task in seconds, -1 for tasks that were not done.
-    `done`: the number of done tasks, less than all if the others wait for each other."""
+    """The outcome of a plan: worker, start and end of each task in seconds, -1 if it was not done. `done`: the number
+    of done tasks; the others wait for each other."""
 
     worker: Ints
     start: Floats
@@ -109,8 +108,8 @@ _INT, _FLOAT = np.dtype(np.int32), np.dtype(np.float64)
 def play(tasks: Tasks, room: Room, order: Sequence[Ints] | None = None, caps: Ints | None = None) -> Outcome:
     """Simulate the tasks.
 
-    order: the tasks of each worker, each once; None: an order is found by the keys, with at most `caps[i]` places of
-    slot i taken. Returns the outcome. Raises ValueError if arrays do not fit each other.
+    order: the tasks of each worker, each once; None: found by the keys, with at most `caps[i]` places of slot i taken.
+    Returns the outcome. Raises ValueError if arrays do not fit each other.
     """
     count, workers = len(tasks), len(room.host)
     outcome = Outcome(

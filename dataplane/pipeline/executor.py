@@ -44,8 +44,8 @@ class StageFailed(DataplaneError):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The execution of an instruction. `began`, `ended`: seconds since the step began. `worked`: seconds in the
-    function. `computed`: seconds of processor time, with reading and storing."""
+    """The execution of an instruction, from `began` to `ended` seconds after the step's begin. `worked`: seconds in the
+    function. `computed`: processor seconds, with reading and storing."""
 
     worker: int
     instruction: int
@@ -92,13 +92,13 @@ class _Step:
 class Executor:
     """A pipeline, or a model's chunks, on the workers of a plan. A context manager, used by one thread.
 
-    build: for a model, `build(first, end)` returns the chunk of the layers from first to end - 1. It is called in the
-        workers. `build` and the functions of stages are pickled.
+    build: for a model, `build(first, end)` returns the chunk of layers first to end - 1. It is called in workers, and
+        pickled like the functions of stages.
     keep: the columns of a result; None: those of the stages that no stage follows.
     on: "processes", or "ray". method: how processes are started, "spawn" or "forkserver".
     restarts: the number of workers that may be replaced before it gives up.
 
-    Raises PeerUnavailable if workers do not start, and ValueError for arguments that do not fit each other.
+    Raises PeerUnavailable if workers do not start, ValueError for invalid arguments.
     """
 
     def __init__(
@@ -165,9 +165,9 @@ class Executor:
         """Use another plan, with the same number of workers, for steps that begin from now on.
 
         If the new plan splits a model differently, chunks are created again, and the state of the old ones is dropped:
-        `build` has to supply the initial state. Otherwise a chunk or stage with state that moves to other workers is
-        loaded there with the result of `state()` after the last step. Raises ValueError for another number of workers,
-        or if the state of a stage or chunk that moves is unknown.
+        `build` has to supply the initial state. Otherwise a chunk or stage with state moves with the result of
+        `state()` after the last step. Raises ValueError for another number of workers, or if the state of a stage or
+        chunk that moves is unknown.
         """
         if plan.cluster.workers != self._plan.cluster.workers:
             raise ValueError(f"the plan has {plan.cluster.workers} workers, not {self._plan.cluster.workers}")
@@ -202,8 +202,8 @@ class Executor:
         return result
 
     def run(self, steps: Iterable[BatchRef | None]) -> Iterator[Result]:
-        """Execute steps. Yields their results in order. Up to `lag` further steps of the pipeline are begun before the
-        oldest has ended. Raises the errors of `step`."""
+        """Execute steps. Yields their results in order. As many are in progress as the lag allows. Raises the errors of
+        `step`."""
         coming = iter(steps)
         first, more = self._next, True
         try:

@@ -28,15 +28,14 @@ class Chunk(Protocol):
     """
 
     def forward(self, micro: int, batch: Any) -> Columns | None:
-        """Execute the forward pass. `batch`: the `Batch` of the previous chunk, None for the first without `reads`.
-        Returns the columns for the next chunk."""
+        """The columns for the next chunk, from the `Batch` of the previous one (None for the first without `reads`)."""
 
     def backward_input(self, micro: int, gradient: Any) -> Columns | None:
-        """Compute the gradient of the input. `gradient`: the `Batch` of the next chunk, None for the last. Returns the
-        columns for the previous chunk."""
+        """The columns for the previous chunk: gradients of the input, from the `Batch` of the next chunk (None for the
+        last)."""
 
     def backward_weight(self, micro: int) -> None:
-        """Compute the gradients of the weights for this micro-batch, and add them to the accumulated ones."""
+        """Add the micro-batch's gradients of the weights to the sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,8 @@ class WorkerObjects:
         made: Mapping[int, BatchRef | None],
         part: BatchRef | None,
     ) -> tuple[Columns | None, float]:
-        """Execute an instruction. needs: the instructions whose outputs it reads, in `made`; part: the rows of its
-        micro-batch. Returns the columns that its function returns, and the seconds of the function."""
+        """Execute an instruction. made: outputs of the instructions `needs`; part: the rows of its micro-batch. Returns
+        the columns and the seconds of its function."""
         target = self._object(stage)
         if kind == programs.RUN:
             ref = self._inputs(stage, micro, needs, made, part)
@@ -146,8 +145,7 @@ class WorkerObjects:
         return whole
 
     def _handed(self, stage: int, needs: list[int], made: Mapping[int, BatchRef | None]) -> BatchRef | None:
-        """The output of the neighbouring chunk that the pass reads: of the previous chunk forward, of the next one
-        backward."""
+        """The output of the previous chunk or, for a backward pass, of the next one."""
         chunks = len(self.bounds) - 1
         others = [need for need in needs if need // self.micro_batches % chunks != stage]
         return made[others[0]] if others else None

@@ -90,8 +90,8 @@ def measure_cluster(cluster: Cluster, steps: Iterable[tuple[Plan, Result]]) -> C
     """The cluster with the transfer costs measured in these steps: the first decile over all instructions. Longer times
     are mostly due to other computations, which are simulated.
 
-    overhead_s: the time of an instruction beyond its function. hop_s: the time from the end of an instruction until a
-    worker that waited for its output continued.
+    overhead_s: of an instruction, beyond its function. hop_s: from an instruction's end until a worker that waited for
+    its output continued.
     """
     overheads: list[float] = []
     hops: list[float] = []

@@ -6,8 +6,7 @@ import msgspec
 
 
 class Use(msgspec.Struct, frozen=True, tag="use"):
-    """The worker's instructions in steps that begin after this message: number, kind, stage, micro-batch, needs.
-    bounds: of chunks, as in `Plan`."""
+    """The worker's instructions in steps that begin after this message: number, kind, stage, micro-batch, needs."""
 
     instructions: list[tuple[int, str, int, int, list[int]]]
     micro_batches: int
@@ -45,9 +44,8 @@ class WorkerReady(msgspec.Struct, frozen=True, tag="ready"):
 
 
 class Did(msgspec.Struct, frozen=True, tag="did"):
-    """The worker has executed an instruction. `began`, `ended`: seconds of the monotonic clock of its host; `worked`:
-    seconds in the function; `computed`: processor seconds of the whole instruction; `ref`: the output, empty for
-    none."""
+    """The worker has executed an instruction. `began`, `ended`: seconds of its host's monotonic clock; `worked`: in the
+    function; `computed`: of a processor, in all; `ref`: the output, empty for none."""
 
     step: int
     instruction: int

@@ -4,9 +4,8 @@ A candidate is a cut of the layers into chunks, a worker for each chunk, a cap o
 holds, and a priority rule for free workers. Its schedule is the result of a simulation: backward passes first, because
 other chunks wait for them, then forward passes up to the caps, and gradients of weights when nothing else can be done
 (zero-bubble pipelines, arXiv 2401.10241). The search begins with cuts that balance the workers, and chunks placed in
-turn or back and forth. The best candidates are changed, one random element at a time, and a change is kept if the step
-becomes shorter. Half of the cuts that are moved belong to the busiest worker. The three elements are those that AdaPtis
-(arXiv 2509.23722) adapts.
+turn or back and forth. The best candidates are changed, one element at a time, and a change is kept if the step becomes
+shorter. The three elements are those that AdaPtis (arXiv 2509.23722) adapts.
 
 Invariants: no worker uses more memory than its host allows. Equal arguments give equal plans unless the time runs out.
 The plan is no worse than 1F1B and interleaved 1F1B of equal layers, if these fit the memory.
@@ -45,8 +44,7 @@ class ModelPlan:
 
 
 class ModelSearch:
-    """One search. `alive`: the best candidates so far, with their times and outcomes; `considered`: the number of
-    simulated candidates."""
+    """One search. `alive`: the best candidates so far; `considered`: the number of simulated ones."""
 
     def __init__(self, model: Model, cluster: Cluster, micro_batches: int, seconds: float, seed: int) -> None:
         self.model, self.cluster, self.micro_batches = model, cluster, micro_batches
@@ -101,9 +99,8 @@ class ModelSearch:
                         yield ModelPlan(bounds, worker_of.astype(np.int32), caps, group)
 
     def caps(self, bounds: Ints, worker_of: Ints, scale: float) -> Ints | None:
-        """The cap of each chunk: the number of micro-batches that the busiest worker begins while one goes from the
-        chunk to the loss and back, times `scale`. Limited by memory; None if not even one micro-batch of each chunk
-        fits."""
+        """The cap of each chunk: the micro-batches that the busiest worker begins while one goes to the loss and back,
+        times `scale`, limited by memory. None if not even one of each fits."""
         each = np.diff(self.model.sums[bounds], axis=0)
         there = each[:, 0] + each[:, 1] + 2 * self.cluster.hop_s
         way = np.cumsum(there[::-1])[::-1]
@@ -112,8 +109,7 @@ class ModelSearch:
         return self.fitted(each, worker_of, wanted)
 
     def fitted(self, each: Floats, worker_of: Ints, wanted: Floats) -> Ints | None:
-        """The caps `wanted`, reduced for workers whose memory they exceed. None if one micro-batch of each chunk is too
-        much."""
+        """The caps, reduced where they exceed the memory. None if even one micro-batch of each chunk does."""
         caps = wanted.copy()
         for w in range(self.cluster.workers):
             mine = np.flatnonzero(worker_of == w)
@@ -126,8 +122,7 @@ class ModelSearch:
         return caps.astype(np.int32)
 
     def play(self, candidate: ModelPlan) -> tuple[float, ModelPlan, Outcome] | None:
-        """Simulate a candidate. Returns its time, the candidate and its outcome; None if it exceeds the memory or
-        cannot finish."""
+        """Simulate a candidate. Returns its seconds, itself and its outcome; None if it exceeds the memory."""
         self.considered += 1
         chunks, count = len(candidate.bounds) - 1, self.micro_batches
         tasks = programs.chunk_tasks(self.model, candidate.bounds, count, candidate.split, self.cluster.overhead_s)
@@ -177,7 +172,7 @@ class ModelSearch:
         return replace(candidate, group=group)
 
     def _cut(self, candidate: ModelPlan, outcome: Outcome) -> ModelPlan | None:
-        """The candidate with a cut moved by one piece. In half of the cases it is a cut of the busiest worker."""
+        """The candidate with a cut moved by a piece; half of the time one of the busiest worker's."""
         index = np.searchsorted(self.cuts, candidate.bounds)
         if self.random.random() < 0.5:
             busy = np.bincount(outcome.worker, outcome.end - outcome.start, self.cluster.workers)
@@ -218,8 +213,8 @@ class ModelSearch:
 
 
 def keys(chunks: int, micro_batches: int, group: int, split: bool) -> Floats:
-    """The priorities of all tasks, the lowest first: backward passes, late chunks first; then forward passes; then
-    gradients of weights. `group` micro-batches go through a chunk before another chunk has its turn."""
+    """The priorities, the lowest first: backward passes, late chunks first; forward passes; gradients of weights.
+    `group` micro-batches go through a chunk in each turn."""
     chunk, micro = np.divmod(np.arange(chunks * micro_batches), micro_batches)
     turn = micro // group * chunks * group + micro % group
     step = float(chunks * micro_batches * 2)

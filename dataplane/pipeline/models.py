@@ -1,8 +1,8 @@
 """A model as a pipeline: layers with forward and backward passes, cut into chunks of consecutive layers.
 
 The backward pass of a chunk is one instruction or two. With two, the first computes the gradient of its input, for
-which the previous chunk waits. The second computes the gradients of its weights, for which no chunk waits (zero-bubble
-pipelines, arXiv 2401.10241).
+which the previous chunk waits, and the second those of its weights, for which none waits (zero-bubble pipelines, arXiv
+2401.10241).
 """
 
 from __future__ import annotations

@@ -72,10 +72,10 @@ def _even(at: Floats, bounds: list[int], chunks: int) -> list[int]:
 
 
 def even_out(model: Model, bounds: Ints, worker_of: Ints, speed: Floats, held: Floats | None = None) -> Ints:
-    """The bounds after moving cuts by a layer until no such move makes the workers' loads more equal.
+    """The bounds after moving cuts by a layer while the workers' loads become more equal.
 
-    worker_of: the worker of each chunk. held: float64 `[chunks]`, the number of micro-batches that each chunk holds at
-    a time. If given, the largest memory of a worker does not grow.
+    worker_of: the worker of each chunk. held: float64 `[chunks]`, the micro-batches that each holds at a time; if
+    given, the largest memory does not grow.
     """
     cuts = allowed_cuts(model)
     at, index = seconds_before(model)[cuts], np.searchsorted(cuts, bounds)
@@ -127,9 +127,9 @@ def lower_bound(model: Model, workers: int, micro_batches: int, speed: Floats) -
     """A lower bound of the seconds of every plan of this model, with this many workers of these speeds.
 
     The maximum of three bounds. First, all work over all workers, with their waits at the beginning: the k-th worker to
-    begin waits at least for the forward passes of k - 1 pieces. Second, each indivisible piece for all micro-batches on
-    one worker, after the forward passes of the pieces before it, and then either its gradients of weights or the
-    backward passes of those pieces. Third, one micro-batch forward and backward. Transfers and memory are ignored.
+    begin waits at least for the forward passes of k - 1 pieces. Second, any indivisible piece for all micro-batches,
+    after the forward passes of those before it, and with its own weights' gradients or their backward passes. Third,
+    one micro-batch forward and backward. Transfers and memory are ignored.
     """
     cuts = allowed_cuts(model)
     fastest, all_speed = float(speed.max()), float(speed.sum())

@@ -58,8 +58,8 @@ class Plan:
     parts: for a pipeline, the rows of each micro-batch.
     bounds: for a model, the layer at which each chunk begins, and the number of layers.
     schedule: the name of the order.
-    bound_s: the lower bound of step_s that the search computed; 0 for none.
-    considered, planning_s: the number of plans that the search simulated, and its seconds.
+    bound_s: the lower bound of step_s by the search; 0 for none.
+    considered, planning_s: the number of plans simulated by the search, and its seconds.
     """
 
     cluster: Cluster

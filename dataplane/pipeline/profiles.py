@@ -126,8 +126,8 @@ def model(name: str, tokens: int = 4096) -> Model:
 
 
 def body(name: str) -> tuple[int, int]:
-    """The layers that are divided into equal chunks, as first and end: all but the embedding at the beginning and the
-    head at the end. Layers of a vision encoder count like those of the decoder."""
+    """The first and the end of the layers for equal chunks: all but the embedding at the begin and the head. Layers of
+    a vision encoder count like the decoder's."""
     sizes = SIZES[name]
     first = 0 if sizes.vision_layers else 1
     return first, sizes.vision_layers + 1 + len(sizes.pattern)
@@ -135,7 +135,7 @@ def body(name: str) -> tuple[int, int]:
 
 def _layer(name: str, parameters: float, used: float, scores: float, hidden: int, tokens: float, kept: float) -> Layer:
     """The costs of a layer. used: parameters by which a token is multiplied; scores: operations a token without
-    weights; kept: bytes of activations a token."""
+    weights; kept: bytes a token."""
     linear = 2 * used * tokens / FLOPS
     mixed = scores * tokens / FLOPS
     activations = kept * tokens

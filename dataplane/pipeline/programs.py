@@ -60,8 +60,8 @@ def stage_seconds(pipeline: Pipeline, rows: Rows, parts: Partition) -> Floats:
 
 
 def stage_tasks(pipeline: Pipeline, rows: Rows, parts: Partition, overhead_s: float = 0.0, steps: int = 1) -> Tasks:
-    """The tasks of `steps` equal steps. The queue of each task is its stage. The first stage takes a place of slot 0
-    for each micro-batch, and the last gives it back."""
+    """The tasks of several equal steps. The queue of each is its stage. The first stage takes a place of slot 0, and
+    the last gives it back."""
     stages, count = pipeline.stages, len(parts)
     work = stage_seconds(pipeline, rows, parts) + overhead_s
     sizes = np.array(
@@ -101,8 +101,7 @@ def _stage_edges(
     lag: int,
     steps: int,
 ) -> tuple[Lengths, Lengths]:
-    """The dependencies between the tasks of all steps, int64 [dependencies, 2] sorted by the earlier task, and the
-    position at which those of each task start."""
+    """The pairs of dependent tasks of all steps, int64 [pairs, 2], and the position of each task's first pair."""
     stages, total, micros = len(needs), len(needs) * count, np.arange(count)
     own = [np.zeros((0, 2), np.int64)]
     for s in range(stages):
@@ -141,8 +140,8 @@ def of_chunks(chunks: int, micro_batches: int, split: bool) -> tuple[Instruction
 
 @lru_cache(maxsize=64)
 def _edges(chunks: int, micro_batches: int, split: bool) -> tuple[Ints, Ints, Ints]:
-    """The position at which each task's dependencies start, the dependent tasks, and for each dependency the chunk
-    whose last layer's output size is sent; -1 for none."""
+    """The position of each task's first dependency, the dependent tasks, and the chunk whose last layer has the sent
+    bytes; -1 for none."""
     pairs = [(n, i) for i, each in enumerate(of_chunks(chunks, micro_batches, split)) for n in each.needs]
     edges = np.array(pairs, np.int64).reshape(-1, 2)
     edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]

@@ -83,8 +83,8 @@ class Actor:
 
 
 class Actors(Crew):
-    """Actors of this process's Ray job. `resources`: options of each actor, such as {"num_cpus": 1}. Raises Misuse if
-    Ray is not initialized."""
+    """Actors of this process's Ray job. `resources`: of each actor, such as {"num_cpus": 1}. Raises Misuse without
+    `ray.init()`."""
 
     def __init__(self, functions: Functions, resources: dict[str, Any] | None = None) -> None:
         import ray  # an extra
@@ -111,7 +111,7 @@ class Actors(Crew):
             self._told[worker] += 1
 
     def hear(self, timeout: float) -> Iterator[tuple[int, bytes | None]]:
-        """Wait for calls of `hear`, and yield their messages; None for an actor that has ended, which is killed."""
+        """The messages of finished calls of `hear`; None for an ended actor, which is killed."""
         done, _ = self._ray.wait(list(self._hearing), num_returns=1, timeout=timeout, fetch_local=False)
         for call in done:
             worker = self._hearing.pop(call)
@@ -130,7 +130,7 @@ class Actors(Crew):
         return self._actors[worker]
 
     def close(self) -> None:
-        """Ask all actors to stop, wait for them within a bounded time, and kill them."""
+        """Let all actors stop, and kill them after a bounded time."""
         stopping = [actor.stop.remote() for actor in self._actors.values()]
         if stopping:
             self._ray.wait(stopping, num_returns=len(stopping), timeout=2 * _HEAR_S)

@@ -28,8 +28,8 @@ from dataplane.pipeline.stages import Lengths, Pipeline, Rows
 def uniform(model: Model, chunks: int, body: tuple[int, int] | None = None) -> Ints:
     """The bounds of chunks with nearly equal numbers of layers.
 
-    body: the first and the end of the layers that are counted, such as the decoder's. Layers before them go to the
-    first chunk, and layers after them to the last. None: all layers. Raises ValueError with fewer layers than chunks.
+    body: the layers that are counted, such as the decoder's (first, end); None: all. Those before go to the first
+    chunk, and those after to the last. Raises ValueError with fewer layers than chunks.
     """
     first, end = body or (0, len(model.layers))
     if end - first < chunks:
@@ -81,7 +81,7 @@ def interleaved(
 
 
 def gpipe(model: Model, cluster: Cluster, micro_batches: int, bounds: Sequence[int] | Ints | None = None) -> Plan:
-    """The plan of GPipe: all forward passes, then all backward passes. bounds: as for `interleaved`."""
+    """The plan of GPipe: all forward passes, then all backward passes."""
     workers = cluster.workers
     at = uniform(model, workers) if bounds is None else np.array(bounds)
     orders = [
@@ -98,8 +98,8 @@ def fifo(
     members: Mapping[str, Sequence[int]],
     parts: Sequence[Sequence[int] | Lengths],
 ) -> Plan:
-    """The plan of stages on these workers. Micro-batches go to a stage's workers in turn, and a worker takes the first
-    ready micro-batch. members: by stage name, its workers. parts: the rows of each micro-batch.
+    """The plan of stages whose workers (`members`, by stage) get the micro-batches (`parts`) in turn. A worker takes
+    the first ready one.
 
     Raises ValueError if a stage has no worker, or a row is in no part.
     """

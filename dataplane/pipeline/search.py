@@ -1,13 +1,13 @@
 """Searches a plan of stages: rows into micro-batches, stages and their replicas on workers, and their order, together.
 
 A candidate is a number of micro-batches and a way to fill them, the workers of each stage, and a priority rule for free
-workers. A candidate is simulated with the costs of the step's rows. The best candidate is changed, one element at a
-time, and a change is kept if the step becomes shorter. The search begins with workers divided by the work of each
-stage, and with stages on all workers.
+workers. It is simulated with the costs of the step's rows. The best one is changed, one element at a time, and a change
+is kept if the step becomes shorter. The search begins with workers divided by the work of each stage, and with stages
+on all workers.
 
 Invariants: groups stay together; no stage has more workers than its `replicas`, or a worker without its `resource`. The
-memory of plane and workers stays within the hosts' limits. The predicted time is no longer than that of the given plan,
-if this fits the limits.
+memory of plane and workers stays within the hosts' limits. The predicted time is at most that of the given plan, if
+this fits.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Search:
         return [np.sort(np.concatenate([groups[g] for g in each])) for each in chosen if len(each)]
 
     def play(self, candidate: StagePlan) -> tuple[float, Plan] | None:
-        """Simulate a candidate. Returns its seconds and its plan; None if it cannot finish or exceeds a limit."""
+        """Simulate a candidate. Returns its seconds and plan; None if it exceeds a limit."""
         self.considered += 1
         parts = self.parts(candidate.micro_batches, candidate.way)
         overhead_s = self.cluster.overhead_s
@@ -138,8 +138,7 @@ class Search:
     # The starting points and the moves of a search
 
     def first(self) -> list[StagePlan]:
-        """The initial candidates: workers divided by the work of each stage, and stages on all workers, for several
-        numbers of micro-batches."""
+        """The initial candidates: workers divided by the work of each stage, and stages on all workers."""
         groups = len(self.rows.groups)
         workers = self.cluster.workers
         counts = sorted({min(groups, n, MOST) for n in (1, workers // 2 or 1, workers, 2 * workers, 4 * workers, 16)})

@@ -45,15 +45,15 @@ class Stage:
     function: called with a `Batch` of the columns `inputs`, in a process that has imported its module; returns the
         columns `outputs`, one row for each input row.
     factory: whether `function` is called once in each worker, without arguments, and returns the function.
-    stateful: whether it depends on its earlier calls. The object that the factory returns then has `state()`, which is
-        called after each step and returns columns, and `load(batch)`, which continues from them in another worker.
+    stateful: whether it depends on its earlier calls. The factory's object then has `state()`, called after each step,
+        which returns columns, and `load(batch)`, by which another worker continues.
     replicas: the largest number of workers that run it at the same time; None: any number.
     whole: whether it begins only when all micro-batches of the step exist.
     ordered: whether micro-batches pass it in order.
     after: stages that it follows without reading their outputs.
     resource: the required resource of its workers' hosts.
-    output_bytes, token_bytes: the bytes of the output for each row, and for each token in addition.
-    worker_bytes: the memory that the stage needs in each of its workers.
+    output_bytes, token_bytes: of the output for each row, and additionally for each token.
+    worker_bytes: the memory of the stage in each of its workers.
     """
 
     name: str
@@ -77,8 +77,8 @@ class Stage:
 class Pipeline:
     """Stages, in an order in which each follows those that it needs.
 
-    lag: the number of steps in progress beside the oldest one. Raises ValueError for a negative lag, if two stages have
-    the same name or produce the same column, or if a stage follows one that is not before it.
+    lag: the number of steps in progress beside the oldest one. Raises ValueError for a negative lag, equal names or
+    outputs of stages, and a stage that follows one not before it.
     """
 
     stages: tuple[Stage, ...]
@@ -128,7 +128,7 @@ class Pipeline:
 class Rows:
     """The rows of a step, for costs: their lengths, int64 `[rows]` under each name, and their groups.
 
-    group: int64 `[rows]`, the group of each row; rows of a group stay in one micro-batch. None: each row is a group.
+    group: int64 `[rows]`; rows of a group stay in one micro-batch. None: each row is a group.
     Raises ValueError without rows.
     """
 

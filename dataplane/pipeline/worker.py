@@ -38,8 +38,7 @@ class ExecutorLink(ABC):
 
     @abstractmethod
     def receive(self, *, wait: bool) -> bytes | None:
-        """The oldest unread message of the executor. Without `wait`, None if there is none. Raises ExecutorGone if the
-        executor has gone, or ends the worker."""
+        """The oldest unread message of the executor. Without `wait`, None if there is none. Raises ExecutorGone."""
 
 
 def work(link: ExecutorLink, address: str, functions: Functions) -> None:
@@ -140,8 +139,8 @@ class Worker:
         self._link.send(m.encode(m.Ended(begin.step)))
 
     def _ask(self, begin: m.BeginStep, made: dict[int, BatchRef | None], after: int, until: int) -> int:
-        """Prefetch inputs of the instructions at positions after `after` up to `until` of the order, as long as they
-        exist. Returns the last position whose inputs exist."""
+        """Prefetch inputs of the instructions after position `after` up to `until`, as far as they exist. Returns the
+        last such position."""
         last = min(until, len(begin.order) - 1)
         for at in range(after + 1, last + 1):
             needs = self._instructions[begin.order[at]][3]

@@ -23,8 +23,8 @@ from dataplane.stream.settings import MAX_TASKS
 
 def replaces(leased: LeasedRows, rows: Index, ref: BatchRef, holds: Index) -> bool:
     """Whether these columns replace those of an earlier holder that has not acked. `holds`: the delivery number of each
-    row, or empty if the rows are of no delivery. Raises LeaseExpired if rows of the delivery are gone or are no longer
-    leased to it. Raises Misuse for other rows that do not exist, rows in progress, and rows named twice."""
+    row; empty: of none. Raises LeaseExpired if rows of the delivery are gone or no longer leased to it, and the errors
+    of `_require`."""
     _require(leased, rows, ref, holds)
     again = [
         hold > 0 and _holder_again(leased, rows[holds == hold], hold, ref.columns) for hold in np.unique(holds).tolist()

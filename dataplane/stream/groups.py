@@ -60,8 +60,8 @@ class GroupCounts:
         return number
 
     def check(self, groups: Sequence[Any], size: int) -> None:
-        """Raise Misuse if new rows would make a group larger than `size`, its dropped rows included. `groups`: the
-        group of each new row."""
+        """Raise Misuse if new rows would make a group larger than `size`, its dropped rows included. `groups`: of each
+        new row."""
         for name, more in Counter(group for group in groups if group is not None).items():
             number = self._numbers.get(name)
             # Not `_dropped` alone: a replica that was restored from a snapshot does not know it.
@@ -114,8 +114,7 @@ class GroupCounts:
         self._past[task, over] = self._dropped[over]
 
     def dead(self, task: int, numbers: Index, more: int = 1) -> None:
-        """Count a row of each group as a dead letter of the task. With `more` -1, count it as a dead letter no longer.
-        The rows are not dropped."""
+        """Count a row of each group as a dead letter of the task. `more` -1: no longer. The rows are not dropped."""
         np.add.at(self._dead[task], numbers[numbers >= 0], more)
 
     def drop(self, numbers: Index, done: Flags, dead: Flags) -> None:

@@ -53,8 +53,8 @@ class Keys:
             raise Misuse(f"a key does not begin with {_UNNAMED!r}: rows without keys are named so; append them without")
 
     def known(self, key: str, digest: bytes) -> int | None:
-        """The first row of the append with this first key and this digest. None if there is no such append, or one of
-        its rows is gone."""
+        """The first row of the append with this first key and digest; None if there is none, or one of its rows is
+        gone."""
         said = self._calls.get(key)
         if said is None or said[2] != digest:
             return None
@@ -105,7 +105,7 @@ class Keys:
         return found
 
     def known_rows(self, keys: Sequence[str]) -> Index:
-        """The row of each key, or -1 for an unknown key. The row of a generated key need not exist."""
+        """The result of `numbers`, with -1 for an unknown key."""
         found = [row if (row := self._rows.get(key)) is not None else self._unnamed(key) for key in keys]
         return np.array(found, np.int64)
 

@@ -162,7 +162,7 @@ class StreamLeader(ReplicatedStream):
 
     def _admit(self, asked: r.Append | r.Admit) -> int:
         """Grant a permit for an append. Returns its ticket. Raises Backpressure if a limit would be exceeded now,
-        LimitExceeded if it would be exceeded in an empty stream, and Closed if the stream is closed."""
+        LimitExceeded if it would be in an empty stream, and Closed."""
         self.leased.check_open()
         ticket = self.leased.admission.admit(entry := self.entry_of(asked))
         if ticket is None:
@@ -180,9 +180,8 @@ class StreamLeader(ReplicatedStream):
         return replace(asked, rows=rows, keys=[], replace=again)
 
     def _begun(self, asked: r.BegunRow, token: int = 0) -> int | None:
-        """The number of the row in progress that a request names by number, key or token. Returns None if the producer
-        with this token has finished or abandoned its row, or if no row has the token. Raises LeaseExpired for the key
-        of a row that does not exist."""
+        """The number of the row in progress that a request names by number, key or token. None if the token's row was
+        finished or abandoned, or no row has the token. Raises LeaseExpired for the key of a row that does not exist."""
         partition = self.leased.partition
         if token in partition.unfinished.ended:
             return None

@@ -93,7 +93,7 @@ class RowLease:
     @property
     def done_as_far_as_known(self) -> bool:
         """Whether a grant whose lease has expired counts as acked. If the number of replicas is announced, all of them
-        must have acked. Otherwise each replica to which the grant was given must have acked, and at least one."""
+        must have acked. Otherwise each replica with the grant must have acked, and at least one."""
         if self.who.replicas:
             return len(self.acked) == self.who.replicas
         return bool(self.acked) and self.acked >= self.held_by.keys()
@@ -205,9 +205,8 @@ class Leases:
         self._reach(grant)
 
     def ack(self, number: int, client: Hashable, replica: int | None) -> RowLease | None:
-        """Record the ack of one holder. Returns the grant if the ack has ended it. Returns None if other replicas have
-        to ack too, or if this holder has acked before. Raises LeaseExpired if the grant has ended or is not this
-        holder's."""
+        """Record the ack of one holder. Returns the grant if the ack has ended it; None if others have to ack too, or
+        this holder has acked before. Raises LeaseExpired if the grant has ended or is not this holder's."""
         if (number, client, replica) in self._acks:
             return None
         grant = self.find(number, client, replica)

@@ -258,7 +258,7 @@ class LeasedRows:
 
     def _taken_back(self, grant: RowLease, reason: str) -> list[Command]:
         """The command that gives back the rows of an ended grant. Rows that were only fetched ahead become pending at
-        once, without a command and without counting a delivery."""
+        once, without a command or a counted delivery."""
         if grant.unseen:
             self.partition.give_back(grant.task, grant.rows, seen=False)
             self.changes += 1

@@ -82,7 +82,7 @@ def unpack(packed: PackedIntegers, count: int | None = None) -> npt.NDArray[Any]
 
 
 def hook(value: Any) -> Any:
-    """The encoding of a reference or an array in a message. Raises NotImplementedError for other types."""
+    """The encoding of a reference or an array in a message."""
     if isinstance(value, BatchRef):
         return value.encode()
     if isinstance(value, np.ndarray):
@@ -91,7 +91,7 @@ def hook(value: Any) -> Any:
 
 
 def unhook(kind: Any, value: Any) -> Any:
-    """The reference or array that a message encodes. Raises ValueError or Corrupt for invalid bytes."""
+    """The reference or array that a message encodes. Raises ValueError, Corrupt."""
     if kind is BatchRef:
         return BatchRef.decode(value)
     if len(value) % 8:

@@ -197,7 +197,7 @@ class StreamState:
 
     def drop_rows(self, rows: Index) -> None:
         """Drop rows: they are not delivered to any task any more. Leased rows stay until they are given back or acked.
-        Raises Misuse if one of the rows does not exist."""
+        Raises Misuse for a row that does not exist."""
         self.require(rows)
         rows = np.unique(rows)
         self.unfinished.forget(rows)
@@ -286,9 +286,9 @@ class StreamState:
     # queries
 
     def behind(self, asked: Mapping[int, tuple[str, ...]], idle: Container[int] = ()) -> list[str]:
-        """The tasks with the most rows that are leased to them or ready for them. In a stream with `max_lag`, only
-        tasks with rows left of the oldest policy version count. `asked`: by task, the columns of its last request.
-        `idle`: the numbers of tasks that are left out, unless all tasks are idle."""
+        """The tasks with the most leased and ready rows. In a stream with `max_lag`, only tasks with rows left of the
+        oldest policy version count. `asked`: by task, the columns of its last request. `idle`: tasks that are left out,
+        unless all are."""
         progress = self.progress
         tasks = [task for task, left in enumerate(progress.left) if left]
         tasks = [task for task in tasks if task not in idle] or tasks

@@ -128,8 +128,8 @@ class Snapshots:
         return r.SnapshotTaken(number, snapshot.head, snapshot.pages)
 
     def read(self, leader: StreamLeader, asked: r.ReadSnapshot, now: float) -> r.SnapshotRows:
-        """Rows of a snapshot. Raises LeaseExpired if the snapshot was released, or was taken by an earlier leader.
-        Raises LimitExceeded if the rows are too large for an answer, and Misuse for an invalid range."""
+        """Rows of a snapshot. Raises LeaseExpired if it was released, or taken by an earlier leader, LimitExceeded if
+        the rows are too large for an answer, and Misuse for an invalid range."""
         snapshot, _ = self._taken.get((asked.client, asked.snapshot), (None, None))
         if snapshot is None:
             raise LeaseExpired("another leads the partition since this snapshot was taken, or it was released")

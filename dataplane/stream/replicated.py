@@ -209,7 +209,7 @@ class ReplicatedStream:
 
     def _do_settle(self, command: c.SettleCommand) -> None:
         """Set the state of all rows of the command that are pending or leased for the task. If a client sent the
-        command and some of its rows are lost, none is set, and LeaseExpired is raised."""
+        command and some of its rows are lost, set none, and raise LeaseExpired."""
         partition, rows = self.leased.partition, command.rows
         if not len(rows):
             return

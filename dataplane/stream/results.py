@@ -56,7 +56,7 @@ class AdmitResult(StreamResult, frozen=True, tag=4):
 
 class Delivered(StreamResult, frozen=True, tag=6):
     """Rows leased to the client under a grant. `rows`: their offsets. `holds`: the delivery number for `Extend`. `keys`
-    is empty if no row of the stream has a user's key. `replica`: the receiving replica of the member."""
+    is empty if no row of the stream has one. `replica`: the receiving one."""
 
     grant: int
     rows: Index
@@ -109,8 +109,8 @@ class RetryResult(StreamResult, frozen=True, tag=8):
 
 class HeldRows(StreamResult, frozen=True, tag=18):
     """References to the columns on the node that rows need. `next`: the number of the last column batch in `refs`, or
-    -1 if the list is complete. `pieces`: the number of references of this batch that were returned. A request with both
-    gets the following references. `last`: the number of the last entry of the node's outbox."""
+    -1 if the list is complete. `pieces`: its returned references. A request with both gets the following ones. `last`:
+    the number of the last entry of the node's outbox."""
 
     refs: list[bytes]
     next: int
@@ -152,8 +152,8 @@ class PartitionFigures(StreamResult, frozen=True, tag=13):
 
 
 class SnapshotTaken(StreamResult, frozen=True, tag=14):
-    """A snapshot was taken. `snapshot`: its number at this leader. `head`: the state of the stream as a whole. `pages`:
-    the pages that have rows; a page is `PAGE` consecutive row numbers."""
+    """`snapshot`: its number at this leader. `head`: the state of the stream as a whole. `pages`: the pages that have
+    rows; a page is `PAGE` consecutive row numbers."""
 
     snapshot: int
     head: Head

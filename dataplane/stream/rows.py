@@ -152,8 +152,7 @@ class StreamRows:
             start = stop
 
     def _page(self, number: int) -> Page:
-        """The page of this number. A new page is created if it does not exist; its rows before `next` are marked as
-        gone."""
+        """The page of this number; created if it does not exist, with its rows before `next` as gone."""
         page = self.pages.get(number)
         if page is None:
             page = self.pages[number] = Page(number * PAGE)

@@ -109,8 +109,8 @@ def head_of(leased: LeasedRows) -> Head:
 
 
 def restore_head(leased: LeasedRows, head: Head) -> None:
-    """Restore the head into a new stream, which keeps its own settings and its own prefix of generated keys. Raises
-    Misuse for a stream that is not new or has other tasks, and Corrupt for an invalid head."""
+    """Restore the head into a new stream, which keeps its own settings and key prefix. Raises Misuse for a stream that
+    is not new or has other tasks, and Corrupt for an invalid head."""
     partition = leased.partition
     if partition.rows.next or head.settings.tasks != leased.settings.tasks:
         raise Misuse("the stream is not new, or has other tasks")
@@ -281,8 +281,7 @@ def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) ->
 
 
 def restore_block(leased: LeasedRows, block: bytes, now: float) -> None:
-    """Restore the rows of a block, without columns. Blocks are restored in ascending order. Raises Corrupt for an
-    invalid block."""
+    """Restore the rows of the next block in ascending order, without columns. Raises Corrupt."""
     with refused("a block of rows that no stream wrote"):
         state = decode_rows(block)
         count = state.offsets.count

@@ -1,5 +1,4 @@
-"""Access control of the page. Without a token every process of this host has access; with a token only its holders
-have.
+"""Access control: without a token every process of this host has access, with one only its holders.
 
 Invariants: beyond loopback, only the form that asks for the token is shown without it; tokens are compared in
 constant time, and are in no log and no URL; a browser keeps a code derived from the token, in a cookie that scripts
@@ -73,8 +72,7 @@ def read_token(path: Path) -> tuple[str, bool]:
 
 
 def host_and_port(listen: str) -> tuple[str, int]:
-    """Parse HOST:PORT, or PORT alone, which means 127.0.0.1. Returns host and port. Raises ValueError for other
-    text."""
+    """The host and port of HOST:PORT, or of PORT on 127.0.0.1. Raises ValueError for other text."""
     host, colon, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else "127.0.0.1"
     if not host or not port.isdecimal() or int(port) > 65535:

@@ -102,8 +102,8 @@ class Alerts:
                 yield Alert(level="warning", tag="slow", kind="host", of=host.node, text=text)
 
     def _fallen(self, keys: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, tuple[float, float]]]:
-        """The hosts whose rate is less than half of its earlier minimum, while the median host is at 80 % of its
-        minimum or more. Yields the node, its rate now and the minimum."""
+        """The hosts whose rate is less than half of its earlier minimum, while the median host is at 80 % of its own or
+        more. Yields node, rate and minimum."""
         ratios: dict[str, tuple[float, float]] = {}
         for key in keys:
             recent, before = self._recent_and_before(key)

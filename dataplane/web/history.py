@@ -40,8 +40,8 @@ class RateHistory:
         return len(self._rows)
 
     def add(self, at_s: float, values: Mapping[Key, float | None], since_s: float | None = None) -> None:
-        """Add measurements of the time `at_s`, by series; None is unknown. A time before the newest bucket counts for
-        that bucket. With `since_s`, the values also fill the buckets since that time."""
+        """Add measurements of a time, by series; None is unknown. A time before the newest bucket counts for it. The
+        values also fill the buckets since `since_s`."""
         last = max(self._now, int(at_s // self.bucket_s))
         first = last if since_s is None or self._now < 0 else max(self._now, int(since_s // self.bucket_s)) + 1
         for bucket in range(max(min(first, last), last - self.buckets + 1), last + 1):

@@ -41,7 +41,7 @@ class ClusterState:
         self.followers: dict[str, list[str]] = {}
         """By partition, the nodes that follow it."""
         self.leaderless: dict[str, float] = {}
-        """By partition without a leader, the time since which it has none, by the monotonic clock."""
+        """By partition without a leader: since when, by the monotonic clock."""
         self.events: deque[ClusterEvent] = deque(maxlen=EVENTS)
         self.version = 0
         """A number that increases with every change of leaders or followers."""

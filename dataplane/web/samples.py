@@ -166,7 +166,7 @@ def _host(stats: Stats, then: Stats | None, name: str, now: ClusterView, member:
 
 
 def _rate(now: float, then: float, seconds: float) -> float | None:
-    """The increase per second. None without a duration; 0 if the counter restarted."""
+    """The increase per second; None if unknown, 0 if the counter restarted."""
     return round(max(0.0, (now - then) / seconds), 1) if seconds > 0 else None
 
 

@@ -219,7 +219,7 @@ class PageServer:
         return web.Response(body=found, content_type="application/json", headers={"Cache-Control": "no-store"})
 
     async def _json(self, request: web.Request, what: str, version: int, made: Callable[[], bytes]) -> web.Response:
-        """The answer with a JSON document that may be large. It is compressed once for all requests of a `version`."""
+        """The answer with a possibly large document, compressed once for all requests of a version."""
         from aiohttp import web
 
         headers = {"Cache-Control": "no-store", "Vary": "Accept-Encoding"}

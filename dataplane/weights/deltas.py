@@ -2,8 +2,8 @@
 
 A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. For a changed block, the delta has either all
 bytes, or the elements that differ. For each of these it has a byte with the number of equal elements before, and the
-value; the byte 255 means 255 equal elements and no value. Updates by gradient descent leave most bfloat16 elements as
-they are, and the changed ones are spread over the tensor. Each then costs its bytes and one more.
+value; the byte 255 means 255 equal elements and no value. Gradient descent leaves most bfloat16 elements as they are,
+and changes some everywhere. Each of these costs its bytes and one more.
 
     header | kinds uint8 [blocks] | lengths uint32 [blocks] | sums uint64 [blocks] | bodies
 
@@ -80,8 +80,8 @@ def worth(old: Bytes, new: Bytes, width: int) -> bool:
 
 
 def apply(old: Bytes, deltas: list[Bytes], into: Bytes) -> None:
-    """Apply the deltas to `old` one after another, and write the result into `into`. Raises Corrupt for an invalid
-    delta or another checksum; the content of `into` is then undefined."""
+    """Apply the deltas to `old` one after another, and write the result into `into`. Raises Corrupt, after which the
+    content of `into` is undefined."""
     read = [_Delta(delta, len(old)) for delta in deltas]
     if len(old) != len(into) or not read:
         raise Corrupt(f"{len(read)} deltas of {len(old)} bytes for {len(into)}")
@@ -137,8 +137,8 @@ class _Delta:
 
 
 def _some_here(before: Bytes, after: Bytes, width: int, room: Bytes | None = None) -> bytes | None:
-    """Encode the elements that differ: their number, the number of gaps, the gaps, the values. b"" if none differs;
-    None if the block itself is not larger. `room`: work memory of the extension, twice a block and two bytes."""
+    """Encode the elements that differ: their number, that of the gaps, the gaps, the values. b"" if none differs; None
+    if the block is not larger. `room`: work memory of the extension, twice a block and two bytes."""
     values = after.view(_WIDTHS[width])
     changed = np.flatnonzero(before.view(_WIDTHS[width]) != values)
     if not len(changed):

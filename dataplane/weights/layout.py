@@ -56,9 +56,8 @@ class Base(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PublishedPart(msgspec.Struct, frozen=True, array_like=True):
-    """The part of one of `ranks` publishers of a version. `chunks`: the bytes of each chunk. `entries`: the slices of
-    tensors in the chunks. `bases`: by chunk with a delta, its base. A chunk that equals a chunk of the older version is
-    stored once for both."""
+    """The part of one of `ranks` publishers of a version. `chunks`: the bytes of each. `entries`: the slices in the
+    chunks. `bases`: by chunk with a delta. A chunk that equals that of the older version is stored once for both."""
 
     version: int
     rank: int
@@ -125,7 +124,7 @@ def decode(encoded: bytes) -> PublishedPart:
 
 
 def _check(part: PublishedPart, entry: TensorSlice) -> None:
-    """Raise ValueError if the entry does not fit its tensor or its chunk."""
+    """Raise ValueError unless the entry fits."""
     sizes = (entry.shape, entry.offsets, entry.extent)
     if len({len(each) for each in sizes}) != 1 or len(entry.shape) > MAX_DIMENSIONS:
         raise ValueError(f"{entry.name!r} has shapes of different dimensions")

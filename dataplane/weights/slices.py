@@ -52,8 +52,7 @@ def box_of(offsets: Sequence[int], extent: Sequence[int]) -> Box:
 
 
 def asked(name: str, shape: Sequence[int], selected: Selected | None) -> Box:
-    """The requested box of a tensor of this shape. Raises Misuse for too many dimensions, a step other than 1, or an
-    entry of another type."""
+    """The requested box of a tensor of this shape. Raises Misuse for an invalid `selected`."""
     if selected is not None and not isinstance(selected, Iterable):
         raise Misuse(f"the slices of {name!r} are a list with one for each dimension, not {selected!r}")
     given = [] if selected is None else list(selected)
@@ -103,8 +102,7 @@ def _less(box: Box, taken: Box) -> list[Box]:
 
 
 def cover(wanted: Box, pieces: Iterable[Box]) -> tuple[list[tuple[int, Box]], list[Box]]:
-    """The boxes of `wanted` to read, with the number of the piece that has each, and the boxes that no piece has. Each
-    element is read from one piece."""
+    """The boxes of `wanted` to read, each with the number of its piece, and the boxes that no piece has."""
     missing = [wanted] if count(wanted) else []
     found = []
     for number, piece in enumerate(pieces):

@@ -78,7 +78,7 @@ class Door:
         self._store = _client(address, 0, address["buffer"])
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """Put a key for each part. Raises RuntimeError if the store refuses."""
+        """Put a key for each part."""
         tokens = []
         for i in range(parts):
             header, buffers = pack(part(columns, i, parts))
@@ -90,7 +90,7 @@ class Door:
         return tokens
 
     def get(self, token: str) -> Columns:
-        """Views of the received buffer. Raises RuntimeError for an unknown key."""
+        """Views of the received buffer."""
         key, header = json.loads(token)
         buffer = self._store.get_buffer(key)
         if buffer is None:

@@ -46,7 +46,7 @@ class Door:
         tq.init()
 
     def put(self, name: str, columns: Columns, parts: int) -> Sequence[str]:
-        """Put all rows at once. Returns the keys of the parts."""
+        """Put all rows at once."""
         rows = len(next(iter(columns.values())))
         keys = [f"{name}/{i}" for i in range(rows)]
         fields = TensorDict({column: _tensor(values) for column, values in columns.items()}, batch_size=[rows])
