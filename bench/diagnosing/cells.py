@@ -119,7 +119,7 @@ for _usual in USUAL.values():
 
 @dataclass
 class Cell:
-    """The result of one cell, after `after_s` seconds."""
+    """The result of one cell, which took `after_s` seconds."""
 
     pipeline: str
     fault: Fault

@@ -82,7 +82,7 @@ class Stage:
         return measured
 
     def read(self) -> Answer:
-        """Read every byte that `get` got, and release it. The answer has the checksum of each producer's rows."""
+        """Read and release all rows of `get`. The answer has the checksum of each producer's rows."""
         digests, measured = _measured(lambda: [work.digest(work.joined(several)) for several in self._got])
         self._got.clear()
         return measured | {"digests": digests}

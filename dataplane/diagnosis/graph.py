@@ -174,7 +174,7 @@ class ProcessNode:
 
 @dataclass(slots=True)
 class GraphRun:
-    """A job over `seconds`. `notes`: on missing reports."""
+    """A job over `seconds`. `notes`: sentences about missing reports."""
 
     seconds: float
     processes: list[ProcessNode]

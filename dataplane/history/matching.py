@@ -1,5 +1,5 @@
-"""The matcher, an extension (`_suffix.c`). It finds the positions in earlier responses after the same tokens as the new
-response's last ones, and the tokens that follow there.
+"""The matcher, an extension (`_suffix.c`). It finds the positions in earlier responses that follow the same tokens as
+the new response's last ones, and the next tokens there.
 
 `order` sorts the positions of a response by the tokens before them, read backwards, so that the longest suffix of
 another response that occurs in it is found by one binary search (Manber and Myers 1990, on the reversed text). The

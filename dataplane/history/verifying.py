@@ -49,7 +49,7 @@ def accepted_of_tree(tokens: Sequence[int], parents: Sequence[int], chosen: Sequ
 
 def choose(scores: npt.ArrayLike, seed: int, first: int, *, temperature: float = 1.0) -> npt.NDArray[np.int64]:
     """A token for each position. scores: [positions, vocabulary], from position `first` of the response on. Raises
-    Misuse.
+    Misuse for another dimension.
 
     A temperature of 0 takes the argmax. Otherwise each token is sampled from the softmax of scores / temperature, by
     Gumbel noise. The noise depends only on the seed and the position, so the tokens do not depend on the draft.

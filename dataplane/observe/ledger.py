@@ -119,8 +119,8 @@ class Ledger:
         return found
 
     def _add(self, stream: StreamCounts, other: bool, kept: bool = True) -> None:
-        """Add the increase of a stream's counts since the last look; with `other`, to the others' sum; with `kept`, to
-        its own."""
+        """Add the increase of a stream's counts since the last look to the totals. `other`: also to the others' sum;
+        `kept`: to its own."""
         seen = self._seen.get(stream.identity)
         fresh = (0, {}, 0) if stream.begun else (stream.appended, stream.tasks, 0)
         before, tasks, _ = fresh if seen is None else seen

@@ -239,7 +239,7 @@ class RingReader:
         return cls(mmap.mmap(fd, RING_BYTES, prot=mmap.PROT_READ))
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """A copy of the events that ended after `since` (nanoseconds of `clock`), the oldest first, without impossible
+        """A copy of the events that ended after `since` (nanoseconds of `clock`), the oldest first, without invalid
         ones."""
         events = self._events.copy()
         events = events[events["code"] > 0]
@@ -265,7 +265,7 @@ class RingReader:
         return past
 
     def _before(self, newest: int, count: int) -> Events:
-        """The valid ones of the last `count` events up to number `newest`."""
+        """The last `count` events up to number `newest`, without invalid ones."""
         numbers = np.arange(newest - count + 1, newest + 1) & _WRAP
         events: Events = self._events[numbers & _MASK]
         whole: Events = events[
@@ -315,7 +315,7 @@ class PastEvents:
         self._threads = dict(threads)
 
     def recent(self, since: int, clock: Callable[[], int] = _clock) -> Events:
-        """The possible events that ended after `since`, in nanoseconds of `clock`."""
+        """The events that ended after `since` (nanoseconds of `clock`)."""
         return _possible(self._events, since, clock)
 
     def threads(self) -> dict[int, Thread]:

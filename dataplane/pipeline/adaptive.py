@@ -1,8 +1,8 @@
 """Plans again when the work has changed, and switches between steps.
 
 Each step is executed by the current plan for its rows. After it, costs are fitted to the measurements of the last
-steps. If the predicted time of the next step exceeds the lower bound by `drift` more than when the plan was made,
-another plan is searched, and used if it is shorter by the share `gain`.
+steps. If the next step's predicted time exceeds the lower bound by `drift` more than when the plan was made, another
+plan is searched. It is used if it is shorter by the share `gain`.
 
 Invariants: a step is executed by one plan. The executor switches only to better plans by the measured costs, or if the
 rows do not fit the current plan.
@@ -37,8 +37,7 @@ class Adaptive:
 
     gain: the share by which a step must become shorter for a switch. drift: the additional share above the lower bound,
     since the plan was made, from which another one is searched. window: the number of steps whose measurements count.
-    seconds: of a search. `switches`: so far; `checks`: the number of searches. Raises ValueError for a pipeline with a
-    lag.
+    seconds: the time of a search. `checks`: the number of searches. Raises ValueError for a pipeline with a lag.
     """
 
     def __init__(

@@ -122,7 +122,7 @@ class ModelSearch:
         return caps.astype(np.int32)
 
     def play(self, candidate: ModelPlan) -> tuple[float, ModelPlan, Outcome] | None:
-        """Simulate a candidate. Returns its seconds, itself and its outcome; None if it exceeds the memory."""
+        """Simulate a candidate. Returns its seconds, the candidate and the outcome; None if it exceeds the memory."""
         self.considered += 1
         chunks, count = len(candidate.bounds) - 1, self.micro_batches
         tasks = programs.chunk_tasks(self.model, candidate.bounds, count, candidate.split, self.cluster.overhead_s)

@@ -128,8 +128,8 @@ def lower_bound(model: Model, workers: int, micro_batches: int, speed: Floats) -
 
     The maximum of three bounds. First, all work over all workers, with their waits at the beginning: the k-th worker to
     begin waits at least for the forward passes of k - 1 pieces. Second, any indivisible piece for all micro-batches,
-    after the forward passes of those before it, and with its own weights' gradients or their backward passes. Third,
-    one micro-batch forward and backward. Transfers and memory are ignored.
+    after the forward passes of the pieces before it, and with either its own gradients of weights or their backward
+    passes. Third, one micro-batch forward and backward. Transfers and memory are ignored.
     """
     cuts = allowed_cuts(model)
     fastest, all_speed = float(speed.max()), float(speed.sum())

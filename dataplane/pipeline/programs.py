@@ -140,8 +140,8 @@ def of_chunks(chunks: int, micro_batches: int, split: bool) -> tuple[Instruction
 
 @lru_cache(maxsize=64)
 def _edges(chunks: int, micro_batches: int, split: bool) -> tuple[Ints, Ints, Ints]:
-    """The position of each task's first dependency, the dependent tasks, and the chunk whose last layer has the sent
-    bytes; -1 for none."""
+    """The position of each task's first dependency, the dependent tasks, and for each the chunk whose output size is
+    sent, -1 for none."""
     pairs = [(n, i) for i, each in enumerate(of_chunks(chunks, micro_batches, split)) for n in each.needs]
     edges = np.array(pairs, np.int64).reshape(-1, 2)
     edges = edges[np.lexsort((edges[:, 1], edges[:, 0]))]

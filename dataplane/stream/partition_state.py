@@ -125,8 +125,8 @@ class StreamState:
         now: float,
     ) -> bool:
         """Add a piece to a row in progress; the last one finishes it. Returns False if the piece was added before; then
-        its columns are not needed. Raises the errors of `UnfinishedRowsTable.is_new` and `check`, and LimitExceeded for
-        too many columns."""
+        its columns are not needed. Raises LeaseExpired, Misuse and SchemaMismatch (see `UnfinishedRowsTable`), and
+        LimitExceeded for too many columns."""
         if not self.unfinished.is_new(row, piece):
             return False
         self.unfinished.check(row, ref)

@@ -210,12 +210,14 @@ class UnfinishedRowsTable:
             )
 
     def heard(self, row: int, token: int, now: float) -> None:
-        """Renew the lease of the producer, which has made a request. Raises LeaseExpired as `require`."""
+        """Renew the lease of the producer, which has made a request. Raises LeaseExpired if the row is finished or has
+        another producer."""
         self._until[row] = now + self.require(row, token).lease_s
         self._left.pop(row, None)
 
     def release(self, row: int, token: int) -> None:
-        """End the lease of the producer, so that others can take the row over. Raises LeaseExpired as `require`."""
+        """End the lease of the producer, so that others can take the row over. Raises LeaseExpired if the row is
+        finished or has another producer."""
         self.require(row, token)
         self._left[row] = None
 

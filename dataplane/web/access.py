@@ -44,8 +44,8 @@ class PageAccess:
         return self._token is not None and hmac.compare_digest(given, self._token)
 
     def allows(self, *, host: str, authorization: str = "", cookie: str = "") -> bool:
-        """Whether a request is answered: one with the token or cookie or, if no token is required, with a loopback name
-        as `host`."""
+        """Whether a request is answered. It needs the token or cookie or, if no token is required, a loopback name as
+        `host`."""
         if self._token is None:
             return is_loopback(_without_port(host))
         kind, _, token = authorization.partition(" ")

@@ -161,8 +161,8 @@ class Alerts:
         return bool(busy and grown and task.lag_s is not None and task.lag_s > 30)
 
     def _unattended(self, stream: StreamSample, task: Task) -> bool:
-        """Whether rows are pending, one is older than `_IDLE_S`, no consumer holds or requests any, and none was acked
-        so long."""
+        """Whether rows are pending, the oldest for `_IDLE_S`, and no consumer holds or requests any, or has acked one
+        in this time."""
         if task.leased or task.waiting or task.rate or not task.pending or stream.oldest_s < _IDLE_S:
             return False
         rates = self._coarse.series(("task", stream.name, task.name, "rate"))[-int(_IDLE_S / self._coarse.bucket_s) :]

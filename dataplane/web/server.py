@@ -315,7 +315,7 @@ class Limits:
         self._idle_since_s: dict[Any, float] = {}
 
     def protocol(self) -> asyncio.BaseProtocol:
-        """The protocol of an accepted connection; an aborting one if there are too many."""
+        """The protocol of an accepted connection, which is aborted if there are too many."""
         return self._server() if len(self._server.connections) < self._max else _Refused()
 
     @contextmanager

@@ -80,8 +80,8 @@ def _of_task(stream: StreamSample, task: Task) -> Iterator[WebWait]:
 
 
 def _feeding(stream: StreamSample, task: Task) -> str:
-    """For whom a task's consumers wait: for tasks that hold rows and may add the columns if none is ready, else for the
-    sampler or producers."""
+    """The parties for which a task's consumers wait. If no pending row is ready: the tasks that hold rows and may add
+    the columns. Else: the sampler or the producers."""
     if task.pending and not any(task.ready.values()):
         busy: Sequence[str] = [other.name for other in stream.tasks if other.leased and other.name != task.name]
         return ", ".join(busy) or "who adds these columns"
