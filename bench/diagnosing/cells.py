@@ -47,7 +47,7 @@ MIB = 1 << 20
 @dataclass(frozen=True)
 class Fault:
     """A planted fault, and the cause that must come first: one of `kinds`, at a line with the mark `at`, of one of
-    `roles` (empty: any). `job`, `node`: changed settings. `window_s`: the time of the diagnosis, 0 for the default."""
+    `roles` (empty: any). `job`, `node`: changed settings."""
 
     name: str
     kinds: tuple[str, ...]

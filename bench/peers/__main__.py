@@ -1,9 +1,9 @@
-"""Measure other systems beside dataplane, with the same rows and processes: seconds, processor time and memory.
+"""Measure other systems beside dataplane: seconds, processor time and memory for the same rows and processes.
 
     python -m bench.peers [--only ray] [--workload video] [--scale 1/16] [--runs 5] [--python ray=/path/to/python]
 
-Systems are measured one after another, on a machine whose load may change. So dataplane is measured first and last, and
-its runs are pooled. A system that is missing or fails is reported with the reason and the command that installs it.
+Systems are measured one after another, while the machine's load may change: so dataplane is first and last, and its
+runs are pooled. A missing or failed system is reported with the reason and how to install it.
 """
 
 from __future__ import annotations

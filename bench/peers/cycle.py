@@ -1,8 +1,8 @@
 """Measures one system on workloads: two producers put, and two consumers get and read every byte.
 
 Invariants: consumer i gets part i of each producer's rows. All producers put at the same time, and afterwards all
-consumers get at the same time. Seconds are from the first begin to the last end. The checksum of each read is compared
-with that of the producer's rows. The memory is sampled in the first cycle, which warms up and is not timed.
+consumers get at the same time. Seconds are from the first begin to the last end. Checksums of read and generated rows
+are compared. Memory is sampled in the first cycle, which warms up and is not timed.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Compared:
 
     @property
     def error(self) -> float:
-        """The error of the prediction as a share of the measured time."""
+        """The error as a share of the measured time."""
         return abs(self.predicted_s / self.measured_s - 1)
 
 

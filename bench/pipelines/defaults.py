@@ -3,8 +3,7 @@
 By default, the demo has three rollout workers with a batch of 32 prompts each, a reward worker and a trainer. A replay
 (`bench.replay`) has two rollout workers that share a step's prompts, a reward worker, a reference and a trainer of two
 data-parallel ranks. Plans have the same workers and rows, and are run by the same executor. They know the lengths of
-responses, in place of predicted ones. The costs of the demo are measured first. The stages of a replay wait as long as
-in its trace.
+responses, in place of predicted ones. The demo's costs are measured first; a replay's stages wait as in its trace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The work of the demo (`examples/multimodal_grpo`) as stages: draw and answer, verify, learn.
 
-There is one update a step for any number of micro-batches: gradients are summed, and the rollouts of the next step get
-the new weights.
+A step has one update for any number of micro-batches: gradients are summed, and the next step's rollouts get the new
+weights.
 """
 
 from __future__ import annotations

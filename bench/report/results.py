@@ -97,7 +97,7 @@ def machine(content: dict[str, Any]) -> str:
 
 
 def side_by_side(peers: dict[str, Any], workload: str) -> Table:
-    """The results of each system on a workload as a table: medians, and the spread of put and get together."""
+    """Each system's results on a workload: medians, and the spread of put and get together."""
     cells = []
     ours = peers["systems"].get("dataplane", {}).get("workloads", {}).get(workload)
     for of in peers["systems"].values():

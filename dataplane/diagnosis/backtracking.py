@@ -3,8 +3,8 @@
 A wait for rows leads to the process whose append or extend ended it. Its seconds are distributed over this process's
 activities. A path ends at lines of its own code, and continues at its waits. A wait for room (a limit of the stream, or
 memory) leads to the process whose ack ended it. If this process has a role that the path came through, the two roles
-wait for each other. Then the limit itself is the cause, and costs the whole wait, because without the limit the roles
-would work in parallel. A wait for memory that the node itself ended was a wait for the disk.
+wait for each other. Then the limit is the cause of the whole wait: without it, they would work in parallel. A wait for
+memory that the node ended was for the disk.
 
 Pure functions of a `graph.GraphRun`.
 """

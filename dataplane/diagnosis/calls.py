@@ -56,7 +56,7 @@ class CallCounts(Protocol):
 
 
 class PlainCalls:
-    """The Python replacement of the extension; a `CallCounts`."""
+    """The extension in Python."""
 
     def __init__(
         self, asked: Callable[[], int], find: Callable[[], Found], gap: Callable[[int, int], Any], gap_ns: int

@@ -50,7 +50,7 @@ class CauseLink:
 class Cause:
     """A root cause: a delay that no other delay explains. It costs `seconds` of each step, `share` of the step.
     `processes`: the ids of the processes that show it. `chain`: the waits that lead to it, beginning with a wait of the
-    last role. `setting`: the argument to change, empty for none. `advice`: how to change it."""
+    last role. `setting`: the argument or role to change; empty for none."""
 
     kind: Kind
     file: str

@@ -1,10 +1,9 @@
 """Collectives of `torch.distributed`: their names, and the ranks that are late for one.
 
 A thread that waits in a collective is at a line of user code that called a function of torch. All ranks leave a
-collective when the last has arrived, so the last rank waits least. Among the ranks that meet at one function of the
-user, the last rank causes the additional wait of each other rank, by the activities on which it spends more time. The
-part that every rank waits, including the last, belongs to the collective itself: bytes in transfer, or ranks that are
-late in turn.
+collective when the last has arrived, so the last rank waits least. Among the ranks that meet at one user function, the
+last causes the additional wait of each other, by the activities on which it spends more time. The part that every rank
+waits, including the last, belongs to the collective itself: bytes in transfer, or ranks that are late in turn.
 
 A collective on an accelerator returns at once; the line that reads its result waits for it.
 

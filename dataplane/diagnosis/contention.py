@@ -11,9 +11,8 @@ each of its processes would use `computed_s / (seconds - queued_s)` processors. 
 processors, the job alone would not wait: the wait is due to others, is reported as "crowded", and no change of the job
 helps. Otherwise, the share of the demand that would be unmet alone, relative to the unmet share, belongs to the job.
 
-A call to another host shares its link with fetched bytes. The share of time in which bytes were in transfer at any node
-is the share of such calls that belongs to the link. It is reported as "fetch", at the line that waits longest for bytes
-on the same node.
+A call to another host shares its link with fetched bytes. The share of time with bytes in transfer at any node is the
+share of such calls that belongs to the link: "fetch", at the line of the node that waits longest for bytes.
 
 Pure functions of a `graph.GraphRun`.
 """

@@ -1,9 +1,9 @@
 """Detects anomalies: processes that are slower than others of their role, times that differ between rounds, and
 vertices whose time does not scale.
 
-The times of a process between calls of the plane are counted by powers of two (`recorder`), and their median is the
-time of a usual round. The spread of the time at a line shows how unequal rounds are. If unequal times correlate with
-the sizes of the columns, rows are skewed; otherwise the distribution has a tail.
+The times of a process between calls of the plane are counted by powers of two (`recorder`); their median is a usual
+round. The spread of the time at a line shows how unequal rounds are. If unequal times correlate with the sizes of the
+columns, rows are skewed; otherwise the distribution has a tail.
 
 Pure functions of a `graph.GraphRun`.
 """
@@ -46,9 +46,9 @@ def median_s(place: CallSiteRecord) -> float:
 
 
 def deviation(lines: Iterable[tuple[Line, int]]) -> float:
-    """The coefficient of variation of the time at these lines in a round. Each line is given with the rounds of its
-    process. 0 for fewer than `_FEW` rounds. The variance due to the sampling, about a sampling interval for each
-    sample, is subtracted."""
+    """The coefficient of variation of the time at these lines in a round. Each line comes with the rounds of its
+    process. 0 for fewer than `_FEW` rounds. The variance of the sampling, about an interval for each sample, is
+    subtracted."""
     sums = [(n, line.seconds, line.squares) for line, n in lines]
     n, seconds, squares = (sum(each[i] for each in sums) for i in range(3))
     if n < _FEW or seconds <= 0:

@@ -205,8 +205,7 @@ class _Diagnosing:
         return "link" if any(p.said["prefetch"] > 0 for p in consuming) else "prefetch"
 
     def _unequal(self, shares: list[Share]) -> Kind:
-        """The kind of a cause in code: "code" for equal rounds, "skew" if the time follows the rows' sizes, else
-        "tail"."""
+        """The kind: "code" for equal rounds, "skew" if times follow the rows' sizes, else "tail"."""
         mains = {share.process.key: share.process.main for share in shares}
         known = [place for place in mains.values() if place is not None]
         if not known:
@@ -342,6 +341,6 @@ _ADVICE: dict[str, tuple[str, str]] = {
 
 
 def advice(kind: str, **said: Any) -> tuple[str, str]:
-    """The setting to change (empty for code), and a sentence of advice."""
+    """The setting to change (empty for none), and a sentence of advice."""
     setting, sentence = _ADVICE[kind]
     return setting.format(**said), sentence.format(**said)

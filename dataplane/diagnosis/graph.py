@@ -187,7 +187,7 @@ class GraphRun:
 
     @classmethod
     def load(cls, path: Path) -> GraphRun:
-        """The run that `save` wrote. Raises OSError if the file cannot be read, Misuse if it is no run."""
+        """The run that `save` wrote. Raises OSError, and Misuse for another file."""
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except msgspec.MsgspecError as error:

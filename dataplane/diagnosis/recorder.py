@@ -3,9 +3,9 @@
 A place is a line outside of this package that calls the package. The first call from a line walks the stack to find the
 place; later calls look it up by code object and instruction. `place` returns the number of the place, which is in the
 low bits of each request's number. The calls of each place are counted, and their times are summed (`diagnosis.calls`).
-The time between two calls belongs to the user's own code: a sampling thread reads the stacks of the calling threads
-about `RATE` times a second, and adds the time since the last sample to the line at which each thread is. Nothing is
-traced. The sums go to the node every second.
+The time between two calls belongs to the user's own code: a thread samples the stacks of the calling threads about
+`RATE` times a second, and adds the time since the last sample to the line of each. Nothing is traced. The sums go to
+the node every second.
 
 Invariants: at most `MOST_PLACES` places and `MOST_LINES` lines are kept in a run of any length. Calls from further
 places count under place 0, and a further line replaces the line with the least time. The sampling thread ends when all

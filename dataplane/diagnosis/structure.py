@@ -97,7 +97,7 @@ def _read(file: str, lines: frozenset[int]) -> Structure | None:
 
 
 def structure_of(file: str, lines: Collection[int] = ()) -> Structure | None:
-    """The structure of a file. None if the file is too large, cannot be read on this host, or cannot be parsed."""
+    """The structure of a file; None if it is too large, or cannot be read here or parsed."""
     return _read(file, frozenset(lines))
 
 

@@ -6,9 +6,8 @@ would have produced; a drafter without responses proposes nothing. Not thread-sa
 A token is proposed if the probability that it is accepted is above a threshold. The probability is estimated by the
 share of accepted tokens after matches of similar length, which the drafters of a history learn together. The threshold
 is `COST` times the mean number of tokens for each verification, within `THRESHOLDS`: this makes the number of tokens
-for each unit of cost as large as possible (Dinkelbach 1967). A proposal has at most `length` tokens. The limit begins
-at 16. It rises to twice the length of a draft that was accepted completely, and shrinks towards the accepted length
-after a rejection.
+for each unit of cost as large as possible (Dinkelbach 1967). A proposal has at most `length` tokens: first 16, then up
+to twice the length of a completely accepted draft, and closer to the accepted length after a rejection.
 """
 
 from __future__ import annotations

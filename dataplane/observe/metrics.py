@@ -179,7 +179,7 @@ def _version() -> str:
 
 
 def _label(name: str) -> str:
-    """The name. If it is longer than `_LABEL`, it is cut, and ends in a checksum to stay distinct."""
+    """The name. A long one is cut, and ends in a checksum to stay distinct."""
     if len(name) <= _LABEL:
         return name
     return f"{name[: _LABEL - 9]}~{zlib.crc32(name.encode(errors='surrogatepass')):08x}"

@@ -58,7 +58,7 @@ class StreamFigures:
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> StreamFigures:
-        """The figures that a node sent. Values unknown to this version are left out."""
+        """The figures that a node sent."""
         tasks = {name: TaskFigures(**_known(TaskFigures, each)) for name, each in values.get("tasks", {}).items()}
         return cls(**_known(cls, {**values, "tasks": tasks}))
 

@@ -12,11 +12,11 @@ class Stats:
     """A node's statistics. Sizes in bytes, times in seconds; totals count from the node's start.
 
     memory_used counts every extent, whether stored, pinned or reserved, and never exceeds memory_budget.
-    memory_resident counts the pages of the node's shared memory, including warm free ones; it does not exceed the
-    budget either. fetched_bytes were read from other nodes, and sent_bytes by other nodes, which have confirmed it.
-    copies are other nodes' shards that are known here; they count as shards too. asked counts requests to other nodes,
-    and answered requests from them, without bulk data. leads and follows are the partitions of streams and tables that
-    this node leads or follows, each with the epoch of its replica set.
+    memory_resident counts the pages of the node's shared memory, with warm free ones, within the same budget.
+    fetched_bytes were read from other nodes, and sent_bytes by other nodes, which have confirmed it. copies are other
+    nodes' shards that are known here; they count as shards too. asked counts requests to other nodes, and answered
+    requests from them, without bulk data. leads and follows are the partitions of streams and tables that this node
+    leads or follows, each with the epoch of its replica set.
 
     waiting is the number of requests that wait for memory now, and waiters names their processes, at most 8. waits is
     the number of requests that have ever waited, and waited_s the time of their waits. holders lists the holders of

@@ -72,7 +72,7 @@ class Trace:
         yield from self._arrows(spans, start)
 
     def write(self, file: TextIO) -> int:
-        """Write the document as JSON. Returns the number of calls and failovers in it."""
+        """Write the document. Returns the number of calls and failovers."""
         spans = 0
         file.write('{"displayTimeUnit":"ms","otherData":')
         json.dump({"missing": dict(self.missing), "made_by": "dataplane trace"}, file)

@@ -10,7 +10,7 @@ bytes over the sender's rate, one transfer after another and once for each host.
 worker costs nothing.
 
 Invariants: a plan has the same outcome on any machine. The extension `_events` and its replacement `_play` have equal
-results. A plan with an impossible order does not raise: some tasks are not done, and `Outcome.finished` is False.
+results. An impossible order does not raise: some tasks are not done (`Outcome.finished`).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ _KINDS = "ddidiidddiididiiiiidd"
 
 
 def _play(arrays: tuple[Any, ...], hop_s: float, latency_s: float) -> int:
-    """The Python replacement of `_events.play`. Returns the number of done tasks."""
+    """`_events.play` in Python. Returns the number of done tasks."""
     playing = _Play(arrays, hop_s, latency_s)
     playing.run()
     return playing.done

@@ -196,8 +196,8 @@ class Executor:
 
     def step(self, rows: BatchRef | None = None) -> Result:
         """Execute one step. rows: its rows, with the columns that stages read and no stage produces; None for a model
-        whose chunks read no columns. Raises StageFailed if a function raises, PeerUnavailable if more workers die than
-        `restarts`, ValueError for another number of rows than the plan's, and the errors of the plane."""
+        whose chunks read no columns. Raises StageFailed if a function raises, PeerUnavailable if over `restarts`
+        workers die, ValueError for another number of rows than the plan's, and the plane's errors."""
         (result,) = self.run([rows])
         return result
 

@@ -22,9 +22,9 @@ Columns = Mapping[str, Any]
 class Chunk(Protocol):
     """Consecutive layers of a model, in a worker. Micro-batches are identified by their numbers.
 
-    It may also have `reads`, the names of columns of the step's rows that its forward pass receives too. `finish()`, if
-    it exists, is called after its worker's last instruction of a step, to apply gradients. With `state()`, which
-    returns columns, and `load(batch)`, the replacement of a dead worker continues from this state.
+    It may also have `reads`, the names of columns of the step's rows that its forward pass receives too. `finish()`, to
+    apply gradients, is called after its worker's last instruction of a step. By `state()`, which returns columns, and
+    `load(batch)`, the replacement of a dead worker continues.
     """
 
     def forward(self, micro: int, batch: Any) -> Columns | None:

@@ -87,7 +87,7 @@ def nonnegative(matrix: Floats, values: Floats) -> Floats:
 
 
 def measure_cluster(cluster: Cluster, steps: Iterable[tuple[Plan, Result]]) -> Cluster:
-    """The cluster with the transfer costs measured in these steps: the first decile over all instructions. Longer times
+    """The cluster with the transfer costs measured in these steps: the first decile over all instructions. Longer ones
     are mostly due to other computations, which are simulated.
 
     overhead_s: of an instruction, beyond its function. hop_s: from an instruction's end until a worker that waited for

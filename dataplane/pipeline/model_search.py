@@ -8,7 +8,7 @@ turn or back and forth. The best candidates are changed, one element at a time, 
 shorter. The three elements are those that AdaPtis (arXiv 2509.23722) adapts.
 
 Invariants: no worker uses more memory than its host allows. Equal arguments give equal plans unless the time runs out.
-The plan is no worse than 1F1B and interleaved 1F1B of equal layers, if these fit the memory.
+The plan is no worse than 1F1B and interleaved 1F1B of equal layers if these fit.
 """
 
 from __future__ import annotations

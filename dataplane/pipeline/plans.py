@@ -1,4 +1,4 @@
-"""A plan, which has the instructions of each worker in a step, in order, and the prediction of its time.
+"""A plan, the ordered instructions of each worker in a step, and the prediction of its time.
 
 A plan has no costs, so it can be simulated with the costs that it was made for, those of another step, or measured
 ones. `Executor` runs it unchanged.

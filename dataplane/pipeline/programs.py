@@ -186,7 +186,7 @@ def chunk_tasks(model: Model, bounds: Ints, micro_batches: int, split: bool, ove
 
 
 def room_of(cluster: Cluster, members: Sequence[Sequence[int]]) -> Room:
-    """The resources of a cluster as a `Room`. `members`: the workers of each queue."""
+    """The `Room` of a cluster. `members`: the workers of each queue."""
     host, speed, cores, rate = cluster.arrays()
     return Room(
         host,

@@ -45,7 +45,7 @@ def interleaved(
     """The plan of interleaved 1F1B with this many chunks a worker; with 1, of 1F1B. bounds: of all chunks; None: nearly
     equal numbers of layers.
 
-    Raises ValueError if chunks are interleaved and the micro-batches are no multiple of the workers.
+    Raises ValueError for interleaved chunks if the micro-batches are no multiple of the workers.
     """
     workers = cluster.workers
     if chunks > 1 and micro_batches % workers:

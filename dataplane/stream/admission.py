@@ -1,8 +1,8 @@
 """The limits of a stream, and the permits to append.
 
 A producer gets a permit for a number of rows and bytes before it writes anything. These count against the limits until
-the rows are appended or the permit is given back. The request of a refused producer waits at the driver of the
-partition, which tries it again when rows were removed.
+the rows are appended or the permit is given back. A refused request waits at the driver of the partition, which tries
+it again when rows were removed.
 
 Invariant: with a new permit, the rows and bytes in the stream and of all permits stay within the limits. Extends need
 no permit, so that bytes may exceed `max_bytes`.

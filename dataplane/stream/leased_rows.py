@@ -218,8 +218,8 @@ class LeasedRows:
     ) -> SettleCommand:
         """Give back the rows of a grant. Returns the command that makes them pending, or dead letters after
         `max_deliveries` deliveries. Rows that were not `seen` become pending at once, without counting a delivery, and
-        the command has no rows. For a grant of replicas, unseen rows are given back for this replica alone. `reason`:
-        for the dead letter. Raises LeaseExpired if the grant has ended or is not this holder's."""
+        the command has no rows. Replicas give unseen rows back each for itself. `reason`: for the dead letter. Raises
+        LeaseExpired if the grant has ended or is not this holder's."""
         grant = self.leases.find(number, client, replica)
         self.changes += 1
         if seen:

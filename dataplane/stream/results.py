@@ -161,8 +161,8 @@ class SnapshotTaken(StreamResult, frozen=True, tag=14):
 
 
 class SnapshotRows(StreamResult, frozen=True, tag=15):
-    """Rows of a snapshot: `block` is an encoded `RowsState`. Each entry of `columns` has rows, the task for which the
-    producer of the columns held them (-1: none), and a reference."""
+    """Rows of a snapshot: `block` is an encoded `RowsState`. `columns`: rows, the task for which their producer held
+    them (-1: none), and a reference."""
 
     block: bytes
     columns: list[tuple[Index, int, BatchRef]]

@@ -74,8 +74,8 @@ class StreamSnapshot:
         return encode_rows(state)
 
     def columns(self, first: int, count: int) -> list[tuple[Index, int, BatchRef]]:
-        """The columns of the rows of `block`. Each entry has rows, the task for which the producer of the columns held
-        them (-1: none), and a reference."""
+        """The columns of the rows of `block`. Each entry: rows, the task for which their producer held them (-1: none),
+        and a reference."""
         rows, stored, begun = self._there(first, count), self._partition.rows, self._partition.unfinished
         found = [(np.array([row]), -1, begun.columns(row)) for row in rows.tolist() if row in begun.begun]
         together: dict[tuple[bytes, bytes], tuple[list[str], Index, Index]] = {}

@@ -1,12 +1,10 @@
 """Alerts from a sequence of samples: each names a host, a task or the cluster, and the reason.
 
 Invariants: a warning appears only after its cause has been seen for `HOLD_S`, and each alert stays for `STAYS_S` after
-its cause was last seen, so none flickers. The rates of a host or task are compared with its own past and with others of
-its kind, never with a fixed rate.
-
-A host is slow if its rate fell to less than half of its earlier minimum, while the rates of most hosts stayed near
-theirs. The ratio to its own past accounts for the different roles of hosts. A host is also slow if its answers take
-`_TIMES` times as long as the others' median, and over `_SLOW_ANSWER_MS`.
+its cause was last seen, so none flickers. Rates are compared with the past of the same host or task and with others of
+its kind, never with a fixed rate. A host is slow if its rate fell to less than half of its earlier minimum, while most
+hosts' rates did not. The ratio to its own past accounts for the different roles of hosts. A host is also slow if its
+answers take `_TIMES` times as long as the others' median, and over `_SLOW_ANSWER_MS`.
 """
 
 from __future__ import annotations

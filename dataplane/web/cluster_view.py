@@ -1,7 +1,7 @@
 """A query of a cluster through one of its nodes: the members, and the statistics of each.
 
 Invariants: a query ends after twice `LOOK_S`, however many hosts are silent: once for the own node, once for all
-others. A host that has not answered by then is named with the reason, and the values of the others are complete.
+others. A host that has not answered is named with the reason, and the values of others are complete.
 """
 
 from __future__ import annotations

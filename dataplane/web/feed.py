@@ -1,9 +1,8 @@
 """Queries the cluster repeatedly, and keeps the content of the page for viewers.
 
-Invariants: a slow cluster is queried less often, so that queries take at most a tenth of the time; the pause is at most
-10 s. Without a viewer it is queried every `UNSEEN_S`, for the history only. A viewer receives the newest tick, never a
-queue of ticks. A node that does not answer, or was replaced by another, raises an alert, and is queried again every
-second.
+Invariants: queries take at most a tenth of the time, with pauses of 10 s at most. Without a viewer there is a query
+every `UNSEEN_S`, for the history. A viewer gets the newest tick, never a queue of ticks. A node that does not answer,
+or was replaced, is an alert, and is queried again every second.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The content of the page at one moment: the statistics of a query, and rates since the previous query. Pure functions.
+"""The content of the page at one moment: the statistics of a query, and rates since the previous one. Pure functions.
 
 Rates are per second: of the node's uptime for hosts, and of the time between the queries for streams. Invariants: a
 rate is None if it is unknown: at the first query, for a node that did not answer both, and for a stream whose partition

@@ -1,9 +1,9 @@
 """The page over HTTP: files, a snapshot, and ticks as server-sent events.
 
-Invariants: a request reads from the feed and changes nothing; the only POST sends a token and sets a cookie. An answer
-does not wait for a node. A viewer who reads slowly misses ticks, and is disconnected after `SLOW_S` without reading. An
-invalid request gets an HTTP error, and is not logged. Beyond loopback nothing is shown without the token (`access`).
-The number of connections is limited (`Limits`).
+Invariants: a request reads from the feed and changes nothing; the only POST sends a token and sets a cookie. No answer
+waits for a node. A slow viewer misses ticks, and is disconnected after `SLOW_S` without reading. An invalid request
+gets an HTTP error, and is not logged. Beyond loopback nothing is shown without the token (`access`). The number of
+connections is limited (`Limits`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Encodes the difference between two chunks of bytes, and applies it to the older chunk, bit for bit.
 
-A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. For a changed block, the delta has either all
-bytes, or the elements that differ. For each of these it has a byte with the number of equal elements before, and the
-value; the byte 255 means 255 equal elements and no value. Gradient descent leaves most bfloat16 elements as they are,
-and changes some everywhere. Each of these costs its bytes and one more.
+A chunk is compared in blocks of `BLOCK` bytes, as elements of one width. For a changed block, the delta has all bytes,
+or for each element that differs a byte with the number of equal elements before, and the value. The byte 255 means 255
+equal elements and no value. Gradient descent leaves most bfloat16 elements as they are, and changes some everywhere.
+Each of these costs its bytes and one more.
 
     header | kinds uint8 [blocks] | lengths uint32 [blocks] | sums uint64 [blocks] | bodies
 
@@ -102,7 +102,7 @@ def _sum(data: Any) -> int:
 
 
 class _Delta:
-    """A delta from another process. Raises Corrupt if its header, lengths or checksums are invalid."""
+    """A delta from another process. Raises Corrupt if it is invalid."""
 
     def __init__(self, data: Bytes, size: int) -> None:
         if len(data) < _HEADER.size:

@@ -77,8 +77,7 @@ class PublishedPart(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def layout(self) -> bytes:
-        """A digest of the chunks' sizes and the positions of slices. Versions with the same layout differ only in the
-        bytes of their chunks."""
+        """A digest of the chunks' sizes and slices. Versions of one layout differ only in the bytes."""
         said = msgspec.msgpack.encode((self.rank, self.ranks, self.chunks, self.entries))
         return hashlib.blake2b(said, digest_size=16).digest()
 
@@ -113,7 +112,7 @@ def placement(encoded: object) -> PartLocation | None:
 
 
 def decode(encoded: bytes) -> PublishedPart:
-    """The part that `PublishedPart.encode` encoded. Raises Corrupt for invalid bytes or entries."""
+    """The part that `PublishedPart.encode` encoded. Raises Corrupt for other bytes."""
     try:
         part = msgspec.msgpack.decode(encoded, type=PublishedPart)
         for entry in part.entries:

@@ -1,8 +1,8 @@
 """The systems, one a module, each used by its public calls like in its own examples.
 
-A module has a `Server`, which is started first and whose `address` is sent to the other processes. It also has a
-`Door`, the connection of a producer or consumer. `put` returns a token for each consumer's part, `get` returns the
-columns of a token, and `drop` removes the rows of tokens. Tokens are text. When `put` returns, others can get the rows.
+A module has a `Server`, which is started first and whose `address` is sent to the other processes, and a `Door`, the
+connection of a producer or consumer. `put` returns a token, a text, for each consumer's part; then others can `get` its
+columns. `drop` removes the rows of tokens.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A single controller, as in many trainers. Producers send it pickled batches. It unpickles and cuts them, and sends
-each part, pickled, to its consumer in every phase. All bytes pass through this one process, over local sockets.
+"""A single controller, as in many trainers. Producers send it pickled batches. It unpickles and cuts them, and pickles
+each part for its consumer in every phase. All bytes pass through this process, over local sockets.
 """
 
 from __future__ import annotations
