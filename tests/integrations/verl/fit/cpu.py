@@ -7,9 +7,10 @@ verl imports this module in each of its processes (`VERL_USE_EXTERNAL_MODULES`),
 from __future__ import annotations
 
 import contextlib
+import random
 import runpy
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ class _Module(types.ModuleType):
 
     def mem_get_info(self, *_: Any) -> tuple[int, int]:
         return 0, 0
+
+
+def _ranged(own: Callable[..., None]) -> Callable[..., None]:
+    """verl's choice of a port, of those that the system gives to no connection before the port is used."""
+
+    def chosen(self: Any, group: Any, bundle_index: int = 0, master_port_range: Any = None) -> None:
+        first = random.randrange(10_000, 32_000)
+        own(self, group, bundle_index, [first, first + 100])
+
+    return chosen
 
 
 @PlatformRegistry.register(platform="cpu")
@@ -83,6 +94,11 @@ class PlatformCPU(PlatformBase):
         return str(device_id)
 
     def ray_resource_name(self) -> str:
+        from verl.single_controller.ray.base import RayWorkerGroup
+
+        own = RayWorkerGroup._get_master_addr_port
+        if own.__module__ != __name__:  # not done before
+            RayWorkerGroup._get_master_addr_port = _ranged(own)
         return "GPU"
 
     def ray_noset_envvars(self) -> list[str]:
