@@ -1,16 +1,16 @@
-"""Recordings: rows of a stream in a directory of Parquet files, which other programs can read. Values are read back bit
-for bit. A part is the rows of one commit.
+"""Recordings: rows of a stream in a directory of Parquet files that other programs can read. Values are read back bit
+for bit. A part is a file with the rows of one commit.
 
-    DIR/manifest.json        the stream, its columns, the files; replaced as a whole
-    DIR/rows/*.parquet       the rows, in the order in which they were done
-    DIR/media/*.parquet      images and other large values, each once, by the hash of their bytes
+    DIR/manifest.json        the stream, its columns and the files, replaced as a whole
+    DIR/rows/*.parquet       the rows, in the order in which they were recorded
+    DIR/media/*.parquet      images and other large values, each once, with the hash of its bytes
     DIR/_open/               parts that are not yet in a Parquet file
 
-Invariants: a part has its final name only after all of it is on disk, so an acknowledged row is in the recording; a
-part is in one file at most, and files that the manifest does not name are ignored; a recording is written by one
-process at a time. Nothing in it is ever unpickled.
+Invariants: a part gets its final name after all of its bytes are on disk, so an acked row is in the recording unless
+it was skipped. A part is in one file at most. Files that the manifest does not name are ignored. One process writes a
+recording at a time. Nothing in a recording is unpickled.
 
-This package has only files and tables; `stream.record` is in `client.recorder`, `plane.replay` in `client.replay`.
+This package handles files and tables only: `stream.record` is in `client.recorder`, `plane.replay` in `client.replay`.
 """
 
 from dataplane.recording.manifest import Manifest

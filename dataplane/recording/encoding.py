@@ -1,14 +1,14 @@
 """Columns as tables that Parquet stores without changing a bit, and back.
 
-The files have no Arrow extension types, because `datasets` refuses them: a tensor is stored as the storage of its
-extension type, and the metadata of the field name the type, so `decoded` restores it. Types that Parquet would change
-are stored as another type: seconds as int64.
+The files have no Arrow extension types, because `datasets` refuses them. A tensor is stored as the storage of its
+extension type, which the metadata of the field name for `decoded`. Times in seconds, which Parquet lacks, are stored as
+int64.
 
 Repeated values of some KiB (the image of a prompt in each of its responses) are media: the cell has the hash of their
-bytes, and the bytes are stored once. Whether a column is media is decided at its first rows: bytes of `LARGE` on
-average are, and tensors with repeated rows. The large parts of objects always are.
+bytes, and the bytes are stored once. A column is media if its first rows have `LARGE` bytes or more on average, and are
+bytes or repeated tensors. The large parts of objects always are.
 
-Invariants: `decoded` returns the field's kind, dtype, shape and bits. A table of another origin is Corrupt.
+Invariants: `decoded` restores each field's kind, dtype, shape and bits, and raises Corrupt for other tables.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from dataplane.errors import Corrupt, DataplaneError
 
 MEDIA, TENSOR = b"dataplane.media", b"dataplane.tensor"
 EMPTY = b"dataplane.empty"
-"""Marks the child, of nulls, of a struct without keys: Parquet has no struct without children."""
+"""Marks the child of nulls in a struct without keys, because Parquet has no struct without children."""
 
 Find = Callable[[str], bytes]
 """Returns the bytes of a medium by its hash. Raises KeyError."""
 
-_REFERS = b"\xc1dpm"  # begins no MessagePack
+_REFERS = b"\xc1dpm"  # no MessagePack begins so
 _COUNT = struct.Struct("<I")
 _DIGEST = 16  # bytes
 
 
 class Encoder:
-    """Makes tables of batches. `media`: the columns that are media, by path, which is extended; those in `named`
-    always are. `seed`: of the hashes, unknown to those who supply media."""
+    """Makes tables of batches. `media`: whether a column is media, by path; the attribute is a copy, with new columns
+    too. `named`: columns that are always media. `seed`: of the hashes, unknown to those who supply media."""
 
     def __init__(self, media: dict[str, bool], named: Iterable[str] = (), seed: int = 0) -> None:
         self.media = media | dict.fromkeys(named, True)
@@ -63,7 +63,7 @@ class Encoder:
         self._alive: list[Any] = []
 
     def table(self, batch: Batch) -> tuple[Any, list[list[str]]]:
-        """The columns as a `pyarrow.Table`, and for each row the hashes of its media."""
+        """The columns as a `pyarrow.Table`, and for each row the hashes of its media. Raises Corrupt."""
         self.contents, self._rows = {}, [[] for _ in range(len(batch))]
         self._known, self._alive = {}, []
         arrays, fields = [], []
@@ -80,8 +80,8 @@ class Encoder:
     def _column(
         self, path: str, field: Field, rows: SelectedRows, at: npt.NDArray[Any], *, nullable: bool = True
     ) -> tuple[Any, Any]:
-        """The array, and the metadata of its field. `at`: the row of the table of each of its rows. `nullable`: an
-        invalid time may be null."""
+        """The array, and the metadata of its field. `at`: the row of the table, for each of `rows`. `nullable`: whether
+        an invalid time may be null."""
         field = gather.stored_field(rows, field)
         if field.kind == "struct":
             return self._struct(path, field, rows, at)
@@ -123,7 +123,7 @@ class Encoder:
         return bool(known) and field.kind != "text"
 
     def _hash(self, data: Any, *, keep: bool = True) -> str:
-        """The hash of these bytes, computed once."""
+        """The hash of these bytes, computed once a table. `keep`: whether to add them to `contents`."""
         flat = as_bytes(np.ascontiguousarray(data)) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
         place = flat.__array_interface__["data"][0], flat.nbytes
         found = self._known.get(place)
@@ -165,7 +165,7 @@ def hash_of(data: Any, seed: int) -> str:
 
 
 def _items(field: Field, rows: SelectedRows) -> Sequence[Any]:
-    """The medium of each row: arrays, or runs of bytes."""
+    """The medium of each row, as an array or a run of bytes."""
     if field.kind == "bytes":
         return gather.spans(rows)
     return gather.rows_of(rows, field) if field.kind == "ragged" else list(gather.dense(rows, field))
@@ -178,12 +178,12 @@ def _tensor(kind: Any) -> dict[str, Any]:
 
 
 def _plain(array: Any) -> Any:
-    """Without extension types, and without seconds, which Parquet lacks."""
+    """The array without extension types, and with times in seconds as int64."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type
     if pa.types.is_timestamp(kind) and kind.unit == "s":
-        return pa.Array.from_buffers(pa.int64(), len(array), [None, array.buffers()[1]])  # NaT is there as its bits
+        return pa.Array.from_buffers(pa.int64(), len(array), [None, array.buffers()[1]])  # the bits of NaT included
     if pa.types.is_struct(kind):
         children = [_plain(array.field(i)) for i in range(kind.num_fields)]
         return pa.StructArray.from_arrays(children, [field.name for field in kind])
@@ -200,7 +200,7 @@ def _plain(array: Any) -> Any:
 
 
 def decoded(table: Any, find: Find) -> dict[str, Values]:
-    """The columns of a table that `Encoder` made. Raises Corrupt."""
+    """The columns of a table that `Encoder` made. Raises Corrupt, also if `find` lacks a medium."""
     found = {}
     try:
         for field, column in zip(table.schema, table.columns, strict=True):
@@ -242,7 +242,7 @@ def _values(path: str, array: Any, said: Mapping[bytes, bytes], find: Find) -> V
 
 
 def _extended(array: Any, said: dict[str, list[int | None]]) -> Any:
-    """The storage of a tensor as its extension type."""
+    """An array of the extension type of a tensor, from its storage. `said`: the type's shape."""
     if "shape" in said:
         shape = [int(size or 0) for size in said["shape"]]
         flat = array.type.value_type

@@ -1,7 +1,7 @@
 """The manifest of a recording, and the names of its files.
 
-Invariants: the manifest is replaced as a whole, after the files that it names are on disk. A full disk raises
-LimitExceeded here, and a path that cannot be written Misuse; no other error of the system is raised.
+Invariants: the manifest is replaced as a whole, after the files that it names are on disk. Errors of the file system
+become LimitExceeded (a full disk), Corrupt (an I/O error) or Misuse (any other, such as a path that cannot be written).
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ NAME, ROWS, MEDIA, OPEN = "manifest.json", "rows", "media", "_open"
 
 
 class File(msgspec.Struct):
-    """A file of rows, below the recording's directory, and the file of their media ("": none). `parts`: the first
-    and the last part in it; `versions`: the lowest and the highest policy version."""
+    """A file of rows. `rows`, `media`: the paths of this file and the file of its media ("": none), below the
+    recording's directory. `parts`: the first and the last part in it. `versions`: the lowest and the highest policy
+    version."""
 
     rows: str
     media: str
@@ -35,10 +36,10 @@ class File(msgspec.Struct):
 
 
 class Manifest(msgspec.Struct):
-    """The content of `manifest.json`. `media`: for each column, by path, whether its values are media. `pending`:
-    rows in the recording of which the stream may not know; `skipped`: how many rows were left out because the disk
-    was full; `complete`: whether the stream was closed and all of its rows are here; `seed`: of the hashes of media,
-    random for each recording."""
+    """The content of `manifest.json`. `media`: for each column, by path, whether its values are media. `parts`: the
+    first part in no file. `pending`: recorded rows whose ack is not confirmed. `skipped`: the number of rows left out
+    because of a full disk or another error. `complete`: whether the last recorder came to the end of the stream and
+    skipped no row. `seed`: of the hashes of media, random for each recording."""
 
     stream: str
     tasks: list[str]
@@ -54,14 +55,14 @@ class Manifest(msgspec.Struct):
     seed: int = 0
 
     def write(self, directory: Path) -> None:
-        """Write it to disk. Raises LimitExceeded, Misuse."""
+        """Replace the manifest on disk. Raises LimitExceeded, Misuse, Corrupt."""
         data = msgspec.json.format(msgspec.json.encode(self), indent=1)
         write(directory / NAME, lambda file: file.write(data))
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
-        """The manifest of a recording. Raises Misuse if there is none, Corrupt if it is damaged, ProtocolMismatch if
-        it has another format."""
+        """The manifest of the recording in `directory`. Raises Misuse if there is none, Corrupt if it is damaged,
+        ProtocolMismatch if it has another format."""
         path = directory / NAME
         with file_errors(path):
             if not directory.exists():
@@ -84,12 +85,13 @@ class Manifest(msgspec.Struct):
 
 
 def part_path(directory: Path, number: int) -> Path:
-    """The path of a part."""
+    """The path of the part of this number."""
     return directory / OPEN / f"part-{number:08d}"
 
 
 def write(path: Path, fill: Callable[[Any], object]) -> None:
-    """Create a file, filled by `fill`, which gets its name after all of it is on disk. Raises as `file_errors`."""
+    """Create a file, which gets its name after `fill` has written it and it is on disk. Raises LimitExceeded, Misuse,
+    Corrupt, and the errors of `fill`."""
 
     def by_file(beside: Path) -> None:
         with open(beside, "wb") as file:
@@ -99,7 +101,7 @@ def write(path: Path, fill: Callable[[Any], object]) -> None:
 
 
 def make(path: Path, fill: Callable[[Path], object]) -> None:
-    """As `write`; `fill` gets the path of an empty file to write."""
+    """Create a file as `write` does, but pass the path of an empty file to `fill`."""
     beside = path.with_name(f".{secrets.token_hex(6)}.tmp")
     with file_errors(path):
         try:
@@ -115,7 +117,7 @@ def make(path: Path, fill: Callable[[Path], object]) -> None:
 
 
 def sync(directory: Path) -> None:
-    """Flush the names in a directory to disk."""
+    """Flush the names in a directory to disk. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -17,13 +17,13 @@ KEY, GROUP, NUMBER, VERSION, TAGS, MEDIA, ROW = (
 )  # fmt: skip
 RESERVED = (KEY, GROUP, NUMBER, VERSION, TAGS, MEDIA, ROW)
 
-_APART = 64 << 10  # the average bytes of media from which each is written without a copy
+_APART = 64 << 10  # the average bytes of media above which each has its own buffer
 
 
 @dataclass(frozen=True, slots=True)
 class RowNames:
-    """Metadata of rows: keys, groups (text, an integer, or None), policy versions and tags; and the unique name of
-    each, the same in all of its deliveries."""
+    """Metadata of rows. `groups`: text, an integer, or None. `versions`: policy versions. `tags`: the values by name.
+    `rows`: the unique name of each row, the same in all of its deliveries."""
 
     keys: Sequence[str]
     groups: Sequence[str | int | None]
@@ -46,7 +46,8 @@ class RowNames:
 
 
 def added(names: RowNames, media: list[list[str]], table: Any) -> Any:
-    """The table with the columns of the metadata before its own. Raises SchemaMismatch."""
+    """The table with the columns of the metadata before its own. `media`: the hashes of each row's media. Raises
+    SchemaMismatch if the table has a column of a reserved name."""
     taken = [name for name in RESERVED if name in table.column_names]
     if taken:
         raise SchemaMismatch(f"a recording has a column {taken[0]!r} of its own", column=taken[0])
@@ -68,7 +69,8 @@ def added(names: RowNames, media: list[list[str]], table: Any) -> Any:
 
 
 def split(table: Any) -> tuple[RowNames, Any]:
-    """The metadata of a table, and its other columns. Raises Corrupt."""
+    """The metadata of a table, without the hashes of media, and a table of its other columns. Raises Corrupt if
+    metadata is missing or invalid."""
     try:
         own = {name: table.column(name).to_pylist() for name in RESERVED if name != MEDIA}
         said = [json.loads(each) for each in own[TAGS]]
@@ -81,10 +83,10 @@ def split(table: Any) -> tuple[RowNames, Any]:
 
 
 def media_table(contents: dict[str, Any]) -> Any:
-    """A table of media by their hashes."""
+    """A `pyarrow.Table` of media. `contents`: their bytes by hash."""
     # From buffers: `pyarrow.array` of memoryviews (26.0) keeps a reference to each of them forever.
     runs = [np.ascontiguousarray(each).view(np.uint8) for each in contents.values()]
-    if sum(map(len, runs)) > _APART * len(runs):  # not copied into one
+    if sum(map(len, runs)) > _APART * len(runs):  # no copies
         data = pa.chunked_array([_cell(run) for run in runs], pa.large_binary())
         return pa.table({"media": pa.array(list(contents), pa.string()), "data": data})
     offsets = np.zeros(len(runs) + 1, np.int64)

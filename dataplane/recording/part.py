@@ -1,8 +1,8 @@
-"""A part of a recording: rows and their media as they were committed, before they are in a Parquet file.
+"""A part of a recording: a file of the rows and the media of one commit, before they are in a Parquet file.
 
     magic (16 bytes) | bytes of the rows (8) | bytes of the media (8) | checksum (8) | rows | media
 
-Both are Arrow IPC streams; the checksum is their xxh3-64. A torn or changed part is Corrupt.
+Rows and media are Arrow IPC streams. The checksum is the xxh3-64 of both. A torn or changed part raises Corrupt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAD = struct.Struct("<16sQQQ")
 
 
 def write(path: Path, rows: Any, media: Any) -> None:
-    """Write a part of these two `pyarrow.Table`. It is on disk when this returns."""
+    """Write a part from two `pyarrow.Table`. The part is on disk on return. Raises LimitExceeded, Misuse, Corrupt."""
     sink = _Sink()
 
     def fill(file: Any) -> None:
@@ -41,9 +41,10 @@ def write(path: Path, rows: Any, media: Any) -> None:
 
 
 def read(path: Path) -> tuple[Any, Any]:
-    """The rows and the media. Raises Corrupt, and FileNotFoundError if there is no such part."""
+    """The rows and the media of a part, as two `pyarrow.Table`. Raises Corrupt if it is damaged or cannot be read,
+    and FileNotFoundError if there is none."""
     try:
-        with pa.OSFile(str(path)) as file:  # into memory of Arrow's, whose pages are warm
+        with pa.OSFile(str(path)) as file:  # into Arrow's memory pool, whose pages are mapped already
             data = file.read_buffer()
     except FileNotFoundError:
         raise
@@ -58,7 +59,7 @@ def read(path: Path) -> tuple[Any, Any]:
 
 
 class _Sink:
-    """A file for Arrow's writer: buffers are written in place, without a copy, and added to the checksum."""
+    """A file object for Arrow's writer. Writes buffers without a copy, and adds them to the checksum."""
 
     closed = False
 
@@ -68,17 +69,17 @@ class _Sink:
         self.checksum = xxhash.xxh3_64()
 
     def write(self, data: Any) -> None:
-        """Write a buffer of Arrow's, or bytes."""
+        """Write a `pyarrow.Buffer` or bytes."""
         self.checksum.update(data)
         self.file.write(data)
         self.size += data.size if isinstance(data, pa.Buffer) else len(data)
 
     def tell(self) -> int:
-        """The position of the next byte, from the beginning of the first stream."""
+        """The number of bytes written, without the part's header."""
         return self.size
 
     def flush(self) -> None:
-        """Does nothing: the whole file is synced at the end."""
+        """Do nothing: `manifest.write` syncs the whole file."""
 
 
 def _decoded(path: Path, data: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Reads a recording, also while it is being written and after its writer was killed.
+"""Reads a recording, also while a writer extends it and after its writer was killed.
 
-Invariants: rows are returned in the order in which they were recorded, each once. Memory holds at most one batch of a
-Parquet file, or one part (rows that are in no Parquet file yet), and a bounded cache of media. A torn part is left
-out.
+Invariants: rows are returned in the order in which they were recorded, each once. Memory holds one batch of a Parquet
+file or one part, one row group of media, a bounded cache of media, and the hash of each medium. A torn part is logged
+and left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 ROWS = 256
 """The default number of rows at a time."""
 
-_KEPT_BYTES = 256 << 20  # of media that were read
+_KEPT_BYTES = 256 << 20  # the most bytes of cached media
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,27 +50,27 @@ class Recorded:
 
 
 class Reader:
-    """A reader of one directory. Used by one thread at a time."""
+    """Reads the recording in one directory. One thread at a time may use a reader."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """Raises Misuse if there is no recording, Corrupt, ProtocolMismatch."""
         self.directory = Path(directory)
         self.manifest = Manifest.read(self.directory)
-        self._places: dict[str, tuple[str, int]] = {}  # of media: the file, and the row in it
+        self._places: dict[str, tuple[str, int]] = {}  # by the hash of a medium: its file, and its row there
         self._indexed: set[str] = set()
         self._contents: dict[str, bytes] = {}
         self._kept = 0
 
     @property
     def repeating(self) -> list[str]:
-        """The columns that are or contain media: their rows may be equal."""
+        """The columns whose values are media, so their rows may repeat. Excludes columns that only contain media."""
         return [name for name in self.manifest.columns if self.manifest.media.get(name)]
 
     def tables(
         self, *, rows: int = ROWS, wanted: Callable[[int, int], bool] = lambda lowest, highest: True
     ) -> Iterator[Any]:
-        """The recording as `pyarrow.Table` of at most this many rows, with the columns of the metadata. `wanted`:
-        whether files with this lowest and highest version are read. Raises Corrupt."""
+        """The recording as `pyarrow.Table` of at most `rows` rows, with the columns of the metadata. `wanted`: whether
+        to read a file of this lowest and highest version. Parts are always read. Raises Corrupt, Misuse."""
         if rows < 1:
             raise Misuse(f"a reader gives a row or more at a time, not {rows}")
         number, given = 0, dict[int, int]()
@@ -88,7 +88,7 @@ class Reader:
                 log.warning("skipping a part of the recording: %s", error)
             except FileNotFoundError:
                 known = self.manifest.parts
-                self.manifest = Manifest.read(self.directory)  # it may be in a file now
+                self.manifest = Manifest.read(self.directory)  # the part may be in a file now
                 if self.manifest.parts == known:
                     later = self._later(number)
                     if later is None:
@@ -103,13 +103,13 @@ class Reader:
             number += 1
 
     def _later(self, number: int) -> int | None:
-        """This part if it exists meanwhile, or the next one that exists or is in a file; None if there is none."""
+        """The next number from this one on whose part exists now or begins a file; None if there is none."""
         there = [int(path.name[5:]) for path in part_path(self.directory, 0).parent.glob("part-????????")]
         starts = [each.parts[0] for each in self.manifest.files]
         return min((each for each in (*there, *starts) if each >= number), default=None)
 
     def _file(self, file: File, rows: int, given: int) -> Iterator[Any]:
-        """The tables of a file, without the first rows, which were returned from their parts."""
+        """The tables of a file without its first `given` rows, already returned from parts. Raises Corrupt."""
         path = self.directory / file.rows
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
@@ -123,8 +123,8 @@ class Reader:
     def rows(
         self, *, rows: int = ROWS, versions: Callable[[int], bool] | None = None, columns: list[str] | None = None
     ) -> Iterator[Recorded]:
-        """The rows, this many at a time, of the wanted versions, with these columns or all. Raises Corrupt, Misuse
-        (there is no such column)."""
+        """The recording, at most `rows` rows at a time, of the wanted versions, with these columns or all. Raises
+        Corrupt, and Misuse if there is no such column."""
         missing = [name for name in columns or () if name not in self.manifest.columns]
         if missing:
             there = ", ".join(self.manifest.columns)
@@ -142,7 +142,7 @@ class Reader:
     # media
 
     def medium(self, key: str) -> bytes:
-        """The bytes of a medium by its hash. Raises KeyError."""
+        """The bytes of the medium with this hash. Raises KeyError if there is none, and Corrupt."""
         found = self._contents.get(key)
         if found is None:
             if key not in self._places:
@@ -150,7 +150,7 @@ class Reader:
             try:
                 found = self._fetch(key)
             except KeyError:
-                self._index()  # the part that had it has become a file since
+                self._index()  # its part was made into a file meanwhile
                 found = self._fetch(key)
         return found
 
@@ -163,7 +163,7 @@ class Reader:
             self._kept -= len(self._contents.pop(oldest))
 
     def _index(self) -> None:
-        """Find new files of media, and parts."""
+        """Read the manifest again, and index the media of its new files. Raises Corrupt."""
         self.manifest = Manifest.read(self.directory)
         for each in self.manifest.files:
             if each.media and each.media not in self._indexed:
@@ -194,7 +194,7 @@ class Reader:
         raise Corrupt(f"{path} has not the medium {key}", path=str(path))
 
     def _in_parts(self, key: str) -> tuple[str, int]:
-        """Look in the parts that are in no file yet. Raises KeyError."""
+        """Cache a medium from a part, and return ("", 0). Raises KeyError if no part has the medium."""
         for path in sorted(part_path(self.directory, 0).parent.glob("part-????????")):
             try:
                 media = part.read(path)[1]
@@ -208,7 +208,7 @@ class Reader:
 
 
 class _damaged:
-    """Errors of pyarrow about a file as Corrupt."""
+    """Raises Corrupt for errors of pyarrow and of the system about a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

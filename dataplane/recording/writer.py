@@ -1,10 +1,10 @@
-"""Writes a recording: a commit is a part, on disk when it returns, and parts become Parquet files by size.
+"""Writes a recording. `Writer.write` commits rows as a part. Parts that are large enough become a Parquet file.
 
 The order on disk: the file of media, the file of rows, the manifest that names both, and then their parts are deleted.
-A writer that dies in between leaves files that no manifest names; the next one deletes them, and has the parts.
+A writer that dies in between leaves files that no manifest names. The next one deletes them, and has the parts.
 
-Invariants: one process writes a recording at a time (a lock); a row in a part of which the stream does not know is
-`pending`, and `seen` when it is delivered again.
+Invariants: a lock admits one writer of a recording at a time. A recorded row is `pending` until its ack is confirmed,
+and `seen` finds such a row when it is delivered again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_FILE_BYTES = 256 << 20
 """The default size of a file of rows together with its media, in bytes before compression."""
 
 _AGAIN_S = 5.0  # seconds from a failed rotation until the next one is due
-_GROUP_BYTES = 64 << 20  # of a row group
+_GROUP_BYTES = 64 << 20  # the least of a row group but the last
 _DICTIONARY = [names.GROUP, names.TAGS]
 _STATISTICS = [names.KEY, names.GROUP, names.NUMBER, names.VERSION]
 
@@ -53,8 +53,8 @@ class Writer:
         max_file_bytes: int = MAX_FILE_BYTES,
         compression: str = "zstd",
     ) -> None:
-        """Begin a recording, or continue the existing one. Raises Misuse (another process writes it, it has other
-        columns, the directory cannot be written), LimitExceeded, Corrupt."""
+        """Begin a recording, or continue the existing one. Raises Misuse (another writer has it, it has another stream
+        or other columns, it cannot be written), LimitExceeded, Corrupt, ProtocolMismatch."""
         self.directory = Path(directory)
         self._most, self._compression = max_file_bytes, compression
         with file_errors(self.directory):
@@ -99,7 +99,7 @@ class Writer:
         return found
 
     def _recover(self) -> None:
-        """Continue after the previous writer."""
+        """Delete files that the manifest does not name, and read the parts."""
         known = {name for each in self.manifest.files for name in (each.rows, each.media)}
         with file_errors(self.directory):
             for kind in (ROWS, MEDIA):
@@ -143,13 +143,13 @@ class Writer:
         return max(self.manifest.parts, *(number + 1 for number in self._parts)) if self._parts else self.manifest.parts
 
     def seen(self, rows: Sequence[str]) -> list[bool]:
-        """For each of these rows, whether it is in the recording and its ack is not confirmed. Such a row may be
+        """Whether each of these rows, by unique name, is in the recording without a confirmed ack. Such a row may be
         delivered again, and must not be written twice."""
         return [row in self.pending for row in rows]
 
     def write(self, batch: Batch, said: RowNames) -> None:
-        """Commit rows. They are on disk when this returns, or not in the recording. Raises LimitExceeded (the disk
-        is full), Misuse, Corrupt (an invalid row), SchemaMismatch."""
+        """Commit rows as a part, which is on disk on return. A changed schema begins a new file. Raises LimitExceeded
+        (the disk is full), Misuse, Corrupt (an invalid row), SchemaMismatch."""
         table, media = self._encoder.table(batch)
         rows = names.added(said, media, table)
         if self._schema is not None and not rows.schema.equals(self._schema, check_metadata=True):
@@ -162,20 +162,20 @@ class Writer:
         self.pending.update(said.rows)
 
     def acknowledged(self, rows: Sequence[str]) -> None:
-        """Record that the stream knows these rows."""
+        """Remove rows from `pending`: their ack is confirmed."""
         self.pending.difference_update(rows)
 
     @property
     def due(self) -> bool:
-        """Whether the parts are large enough for a file. After a failed rotation, which read and compressed all of
-        them, once they have grown by another file, or some seconds later."""
+        """Whether the parts are large enough for a file. After a failed rotation, only once they have grown by another
+        file or `_AGAIN_S` has passed, because each attempt reads and compresses all of them."""
         if self._bytes < self._most or not self.failed:
             return self._bytes >= self._most
         return self._bytes >= self._again_bytes or time.monotonic() >= self._again_s
 
     def rotate(self) -> None:
-        """Make a file of the parts. Raises LimitExceeded, Misuse, SchemaMismatch (Parquet lacks a type); then the rows
-        are still in the recording."""
+        """Make a file of the parts. Raises LimitExceeded, Misuse, Corrupt (a damaged part) and
+        SchemaMismatch (Parquet lacks a type). After an error, the rows are still in the recording."""
         try:
             if self._parts:
                 self._rotate()
@@ -210,14 +210,14 @@ class Writer:
             sync(self.directory / OPEN)
 
     def _tell(self, file: File) -> None:
-        """Add the file to the manifest. After a failure, the next writer deletes the file."""
+        """Add the file to the manifest. If that fails, the next writer deletes the file."""
         files, parts = self.manifest.files, self.manifest.parts
         self.manifest.files, self.manifest.parts = [*files, file], file.parts[1] + 1
         self.manifest.media, self.manifest.pending = self._encoder.media, sorted(self.pending)
         try:
             self.manifest.write(self.directory)
         except BaseException:
-            if len(Manifest.read(self.directory).files) == len(files):  # else the file exists, perhaps not durably
+            if len(Manifest.read(self.directory).files) == len(files):  # else it names the file, perhaps not durably
                 self.manifest.files, self.manifest.parts = files, parts
             raise
         finally:
@@ -225,7 +225,7 @@ class Writer:
                 self._parts, self._bytes, self._schema = [], 0, None
 
     def _pack(self, path: Path, which: int, found: _FileRows, compression: str) -> bool:
-        """Make a Parquet file of the rows (0) or the media (1) of all parts. Returns whether there are any."""
+        """Make a Parquet file of the rows (0) or the media (1) of all parts. Returns false if there are none."""
         tables = self._tables(which, found)
         with _arrow_errors(path):
             first = next(tables, None)
@@ -233,7 +233,7 @@ class Writer:
             return False
 
         def fill(beside: Path) -> None:
-            sums = which == 0 or not self.manifest.seed  # else a medium has its hash
+            sums = which == 0 or not self.manifest.seed  # else the hash of a medium is its checksum
             own: list[str] | bool = _DICTIONARY if which == 0 else False
             statistics: list[str] | bool = _STATISTICS if which == 0 else ["media"]
             # Written by Arrow itself: a Python file would get a copy of each page.
@@ -265,7 +265,8 @@ class Writer:
             yield pa.concat_tables(gathered)
 
     def close(self, *, complete: bool = False, skipped: int = 0) -> None:
-        """Make a file of the parts, and record whether this is the whole stream. Raises as `rotate`."""
+        """Make a file of the parts, and store `complete` and the `skipped` rows in the manifest. Idempotent. Raises
+        LimitExceeded, Misuse, Corrupt, SchemaMismatch."""
         if self._lock < 0:
             return
         try:
@@ -280,7 +281,7 @@ class Writer:
             self.abort()
 
     def abort(self) -> None:
-        """Close it without changes. Idempotent."""
+        """Release the lock, without a write. Idempotent."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -304,7 +305,7 @@ def _arrow_errors(path: Path) -> Iterator[None]:
 
 
 class _FileRows:
-    """The contents of the rows of a file."""
+    """The number of rows of a file, and their lowest and highest policy version."""
 
     def __init__(self) -> None:
         self.rows, self.lowest, self.highest = 0, (1 << 63) - 1, -(1 << 63)
