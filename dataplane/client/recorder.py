@@ -1,15 +1,15 @@
 """Records each row of a stream once, when it has all recorded columns: `stream.record`.
 
 A recorder consumes by a separate task of the stream, and acks rows after they are on disk. So rows that are not
-recorded yet stay in the stream, also while no recorder runs. It runs in a separate thread, and requests the next rows
-before it writes the current ones.
+recorded yet stay in the stream, also while no recorder runs. The recorder runs in a separate thread, and requests the
+next rows before it writes the current ones.
 
-Invariants: a row is in the recording once. If an ack failed, or the recorder was killed before it, the row is delivered
-again and recognised by its unique name: the key that the stream generated, or the user's key with the row's number.
-While the disk is full, rows are skipped and counted, or left in the stream (`on_full`).
+Invariants: a row is in the recording once. A row whose ack failed is delivered again and recognised by its unique name:
+the key that the stream generated, or the user's key with the row's number. While the disk is full, rows are skipped and
+counted, or left in the stream (`on_full`). Rows that cannot be written for another reason are always skipped.
 
 Rejected: recording rows that all other tasks have acked. A stream frees such rows, so it would have to keep them for a
-recorder that may not exist. As a task, the recorder has leases, redelivery and `max_bytes` like all others.
+recorder that may not exist. As a task, the recorder has leases, redelivery and `max_bytes` like other tasks.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_FILE_BYTES = "256MiB"
 COMPRESSIONS = ("zstd", "snappy", "lz4", "none")
 
 _LEASE_S = 600.0
-_WAIT_S = 0.5  # seconds of waiting for rows between two checks whether to end
+_WAIT_S = 0.5  # the most seconds of a request for rows; then the recorder checks whether to end
 _NOTHING = object()
 _LOOK_S = 0.2  # seconds between two requests for the statistics of a stream whose columns are not known yet
 _RETRY_S = 1.0  # seconds between two attempts to write to a full disk
@@ -69,8 +69,8 @@ _PIECE = 64 << 20  # the most bytes of rows that are read at a time
 
 @dataclass(frozen=True, slots=True)
 class RecordingStatistics:
-    """Statistics of a recorder. `rows`: rows in the recording. `skipped`: rows left out. `repeated`: rows that were
-    delivered again after they were recorded. `busy_s`: CPU seconds of the recorder's thread."""
+    """Statistics of a recorder. `rows`: rows in the recording. `skipped`: rows that were left out. `repeated`: rows
+    that were delivered again after they were recorded. `busy_s`: CPU seconds of the recorder's thread."""
 
     rows: int
     skipped: int
@@ -110,8 +110,8 @@ class Recording(Background):
 
     @property
     def error(self) -> BaseException | None:
-        """The error that ended the recorder, or because of which rows were skipped last or no file of rows could be
-        written; None if there is none."""
+        """The error that ended the recorder, or the last one that made it skip rows, wait for disk space or keep rows
+        in parts. None if there is none."""
         return self._error or self._passed
 
     def statistics(self) -> RecordingStatistics:
@@ -180,7 +180,7 @@ class Recording(Background):
                 if delivery is None:
                     return True
                 # The next rows are requested before these are written. If the recorder was closed, the request does not
-                # wait. No request is cancelled, because its rows would stay leased until its answer comes.
+                # wait. A request is cancelled at an early end only: its rows stay leased until its answer comes.
                 last = self._ends.is_set()
                 ahead = asyncio.create_task(self._next(0.0 if last else _WAIT_S))
                 await asyncio.sleep(0)
@@ -195,8 +195,8 @@ class Recording(Background):
                     await found.unseen()
 
     async def _next(self, timeout: float) -> Delivery | None:
-        """The next rows; None if the stream was closed and has no more. Raises NotReady after `timeout` seconds, or if
-        the leader cannot be reached."""
+        """The next rows; None if the stream was closed and has no more. Raises NotReady after `timeout` seconds or an
+        error that may pass, and Closed if the stream was dropped."""
         how = self._how
         try:
             return await self._stream.consume(
@@ -256,9 +256,9 @@ class Recording(Background):
                 return
 
     async def _write(self, ref: BatchRef, names: RowNames) -> bool:
-        """Write rows in parts of about `_PIECE` bytes, or in smaller ones if memory is short. Returns whether every row
-        was recorded or skipped. That is false if a row is lost or too large to read, or if the recorder was closed
-        while the disk was full. Raises Retryable and OutcomeUnknown."""
+        """Write rows in parts of at most `_PIECE` bytes or one row, and smaller ones if memory is short. Returns
+        false if a row is lost or too large to read, or if the recorder was closed while the disk was full. Raises
+        Retryable and OutcomeUnknown."""
         if len(ref) == 1 or ref.stored_nbytes <= _PIECE:
             try:
                 batch = await self._plane.get(ref, timeout=_READ_S)
@@ -327,8 +327,8 @@ def _names(stream: AsyncStream, delivery: Delivery) -> RowNames:
 
 
 async def _columns(stats: Callable[[], Awaitable[Mapping[str, Any]]], task: str, stop: asyncio.Event) -> list[str]:
-    """The columns of the stream of these statistics, once each other task has acked a row or the stream was closed.
-    Empty if it was closed without rows, or `stop` was set."""
+    """The stream's columns, once each other task has acked a row or the stream is closed. Empty if the stream is closed
+    without rows, or `stop` is set. `stats`: requests the statistics."""
     while True:
         figures = await stats()
         others = [each["acked"] for name, each in figures["task"].items() if name != task]
@@ -343,7 +343,7 @@ async def _columns(stats: Callable[[], Awaitable[Mapping[str, Any]]], task: str,
 
 def _recorded(directory: Path) -> list[str]:
     """The columns of the recording in the directory; empty if there is none. The recorder of a stream without rows
-    opens that recording, so that it is refused while another recorder writes there."""
+    opens this recording, and so fails while another recorder writes there."""
     return Manifest.read(directory).columns if (directory / "manifest.json").exists() else []
 
 
@@ -359,7 +359,7 @@ def record(
     compression: str = "zstd",
     on_full: str = "skip",
 ) -> Recording:
-    """Implements `AsyncStream.record`."""
+    """Start a recorder. Raises Misuse for invalid options, which `AsyncStream.record` describes."""
     if task not in stream.settings.tasks:
         raise Misuse(
             f"stream {stream.name!r} has no task {task!r} whose rows could be recorded, only"

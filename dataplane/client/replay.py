@@ -2,7 +2,7 @@
 
 A separate thread appends the rows in the recorded order, with their keys, groups, versions and tags, and then closes
 the stream. By default the stream has room for a quarter of the node's memory, so a recording of any size is replayed
-at the pace of its consumers. If the replay fails or is aborted, the stream is dropped, and its consumers get Closed.
+at the pace of its consumers. A replay that fails or is closed early drops the stream, and its consumers get Closed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ROWS = 256
 
 _SHARE = 4  # the node's memory divided by the default capacity of a stream
-_ROOM_S = 2.0  # seconds of waiting for room between two checks whether to end
+_ROOM_S = 2.0  # the most seconds of waiting for room; then the replay checks whether to end
 _AWAY_S = 0.2  # seconds between two attempts to reach the leader of the stream
 
 
@@ -76,7 +76,8 @@ class Replay(Background):
     async def _append(
         self, plane: AsyncPlane, stream: AsyncStream, recorded: Recorded, keys: list[str], stop: asyncio.Event
     ) -> None:
-        """Append rows until `stop` is set, in halves if they are too large for the node or the stream at once."""
+        """Append rows until `stop` is set, in halves if they are too large for the node or the stream. Raises
+        LimitExceeded if one row is too large."""
         try:
             await self._append_at_once(plane, stream, recorded, keys, stop)
         except LimitExceeded:
@@ -111,7 +112,7 @@ class Replay(Background):
                 except Misuse as error:
                     if not unknown or type(error) is not Misuse:  # such as Closed
                         raise
-                    break  # consumers have acked some of the rows meanwhile, so the earlier attempt was done
+                    break  # consumers have acked some of the rows, so the earlier attempt has succeeded
                 except (PeerUnavailable, OutcomeUnknown) as error:
                     unknown = unknown or isinstance(error, OutcomeUnknown)
                     plane.connection.check()  # raises if the node has ended, because no attempt can succeed then
@@ -120,8 +121,8 @@ class Replay(Background):
             await plane.free(ref)
 
     def _keys(self, names: RowNames) -> list[str]:
-        """The keys of the next rows: as recorded, without the "~" of generated ones. A repeated key is replaced by the
-        row's unique name."""
+        """The keys of the next rows: as recorded, without the "~" of generated ones. A user's key that repeats is
+        replaced by the row's unique name."""
         keys = []
         for key, row in zip(names.keys, names.rows, strict=True):
             keys.append(row if key in self._used else key.removeprefix("~"))
@@ -130,8 +131,8 @@ class Replay(Background):
         return keys
 
     def _groups(self, names: RowNames) -> Sequence[str | int | None]:
-        """The groups of the next rows: as recorded. Once a group has all of its rows, later rows of that name form a
-        group whose name ends with the unique name of its first row."""
+        """The groups of the next rows: as recorded. Once a group has all of its rows, later rows of its name form a new
+        group. Its name gets the unique name of its first row as a suffix."""
         if not self._group_size:
             return names.groups
         groups: list[str | int | None] = []
@@ -161,7 +162,7 @@ async def replay(
     max_lag: int | None = None,
     group_size: int | None = None,
 ) -> AsyncStream:
-    """Implements `AsyncPlane.replay`."""
+    """Make a stream and start its replay. Raises Misuse, Corrupt, ProtocolMismatch. See `AsyncPlane.replay`."""
     reader = await asyncio.to_thread(Reader, _directory(directory))
     found = reader.manifest
     name = arguments.text("a stream's name", found.stream if name is None else name)
