@@ -1,8 +1,8 @@
 """Columns as tables that Parquet stores without changing a bit, and back.
 
 The files have no Arrow extension types, because `datasets` refuses them. A tensor is stored as the storage of its
-extension type, which the metadata of the field name for `decoded`. Times in seconds, which Parquet lacks, are stored as
-int64.
+extension type. The metadata of the field name this type for `decoded`. Timestamps in seconds, which Parquet lacks, are
+stored as int64.
 
 Repeated values of some KiB (the image of a prompt in each of its responses) are media: the cell has the hash of their
 bytes, and the bytes are stored once. A column is media if its first rows have `LARGE` bytes or more on average, and are
@@ -44,7 +44,7 @@ EMPTY = b"dataplane.empty"
 Find = Callable[[str], bytes]
 """Returns the bytes of a medium by its hash. Raises KeyError."""
 
-_REFERS = b"\xc1dpm"  # no MessagePack begins so
+_REFERS = b"\xc1dpm"  # no MessagePack begins with these bytes
 _COUNT = struct.Struct("<I")
 _DIGEST = 16  # bytes
 
@@ -178,7 +178,7 @@ def _tensor(kind: Any) -> dict[str, Any]:
 
 
 def _plain(array: Any) -> Any:
-    """The array without extension types, and with times in seconds as int64."""
+    """The array without extension types, and with timestamps in seconds as int64."""
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     kind = array.type

@@ -1,7 +1,7 @@
 """Writes a recording. `Writer.write` commits rows as a part. Parts that are large enough become a Parquet file.
 
 The order on disk: the file of media, the file of rows, the manifest that names both, and then their parts are deleted.
-A writer that dies in between leaves files that no manifest names. The next one deletes them, and has the parts.
+A writer that dies in between leaves files that no manifest names. The next one deletes them, and reads the parts.
 
 Invariants: a lock admits one writer of a recording at a time. A recorded row is `pending` until its ack is confirmed,
 and `seen` finds such a row when it is delivered again.
@@ -36,7 +36,7 @@ MAX_FILE_BYTES = 256 << 20
 """The default size of a file of rows together with its media, in bytes before compression."""
 
 _AGAIN_S = 5.0  # seconds from a failed rotation until the next one is due
-_GROUP_BYTES = 64 << 20  # the least of a row group but the last
+_GROUP_BYTES = 64 << 20  # the least bytes of a row group, except for the last
 _DICTIONARY = [names.GROUP, names.TAGS]
 _STATISTICS = [names.KEY, names.GROUP, names.NUMBER, names.VERSION]
 
@@ -53,8 +53,8 @@ class Writer:
         max_file_bytes: int = MAX_FILE_BYTES,
         compression: str = "zstd",
     ) -> None:
-        """Begin a recording, or continue the existing one. Raises Misuse (another writer has it, it has another stream
-        or other columns, it cannot be written), LimitExceeded, Corrupt, ProtocolMismatch."""
+        """Begin a recording, or continue the existing one. Raises Misuse (another writer has the lock, its stream
+        or columns differ, the directory cannot be written), LimitExceeded, Corrupt, ProtocolMismatch."""
         self.directory = Path(directory)
         self._most, self._compression = max_file_bytes, compression
         with file_errors(self.directory):
@@ -143,7 +143,7 @@ class Writer:
         return max(self.manifest.parts, *(number + 1 for number in self._parts)) if self._parts else self.manifest.parts
 
     def seen(self, rows: Sequence[str]) -> list[bool]:
-        """Whether each of these rows, by unique name, is in the recording without a confirmed ack. Such a row may be
+        """For each unique name, whether the row is in the recording and its ack is not confirmed. Such a row may be
         delivered again, and must not be written twice."""
         return [row in self.pending for row in rows]
 
