@@ -96,6 +96,9 @@ class Writer:
                 f"{self.directory} is a recording of {', '.join(found.columns)} of stream {found.stream!r}, "
                 f"not of {', '.join(wanted.columns)} of {wanted.stream!r}"
             )
+        if found.complete:  # no longer, if this recorder is killed
+            found.complete = False
+            found.write(self.directory)
         return found
 
     def _recover(self) -> None:
@@ -113,8 +116,12 @@ class Writer:
                     self._take_up(path)
         for each in self.manifest.files:
             if each.media:
-                with file_errors(self.directory / each.media):
-                    self._media.update(pq.read_table(self.directory / each.media, columns=["media"])[0].to_pylist())
+                path = self.directory / each.media
+                with file_errors(path):
+                    try:
+                        self._media.update(pq.read_table(path, columns=["media"])[0].to_pylist())
+                    except pa.ArrowException as error:
+                        raise Corrupt(f"{path} is damaged: {error}", path=str(path)) from error
 
     def _take_up(self, path: Path) -> None:
         number = int(path.name.removeprefix("part-"))

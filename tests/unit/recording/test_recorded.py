@@ -117,6 +117,9 @@ def test_an_altered_media_file_is_corrupt(tmp_path: Path, seeded: bool) -> None:
     assert bool(Reader(tmp_path).manifest.seed) == seeded
     with pytest.raises(Corrupt, match="has not the medium" if seeded else "damaged"):
         list(Reader(tmp_path).rows())
+    media.write_bytes(b"no Parquet")
+    with pytest.raises(Corrupt, match="damaged"):
+        Writer(tmp_path, manifest(["x"]))
 
 
 def test_a_schema_that_widens_begins_another_file(tmp_path: Path) -> None:

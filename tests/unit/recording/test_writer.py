@@ -164,5 +164,7 @@ def test_parts_already_in_a_file_are_not_written_again_after_an_error(
 
 
 def test_a_recording_has_at_most_one_writing_process(tmp_path: Path) -> None:
+    Writer(tmp_path, manifest()).close(complete=True)
     with Writer(tmp_path, manifest()), pytest.raises(Misuse, match="another process"):
+        assert not Reader(tmp_path).manifest.complete, "it is continued, perhaps not to the end"
         Writer(tmp_path, manifest())
