@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -304,23 +304,20 @@ class AsyncHistory:
                 left -= await self._let_go(dict(zip(seen.keys, seen.tags, strict=True)), share)
 
     async def _let_go(self, prompts: dict[str, dict[str, Any]], share: int) -> int:
-        """Remove responses of about `share` bytes, and prompts that have none left. Returns the bytes."""
+        """Remove responses of about `share` bytes. Returns the bytes. The rows of prompts stay, because others may add
+        responses to them at the same time."""
         known = [(key, each) for key, tags in prompts.items() for each in self._held(tags).values()]
         known.sort(key=lambda one: _usefulness(one[1]))
-        left = Counter(key for key, _ in known)
         places: dict[str, list[str]] = {}
         gone = 0
         for key, each in known:
             if gone >= share:
                 break
             gone += each.length * self.dtype.itemsize
-            left[key] -= 1
             places.setdefault(each.place, []).append(key)
-        await self._table.clear([key for key, count in left.items() if not count])
+        nothing = np.empty(0, self.dtype)
         for place, keys in places.items():
-            if rest := [key for key in keys if left[key]]:
-                nothing = [np.empty(0, self.dtype)] * len(rest)
-                await self._table.upsert(rest, {place: nothing}, tags=[{place: None}] * len(rest))
+            await self._table.upsert(keys, {place: [nothing] * len(keys)}, tags=[{place: None}] * len(keys))
         return gone
 
     # reading

@@ -238,6 +238,8 @@ class Recording(Background):
                 self._writer.rotate()
             except DataplaneError as error:
                 self._pass_over(error, 0)
+            else:
+                self._passed = self._passed if self._skipped else None
         return True
 
     async def _ack(self, delivery: Delivery, names: RowNames) -> None:

@@ -188,7 +188,8 @@ async def replay(
         max_lag=max_lag,
         group_size=group_size,
     )
-    size = recorded_size or stream.settings.group_size
+    # With chosen versions, the rows of a group that are left out cannot be counted.
+    size = (recorded_size or stream.settings.group_size) if versions is None else 0
     stream.replay = Replay(stream, reader, named, _wanted(versions), count, size).start()
     return stream
 

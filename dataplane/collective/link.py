@@ -82,7 +82,7 @@ class RankLink:
         self._device_types = device_types
         self._devices: DeviceLink | None = None
         self._store = store
-        self._clones = hasattr(store, "clone")  # torch 2.8
+        self._clones = True  # whether the store can make another client
         self._number = 0
         self._peers: Any = None
         self._turn = threading.Lock()
@@ -133,7 +133,10 @@ class RankLink:
             return number
 
         def made(number: int) -> Any:
-            own = self._store.clone() if self._clones else self._store  # a client whose waits hold up no other
+            try:
+                own = self._store.clone()  # a client whose waits hold up no other
+            except (AttributeError, NotImplementedError, RuntimeError):  # before torch 2.8, or a store in Python
+                self._clones, own = False, self._store
             ranks = dist.PrefixStore(f"{number}/ranks", own)
             timeout = timedelta(seconds=max(self._deadline.remaining_s, 0.001))
             try:
@@ -144,6 +147,8 @@ class RankLink:
         try:
             self._number = self._bounded(come, self._deadline.remaining_s + _STORE_S)
             self._peers = self._made(self._threads.submit(made, self._number))
+            if self._interrupted.done():  # after `_made` looked
+                raise self._interruption()
             self._watch()
         except (RuntimeError, OSError) as error:  # TimeoutError too; others if there is no thread
             raise self._incomplete(None, _short(error) or "its store is silent") from None

@@ -63,8 +63,9 @@ class MemoryHolders:
     def _disk_full(self, refused: bool) -> str:
         if not self._disk.quota:
             return "spilling is off"
-        used, quota = format_size(self._disk.used), format_size(self._disk.quota)
-        full = f"the disk budget is full: {used} of {quota}, and the rest is kept free to exchange shards with memory"
+        what = "budget" if self._disk.room == self._disk.quota else "(smaller than its budget)"
+        used, room = format_size(self._disk.used), format_size(self._disk.room)
+        full = f"the disk {what} is full: {used} of {room}, and the rest is kept free to exchange shards with memory"
         return full if refused or self._residency.disk_full else ""
 
     def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:

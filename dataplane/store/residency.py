@@ -20,11 +20,9 @@ which reads back up to a quarter more than necessary.
 from __future__ import annotations
 
 import asyncio
-import errno
 import heapq
 import itertools
 import logging
-import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from dataplane.clock import Deadline
@@ -302,10 +300,8 @@ class Residency:
             self._budget.grant()  # requests that waited for fewer stored bytes
             self._wake.clear()
             self._make_room()
-            short = self._budget.waiting and not self._batch and self._disk.room < self._disk.quota
-            if short:
-                self._disk.refused("spilling", OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-            if (short or self._refused) and not self._retrying:
+            need = (self._budget.waiting or self._ahead) and not self._batch
+            if ((need and self._disk.room < self._disk.quota) or self._refused) and not self._retrying:
                 self._retrying = True
                 task = asyncio.create_task(self._retry())
                 self._tasks.add(task)
@@ -366,7 +362,7 @@ class Residency:
         sizes: list[int] = []
         freed = 0
         spilled = self._spilled()
-        self.disk_full = False
+        self.disk_full = self._disk.short = False
         while freed < min(need, _BATCH_BYTES) and len(victims) < _BATCH_SHARDS:
             shard = self._pop(clean=False)
             if shard is None:
@@ -374,6 +370,7 @@ class Residency:
             if not self._fits_on_disk([*sizes, shard.room], shard.next_use, spilled):
                 self._push(shard)
                 self.disk_full = not self._disk.fits([*sizes, shard.room], later=True)
+                self._disk.short = self.disk_full and self._disk.room < self._disk.quota
                 break
             victims.append(shard)
             sizes.append(shard.room)

@@ -100,6 +100,8 @@ class Disk:
         self.quota = quota
         self.room = quota
         """The bytes of files that fit on the disk by its free space when that was last measured; at most `quota`."""
+        self.short = False
+        """Whether the free space, and not the quota, prevents the next write."""
         self.used = 0
         self.removed: Callable[[], None] = lambda: None
         """Called when files have been deleted and the quota has room for others."""
@@ -144,7 +146,8 @@ class Disk:
         late = sum(since < time.monotonic() - _LATE_S for since in list(self._calls.values()))
         if late:
             return f"using the disk failed: {late} requests to it have not been answered ({self.directory})"
-        return next(iter(self._errors.values()), "")
+        full = f"spilling failed: {os.strerror(errno.ENOSPC)} ({self.directory})" if self.short else ""
+        return next(iter(self._errors.values()), full)
 
     def fits(self, sizes: Iterable[int], *, later: bool = False) -> bool:
         """Whether the disk has room for uncompressed files of these sizes in bytes. `later`: once all removed files

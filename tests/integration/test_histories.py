@@ -53,9 +53,6 @@ def test_a_history_is_bounded(plane: Any) -> None:
     oldest = [min((each.epoch for each in several), default=9) for several in held]
     assert sum(epoch < 2 for epoch in oldest) == 0  # the older epochs went
     assert plane.stats().memory_used < 3 * MIB
-    for step in range(40):
-        history.add(f"q{step}", np.zeros(65536, np.int32), epoch=9)
-    assert plane.tables()["history/h"]["rows"] < 10, "prompts go with their last response"
     history.drop()
     assert plane.stats().shards == 0
 

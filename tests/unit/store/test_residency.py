@@ -168,11 +168,22 @@ async def test_shards_of_any_size_are_read_back_with_memory_and_disk_full(
     """Also while producers take all that comes free, and readers add columns to what they read; and if the disk is
     smaller than its quota."""
     chance = random.Random(seed)
-    monkeypatch.setattr(
-        spill, "_free", lambda _: MEMORY - sum(each.stat().st_size for each in tmp_path.rglob("*.spill"))
-    )
+    stores: list[Store] = []
+    there = spill.pwrite
+
+    def free(_: int) -> int:
+        return MEMORY - sum(each.disk.used for each in stores)
+
+    def pwrite(fd: int, chunk: memoryview, start: int) -> None:
+        if free(fd) < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        there(fd, chunk, start)
+
+    monkeypatch.setattr(spill, "_free", free)
+    monkeypatch.setattr(spill, "pwrite", pwrite)
     monkeypatch.setattr(residency, "_RETRY_S", 0.01)
     async with running(tmp_path, spill=quota) as store:
+        stores.append(store)
 
         async def write(purpose: Purpose, sizes: Sequence[int], deadline: Deadline) -> int:
             size = chance.choice(sizes)
