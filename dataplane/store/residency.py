@@ -326,6 +326,8 @@ class Residency:
         need = max(self._budget.shortfall, dirty - self._low if self._ahead else 0)
         if self._disk.error and self._budget.waiting:
             need = max(need, 1)  # a write shows whether the disk works again
+        if not need:
+            self.disk_full = self._disk.short = False
         for shard in self._victims(need) if need and not self._refused else []:
             shard.moving = asyncio.get_running_loop().create_future()
             task = asyncio.create_task(self._save(shard))

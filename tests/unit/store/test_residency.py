@@ -314,3 +314,13 @@ async def test_a_hanging_write_holds_up_no_request_that_clean_memory_satisfies(
             await put(store, seed)
         assert store.residency._batch, "a write has begun meanwhile, and hangs"
         answers.set()
+
+
+async def test_a_full_disk_is_no_error_once_memory_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spill, "_free", lambda _: 0)
+    monkeypatch.setattr(residency, "_RETRY_S", 0.01)
+    async with running(tmp_path) as store:
+        numbers = [await put(store, seed) for seed in range(60)]
+        await until(lambda: "No space left" in store.disk.error)
+        store.free(numbers)
+        await until(lambda: not store.disk.error)
