@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import multiprocessing.resource_tracker
 import os
 import re
 import signal
+import sys
 import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import pytest
@@ -152,6 +155,40 @@ def pytest_configure() -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if sys.__stderr__ is not None:
+        _hard.stderr = os.dup(sys.__stderr__.fileno())  # the terminal's: nothing is captured yet
+
+
+@dataclass(slots=True)
+class HardLimit:
+    """Ends this process, and prints what each thread does, if a test takes twice its limit. pytest-timeout raises in
+    the main thread: the code under test may catch that, and a call that keeps the interpreter never sees it."""
+
+    limit_s: float = 0.0
+    stderr: int = 2
+
+    def begin(self) -> None:
+        if self.limit_s:
+            faulthandler.dump_traceback_later(self.limit_s, exit=True, file=self.stderr)
+
+
+_hard = HardLimit()
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    _hard.limit_s = 2 * settings.timeout
+    _hard.begin()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Begin again: pytest has ended the limit if the test failed."""
+    _hard.begin()
+
+
+def pytest_runtest_logfinish() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)

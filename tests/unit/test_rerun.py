@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 ONCE = """
-import os, pathlib, pytest
+import os, pathlib, pytest, time
 def first(name):
     made = pathlib.Path(__file__).with_name(name)
     return not made.exists() and not made.write_text("")
@@ -23,6 +23,20 @@ def test_fails_once(x):
 def test_crashes_once():
     if first("crashed"):
         os._exit(3)
+@pytest.mark.timeout(0.2)
+def test_swallows_its_limit_once():
+    if first("hung"):
+        while True:
+            try:
+                time.sleep(1)
+            except BaseException:
+                pass
+"""
+
+LIMITS = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from tests.conftest import pytest_runtest_logfinish, pytest_runtest_teardown, pytest_timeout_set_timer
 """
 
 
@@ -30,6 +44,7 @@ def run(tmp_path: Path, workers: str = "-n1", /, **modules: str) -> tuple[int, s
     """The exit status, what was printed, and the lines of the file of unstable tests."""
     for name, text in modules.items():
         (tmp_path / f"test_{name}.py").write_text(text)
+    (tmp_path / "conftest.py").write_text(LIMITS)
     (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
     told = tmp_path / "unstable"
     environment = {**os.environ, "UNSTABLE": str(told)}
@@ -46,6 +61,7 @@ def test_a_test_that_fails_once_passes_and_is_listed_as_unstable(tmp_path: Path)
     assert sorted(line.split(" (")[0] for line in unstable) == [
         "unstable: test_once.py::test_crashes_once",
         "unstable: test_once.py::test_fails_once[a b::[c]]",
+        "unstable: test_once.py::test_swallows_its_limit_once",
     ]
     assert printed.endswith("\n".join(unstable) + "\n")
 
