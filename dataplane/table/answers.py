@@ -114,9 +114,10 @@ def _bits(have: Any) -> bytes:
 def _ready(table: TableRows | None, asked: r.FindReady) -> r.RowNumbers | None:
     if table is None:
         return numbered(_NONE) if asked.least <= 0 else None
-    given_before = table.claims.find(asked.task, asked.claim_id) if asked.claim_id else None
+    first = asked.after < 0  # a claim has no pages: its rows are in any order, and fit into one message
+    given_before = table.claims.find(asked.task, asked.claim_id) if asked.claim_id and first else None
     if given_before is not None:
-        return numbered(given_before)
+        return r.RowNumbers(given_before)
     numbers = table.ready(asked.columns, asked.task or None)
     numbers = numbers[np.searchsorted(numbers, asked.after, side="right") :]
     return numbered(numbers) if len(numbers) >= asked.least else None

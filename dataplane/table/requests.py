@@ -120,8 +120,8 @@ class LookRows(StreamRequest, frozen=True, tag=63, kw_only=True):
 
 class FindReady(StreamRequest, frozen=True, tag=64, kw_only=True):
     """Ask for the rows after the number `after` that have all these columns and that the task, if given, has not
-    claimed; or, if there is a claim with the id `claim_id`, for its rows. Answered by `RowNumbers`, or by nothing if
-    there are fewer rows than `least`."""
+    claimed; or, without `after`, for all rows of the claim with the id `claim_id` if there is one. Answered by
+    `RowNumbers`, or by nothing if there are fewer rows than `least`."""
 
     columns: list[str]
     task: str = ""

@@ -15,6 +15,7 @@ from dataplane.batch.ref import BatchRef
 from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, Rejected, SchemaMismatch
 from dataplane.replication.sessions import WINDOW
 from dataplane.stream.requests import EndClient
+from dataplane.table import answers
 from dataplane.table import requests as r
 from dataplane.table.answers import MAX_TAG_BYTES, write
 from dataplane.table.claims import MAX_CLAIMS, MAX_TASKS
@@ -47,6 +48,20 @@ def test_a_column_may_change_type_when_all_its_rows_are_replaced() -> None:
     table.upsert(["a", "b"], stored(3, 2, "x", field=FLOAT))
     assert table.cells.schema == {"x": FLOAT}
     assert table.read(numbers(0, 1)).schema == {"x": FLOAT}
+
+
+def test_a_claim_longer_than_a_page_of_numbers_is_found_in_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pages of it, a caller that asks for the rows after the last one is given the same page forever."""
+    monkeypatch.setattr(answers, "_NUMBERS", 2)
+    table = made()
+    table.upsert(["a", "b", "c", "d"])
+    table.claim("train", numbers(3), numbers(3, 0, 2), "step-0")
+    of_claim = r.FindReady(columns=[], task="train", claim_id="step-0")
+    assert answers.answer("t", table, of_claim).rows.tolist() == [3, 0, 2]
+    assert not answers.answer("t", table, of_claim).more
+    # A claim that was made while a caller reads pages of ready rows does not become one of the pages.
+    second = r.FindReady(columns=[], task="train", claim_id="step-0", least=0, after=1)
+    assert answers.answer("t", table, second).rows.tolist() == [2]
 
 
 def test_tasks_and_claims_are_bounded() -> None:
