@@ -17,7 +17,6 @@ child's shards, and the child would read wrong bytes.
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import socket
 import threading
@@ -83,9 +82,17 @@ class ShardPin:
         self.shards = shards
 
 
+class _Held(weakref.ref[ShardPin]):
+    """A weak reference to a pin, with the pinned shards."""
+
+    __slots__ = ("shards",)
+    shards: Sequence[int]
+
+
 class ClientPins:
     """The live pins of one connection. `flush` is called from any thread, to have `take` called soon. An interrupt
-    (Ctrl-C) within the finalizer may prevent that, so the connection also checks `dropped` before each request."""
+    (Ctrl-C) within the finalizer may prevent that, so the connection also checks `dropped` before each request. An
+    interrupt loses no pin: a callback without Python code, the first to be called, notes the end of its object."""
 
     def __init__(self, flush: Callable[[], None]) -> None:
         self.source: tuple[str, bytes] | None = None
@@ -95,10 +102,10 @@ class ClientPins:
         self.access = memory.MappingAccess()
         """The mappings of the connection."""
         self._heir: InheritedPins | None = None  # the pins made for a child, during a fork
-        self._inherited: frozenset[int] = frozenset()  # the pins that `_heir` has too
-        self._tokens = itertools.count()
-        self._live: set[int] = set()  # not a count: a finalizer may run between its read and its write
-        self._dropped: list[int] = []
+        self._inherited: frozenset[_Held] = frozenset()  # the pins that `_heir` has too
+        self._held: set[_Held] = set()  # the pins that `take` has not returned yet
+        self._over: deque[_Held] = deque()  # those of them whose objects have ended
+        self._asked = False  # whether `flush` was called since the last `take`
         self._socket: socket.socket | None = None
         self._unsent = bytearray()
         self._sending = False
@@ -108,9 +115,11 @@ class ClientPins:
         """A pin object for shards that the node has pinned. The pins on all of them are dropped together. Waits while
         another thread forks: the child would have a view without a pin."""
         with _forking:
-            pin, token = ShardPin(shards), next(self._tokens)
-            self._live.add(token)
-            weakref.finalize(pin, self._drop, shards, token).atexit = False
+            pin = ShardPin(shards)
+            weakref.finalize(pin, self._drop).atexit = False
+            held = _Held(pin, self._over.append)  # called before the finalizer, because it is registered later
+            held.shards = shards
+            self._held.add(held)
             return pin
 
     @property
@@ -118,14 +127,17 @@ class ClientPins:
         """The number of pins."""
         return len(self._live)
 
-    def _drop(self, shards: Sequence[int], token: int) -> None:
+    @property
+    def _live(self) -> set[_Held]:
         with self._lock:
-            self._live.discard(token)
-            first = not self._dropped
-            self._dropped += shards
+            return self._held.difference(self._over)
+
+    def _drop(self) -> None:
+        with self._lock:
             if self._socket is not None:
                 self._send()
-            elif first:
+            elif not self._asked:
+                self._asked = True
                 self._flush()
 
     @property
@@ -133,18 +145,24 @@ class ClientPins:
         """Whether `take` has dropped pins to return. Drops pins of `drop_later` that are due first."""
         if _used:
             _sweep()
-        return bool(self._dropped)
+        return bool(self._over)
 
     def take(self) -> list[int]:
         """Return the numbers of the shards whose pins were dropped since the last call, one for each pin."""
-        with self._lock:
-            dropped, self._dropped = self._dropped, []
-            return dropped
+        dropped: list[int] = []
+        with self._lock, suppress(IndexError):
+            self._asked = False
+            while True:  # a finalizer may take some meanwhile
+                held = self._over.popleft()
+                self._held.discard(held)
+                dropped += held.shards
+        return dropped
 
     def before_fork(self, deadline: Deadline) -> None:
         """Make pins for a child if there are views that it could read, and the node answers by the deadline."""
-        if self._live and self.source is not None:
-            self._inherited = frozenset(self._live)
+        live = self._live
+        if live and self.source is not None:
+            self._inherited = frozenset(live)
             self._heir = inherit(*self.source, deadline)
 
     def after_fork_in_parent(self) -> None:
@@ -161,7 +179,8 @@ class ClientPins:
         self._socket, self._unsent, self._heir = (heir.connected if heir else None), bytearray(), None
         self._sending = False
         # The heir lacks a pin that a signal handler got meanwhile.
-        self.access.after_fork_in_child(readable=not self._live or (heir is not None and self._live <= self._inherited))
+        live = self._live
+        self.access.after_fork_in_child(readable=not live or (heir is not None and live <= self._inherited))
         self.source = (self.source[0], heir.token) if self.source and heir and heir.token else None
         if parents is not None:
             let_go(parents)
@@ -185,7 +204,7 @@ class ClientPins:
         if self._socket is None:
             return
         dropped = self.take()
-        if not self._live:
+        if not self._held:
             self._socket.close()
             self._socket = None
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -90,6 +91,34 @@ def test_pins_dropped_by_many_threads_are_each_taken_once() -> None:
     taken.update(pins.take())
     assert taken == expected
     assert pins.live == 0
+
+
+def test_a_pin_is_taken_if_an_interrupt_ends_its_finalizer_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    lost: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", lost.append)
+    pins, before = Flushes().pins, sys.gettrace()
+    held = [pins.hold(1, 2), pins.hold(3)]
+    sys.settrace(interrupt)  # the first Python function that is called raises
+    held.pop()
+    sys.settrace(before)
+    assert [each.exc_type for each in lost] == [KeyboardInterrupt]
+    lost.clear()
+    assert pins.live == 1
+    assert pins.dropped
+    assert pins.take() == [3]
+    held.pop()
+    assert (pins.take(), pins.live) == ([1, 2], 0)
+
+
+def test_a_flush_finds_the_pin_that_asked_for_it() -> None:
+    taken: list[int] = []
+    pins = ClientPins(lambda: taken.extend(pins.take()))
+    held = [pins.hold(1), pins.hold(2)]
+    held.clear()
+    assert sorted(taken) == [1, 2]
 
 
 def test_unpins_at_a_full_socket_neither_block_nor_corrupt_the_stream(
