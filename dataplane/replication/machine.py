@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dataplane.replication.outbox import LostNodes
+from dataplane.replication.outbox import ALL, LostNodes
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -106,8 +106,9 @@ class StateMachine(ABC):
         """The nodes that store columns of the rows and are not lost."""
         return ()
 
-    def losing(self, node: str) -> bytes:
-        """The request that marks the columns that only this node had as lost. May be repeated."""
+    def losing(self, node: str, before: int = ALL) -> bytes:
+        """The request that marks the columns that only this node had as lost; with `before`, only those in its shards
+        with lower numbers. May be repeated."""
         raise NotImplementedError
 
     def returning(self, node: str, first: int) -> bytes:

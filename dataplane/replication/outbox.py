@@ -140,11 +140,15 @@ class LostNodes:
             if not self.there(node, shard):
                 raise OwnerDied(f"node {node.hex()} was lost with its data: put this again", node=node.hex())
 
-    def lose(self, node: bytes) -> None:
-        """Mark a node and all of its shards as lost."""
+    def before(self, node: bytes) -> int:
+        """The number below which all shards of the node are lost."""
+        return self._before.get(node, 0)
+
+    def lose(self, node: bytes, before: int = ALL) -> None:
+        """Mark a node and all of its shards as lost; with `before`, only its shards with lower numbers."""
         self._before.pop(node, None)
-        self._before[node] = ALL
-        self.lost.add(node)
+        self._before[node] = before
+        (self.lost.add if before == ALL else self.lost.discard)(node)
         if len(self._before) > MAX_LOST_NODES:
             oldest = next(iter(self._before))
             del self._before[oldest]

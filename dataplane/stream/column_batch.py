@@ -67,7 +67,8 @@ class ColumnBatch:
         flags = np.zeros(len(self.ref), np.bool_)
         for name in self.ref.columns:
             pieces, order = locations.sources(self.ref, name)
-            found = np.repeat([which(piece.node, piece.shard) for piece in pieces], [len(p.rows) for p in pieces])
+            shards = [which(piece.node, locations.shard_of(piece.shard)) for piece in pieces]
+            found = np.repeat(shards, [len(piece.rows) for piece in pieces])
             flags |= found if order is None else found[order]
         return flags
 
@@ -75,7 +76,7 @@ class ColumnBatch:
         """Whether all of its columns still exist. `there` tells whether a shard does."""
         if self.pieces:
             return all(piece.lives(there) for piece in self.pieces)
-        stored = all(there(node, shard) for node, shard in self.ref.shards())
+        stored = all(there(node, locations.shard_of(shard)) for node, shard in self.ref.shards())
         return stored or any(there(spare, ALL) for spare in self.spares)
 
     def lost(self, there: There, index: Index) -> Flags:

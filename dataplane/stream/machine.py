@@ -8,6 +8,7 @@ from typing import Any
 
 from dataplane.errors import OutcomeUnknown, ProtocolMismatch
 from dataplane.replication.machine import Decision, StateMachine
+from dataplane.replication.outbox import ALL
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.leader import StreamLeader
@@ -174,8 +175,8 @@ class StreamMachine(StreamLeader, StateMachine):
     def holders(self) -> Iterable[str]:
         return [node.hex() for node in self.outboxes.holders if node not in self.lost_nodes]
 
-    def losing(self, node: str) -> bytes:
-        return r.encode_request(r.Lose(node=bytes.fromhex(node)))
+    def losing(self, node: str, before: int = ALL) -> bytes:
+        return r.encode_request(r.Lose(node=bytes.fromhex(node), before=before))
 
     def returning(self, node: str, first: int) -> bytes:
         return r.encode_request(r.Return(node=bytes.fromhex(node), first=first))

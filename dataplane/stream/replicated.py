@@ -258,11 +258,14 @@ class ReplicatedStream:
             self.leased.partition.unkept(command.batches)
 
     def _do_lose(self, command: r.Lose) -> None:
-        """Remove rows that have lost a column, and report them as lost. The holder of a dropped row may go on."""
-        self.lost_nodes.lose(command.node)
+        """Remove rows that have lost a column, and report them as lost. The holder of a dropped row may go on. A node
+        that was restarted releases copies that it has stored since."""
+        self.lost_nodes.lose(command.node, command.before)
         partition = self.leased.partition
         for _, batch in partition.rows.batches.stored():
-            batch.spares = tuple(spare for spare in batch.spares if spare != command.node)
+            if command.node in batch.spares:
+                batch.spares = tuple(spare for spare in batch.spares if spare != command.node)
+                self.outboxes.tell(batch.encode(), [command.node])
         dead = partition.rows.dead(self.lost_nodes.there)
         self.leased.lose_rows(dead[~partition.progress.dropped(partition.rows.places(dead), len(dead))])
         self._count_holders()

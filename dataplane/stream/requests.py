@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from dataplane.batch.ref import BatchRef
+from dataplane.replication.outbox import ALL
 from dataplane.stream.lease import Who
 from dataplane.stream.packing import decoder, hook, union
 from dataplane.stream.page import Index
@@ -197,9 +198,11 @@ class TakeLost(StreamRequest, frozen=True, tag=13, kw_only=True):
 
 
 class Lose(StreamRequest, frozen=True, tag=14, kw_only=True):
-    """Mark a node as lost, with all shards that it stored."""
+    """Mark a node as lost, with all shards that it stored; with `before`, only its shards with lower numbers and its
+    copies."""
 
     node: bytes
+    before: int = ALL
 
 
 class Return(StreamRequest, frozen=True, tag=42, kw_only=True):

@@ -21,7 +21,7 @@ from typing import Any
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, DataplaneError, Misuse, ProtocolMismatch, Rejected
 from dataplane.replication.machine import Decision, StateMachine
-from dataplane.replication.outbox import LostNodes, Outboxes
+from dataplane.replication.outbox import ALL, LostNodes, Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream import requests as s
 from dataplane.stream.packing import pack, unpack
@@ -184,7 +184,7 @@ class TableMachine(StateMachine):
             self.changes = max(self.changes, asked.changes)
 
     def _lose(self, asked: s.Lose) -> None:
-        self.lost_nodes.lose(asked.node)
+        self.lost_nodes.lose(asked.node, asked.before)
         self.outboxes.recount(written.nodes for written in self.table.cells.writes.values())
 
     def _retire(self, asked: r.Retire) -> r.AnyResult:
@@ -205,8 +205,8 @@ class TableMachine(StateMachine):
         """Also the nodes with outbox entries."""
         return [node.hex() for node in {*self.outboxes.holders, *self.outboxes} if node not in self.lost_nodes]
 
-    def losing(self, node: str) -> bytes:
-        return r.encode_request(s.Lose(node=bytes.fromhex(node)))
+    def losing(self, node: str, before: int = ALL) -> bytes:
+        return r.encode_request(s.Lose(node=bytes.fromhex(node), before=before))
 
     def returning(self, node: str, first: int) -> bytes:
         return r.encode_request(s.Return(node=bytes.fromhex(node), first=first))

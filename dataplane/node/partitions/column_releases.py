@@ -3,7 +3,8 @@ a partition decides both. The columns themselves are in the stores of nodes.
 
 When a node is gone, the leader of each partition with columns on that node commits a command. The command marks the
 columns that only that node had as lost, so `lost()` reports their rows even after the leader has ended. When the node
-is a member again, another command permits columns on it.
+is a member again, another command permits columns on it. A node that was restarted on its data directory has lost only
+the columns that it stored before, of partitions that are not durable.
 
 A notification is an entry of the node's outbox. Outboxes are part of the state of the partition, so a new leader
 repeats entries that may not have arrived. Entries are numbered, so a node recognises repeated ones. The leader's own
@@ -49,6 +50,8 @@ class ColumnReleases:
         self._changing: set[tuple[str, str]] = set()  # (partition, node) with a command of `losing` or `returning`
         self._telling: set[tuple[str, str]] = set()
         self._seen: dict[str, int] = {}  # partition led here -> the epoch of the last look
+        self._lives: dict[str, int] = {}  # by node with a data directory: the life of its last process
+        self._restarted: dict[str, set[str]] = {}  # by partition that is not durable: nodes that were started again
         self._told: dict[str, int] = {}  # partition led here -> number of the last entry that was sent to this node
         self._background = BackgroundTasks()
         replicas.settle = self._settle
@@ -63,15 +66,40 @@ class ColumnReleases:
 
     def look(self) -> None:
         """Start the commands and messages that are due, in the background."""
+        self._note_restarts()
         for hosted in self._replicas:
             self._look_at(hosted)
-        for partition in [each for each in {**self._told, **self._seen} if self._replicas.find(each) is None]:
+        known = {**self._told, **self._seen, **self._restarted}
+        for partition in [each for each in known if self._replicas.find(each) is None]:
             self.forget(partition)
 
     def forget(self, partition: str) -> None:
         """Forget a partition that no longer exists, or of which this node has no replica any more."""
         self._told.pop(partition, None)
         self._seen.pop(partition, None)
+        self._restarted.pop(partition, None)
+
+    def _note_restarts(self) -> None:
+        for node, member in self._members.current.items():
+            if member.keeps and self._lives.setdefault(node, member.life) != member.life:
+                self._lives[node] = member.life
+                for hosted in self._replicas:
+                    if not hosted.durable:
+                        self._restarted.setdefault(hosted.partition, set()).add(node)
+
+    def _look_at_restarted(self, hosted: HostedReplica) -> None:
+        """Mark the columns that restarted nodes stored before as lost, unless an earlier leader has done so."""
+        machine, nodes = hosted.machine, self._restarted.get(hosted.partition, set())
+        holders = {*machine.holders()} if nodes else ()
+        for node in [*nodes]:
+            member = self._members.current.get(node)
+            if member is None or (hosted.partition, node) in self._changing:
+                continue
+            if node not in holders or machine.lost_nodes.before(bytes.fromhex(node)) >= member.first:
+                nodes.discard(node)
+            else:
+                what = "what node %s had of %s before its restart is lost"
+                self._change(hosted, node, machine.losing(node, member.first), what)
 
     def _look_at(self, hosted: HostedReplica) -> None:
         machine = hosted.machine
@@ -81,6 +109,7 @@ class ColumnReleases:
             if self._members.gone(node, durable=hosted.durable) and (hosted.partition, node) not in self._changing:
                 what = "what node %s alone held of %s is lost"
                 self._change(hosted, node, machine.losing(node), what)
+        self._look_at_restarted(hosted)
         for node in [each.hex() for each in machine.lost_nodes.lost]:
             member = self._members.current.get(node)
             if member is not None and (hosted.partition, node) not in self._changing:

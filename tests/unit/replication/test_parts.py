@@ -66,6 +66,16 @@ def test_the_least_recently_used_producer_sessions_are_evicted(
     assert restored.producers == sessions.producers
 
 
+def test_a_restarted_node_has_lost_the_shards_of_its_earlier_processes() -> None:
+    lost = LostNodes()
+    lost.lose(b"restarted")
+    lost.lose(b"restarted", before=5)
+    assert b"restarted" not in lost
+    assert not lost.there(b"restarted", 4)
+    assert lost.there(b"restarted", 5)
+    assert LostNodes(lost.state()).before(b"restarted") == 5
+
+
 def test_the_most_recently_lost_nodes_are_remembered() -> None:
     lost = LostNodes()
     for number in range(MAX_LOST_NODES + 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -210,6 +211,29 @@ async def test_a_node_that_was_away_for_long_appends_again() -> None:
         await back(other, [leader, follower])
         await until(lambda: not leader.machine().lost_nodes.lost)
         assert (await writer.append([1])).new
+
+
+async def test_a_node_restarted_on_its_data_directory_has_lost_its_rows_of_memory(tmp_path: Path) -> None:
+    async with streaming(3, options={"keeps": True}) as (leader, (_, other)):
+        near, far = clients([leader, other])
+        await far.append([0])
+        await near.append([1])
+        await other.aclose()
+        coordinator = leader.replicas.coordinator
+        again = StreamBench(
+            other.id.decode().rstrip("."), coordinator, directory=tmp_path / "again", keeps=True, first=2
+        )
+        try:
+            await again.join()
+            client = await again.opened()
+            await until(lambda: leader.machine().lost_nodes.before(other.id) == 2)
+            assert len((await near.lost()).rows) == 1
+            client.put(1)  # the shard below the first of this process
+            assert (await client.append([2])).new
+            assert sorted(ids(await near.take(2))) == [1, 2]
+            assert not (await near.lost()).rows
+        finally:
+            await again.aclose()
 
 
 async def test_the_permit_of_a_refused_append_is_returned() -> None:

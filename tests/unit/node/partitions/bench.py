@@ -100,6 +100,7 @@ class Bench(Partitions):
         logs: Logs = in_memory,
         host: str = "",
         keeps: bool = False,
+        first: int = 0,
         key: Key = KEY,
         listen: str = "tcp://127.0.0.1:0",
         lease_s: float = 1.0,
@@ -110,7 +111,7 @@ class Bench(Partitions):
         self.name = name
         self.peers = Peers(name, listen, key, self._answer)
         self.peers.start()
-        member = Member(next(_numbers), self.peers.address, host or name, keeps=keeps)
+        member = Member(next(_numbers), self.peers.address, host or name, keeps=keeps, first=first)
         membership = Membership(coordinator, name, member, lease_s=lease_s, lost_s=lost_s)
         self._detector = Detector(self.peers, membership)
         self._running: list[asyncio.Task[None]] = []
