@@ -145,6 +145,7 @@ class Hosts:
         self.fetcher = Fetcher(self._node, self._store, self._peers, membership, self._choice)
         self._needed.replica = self.fetcher.replicas.here
         self.fetcher.replicas.freeing = self._needed.free_replica
+        self._needed.free_lost = self.fetcher.free_lost
         self._known = dict(membership.members)
         membership.watch(self._changed)
         membership.watch_ended(self._ended)

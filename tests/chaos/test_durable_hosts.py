@@ -139,6 +139,35 @@ def test_replicated_durable_rows_survive_the_loss_of_a_data_directory(tmp_path: 
             eventually(lambda: planes[1].stats().shards == 0, "nothing is left of them", SLOW_S)
 
 
+def test_replicas_outlive_the_restart_of_their_owner_on_its_data_directory(tmp_path: Path) -> None:
+    processes: list[Command] = []
+    with EtcdServer(tmp_path) as etcd, hosts(tmp_path, etcd, processes=processes) as planes:
+        sizes = (100, 20_000, 400_000)
+        refs = [planes[2].put({"x": [bytes([at]) * size], "y": [size]}, replicas=2) for at, size in enumerate(sizes)]
+        stream = planes[2].stream("rows", ["train"], replicas=2)
+        rows = {str(at): bytes([at]) * 20_000 for at in range(4)}
+        for key, row in rows.items():
+            stream.append({"x": [row]}, keys=[key], timeout=SLOW_S)
+        with processes[2] as killed:
+            killed.kill()
+        eventually(lambda: len(planes[0].members()["members"]) == NODES - 1, "the others notice", SLOW_S)
+        processes[2] = started(tmp_path, 2, f"etcd://{etcd.address}/durable")
+        assert processes[2].stdout.readline()
+        with dp.connect(f"unix://{tmp_path / 's2'}") as again:
+            readers = (*planes[:2], again)
+            eventually(lambda: all(len(each.members()["members"]) == NODES for each in readers), "it is back", SLOW_S)
+            for plane in readers:
+                for at, ref in enumerate(refs):
+                    assert bytes(plane.get(ref.select("x"))["x"][0]) == bytes([at]) * sizes[at]
+            found: dict[str, bytes] = {}
+            while len(found) < len(rows):
+                found |= take(again.stream("rows"), 4)
+            assert found == rows
+            for plane, ref in zip(readers, refs, strict=True):
+                plane.free(ref)
+            eventually(lambda: not any(each.stats().shards - each.stats().copies for each in readers), "all is freed")
+
+
 @pytest.mark.long
 def test_durable_nodes_refuse_an_emptied_coordinator_and_accept_the_restored_one(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:

@@ -12,6 +12,8 @@ from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, get_args
 
+import msgspec
+
 from dataplane import waiting
 from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
@@ -147,6 +149,20 @@ class ShardRequests:
     # Reading
 
     def _pin(self, request: sm.PinShards) -> Coroutine[Any, Any, None] | None:
+        first = self._store.first
+        lost = [shard for shard in request.shards if shard < first and shard not in self._store.shards]
+        return self._pin_regained(request, lost) if lost and self._hosts is not None else self._pin_here(request)
+
+    async def _pin_regained(self, request: sm.PinShards, lost: Sequence[int]) -> None:
+        """Answer with copies in place of shards that were lost when this node was restarted."""
+        deadline = deadline_of(request.timeout_s)
+        copies = await self._fetcher(self._node, "").regain(lost, deadline)
+        shards = [copies.get(shard, shard) for shard in request.shards]
+        waits = self._pin_here(msgspec.structs.replace(request, shards=shards, timeout_s=deadline.remaining_s))
+        if waits is not None:
+            await waits
+
+    def _pin_here(self, request: sm.PinShards) -> Coroutine[Any, Any, None] | None:
         if request.devices and self._store.client_shards.has_any(request.shards):
             return self._pin_rest(request)
         if request.others:

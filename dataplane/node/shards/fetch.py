@@ -21,7 +21,7 @@ from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
-from dataplane.errors import DataplaneError, LimitExceeded, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
+from dataplane.errors import DataplaneError, Freed, LimitExceeded, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
 from dataplane.node.shards.reading import ShardReads, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
@@ -127,11 +127,39 @@ class Fetcher:
                 await self._learn_all(owner, places if there else await self.replicas.locate(owner, shards), deadline)
                 break
             except DataplaneError as error:
+                if there and isinstance(error, Freed) and await self._learn_copied(owner, shards, deadline):
+                    break
                 if not there or owner in self._membership.members:
                     return error  # else the owner has ended meanwhile: ask holders of replicas
         while len(self._copies) > MAX_COPIES:
             self.forget(next(iter(self._copies)))
         return None
+
+    async def regain(self, shards: Sequence[int], deadline: Deadline) -> dict[int, int]:
+        """The local numbers of copies of shards that this node lost when it was restarted on its data directory. The
+        copies are read from replicas as a whole; shards without a replica are left out."""
+        unknown = [shard for shard in shards if not self._known((self._node, shard), [])]
+        places = await self.replicas.located(self._node, unknown) if unknown else {}
+        await self._learn_all(self._node, places, deadline)
+        copies = {shard: self._copies.get((self._node, shard)) for shard in shards}
+        found = {shard: number for shard, number in copies.items() if number is not None}
+        for number in found.values():
+            self._remotes[number].want_whole()
+        return found
+
+    async def _learn_copied(self, owner: bytes, shards: Sequence[int], deadline: Deadline) -> bool:
+        """Get descriptions of shards that the owner lost when it was restarted on its data directory from holders of
+        replicas, and of the others from the owner. Returns whether all were learned."""
+        member = self._membership.members.get(owner)
+        old = [shard for shard in shards if member is not None and shard < member.first]
+        places = await self.replicas.located(owner, old) if old else {}
+        copied = {shard for numbered in places.values() for shard, _ in numbered}
+        places[owner] = [(shard, shard) for shard in shards if shard not in copied]
+        with suppress(DataplaneError):
+            if copied:
+                await self._learn_all(owner, places, deadline)
+                return True
+        return False
 
     async def _learn_all(self, owner: bytes, places: dict[bytes, list[tuple[int, int]]], deadline: Deadline) -> None:
         for source, numbered in places.items():
@@ -188,7 +216,13 @@ class Fetcher:
                 if owner in self._membership.members:
                     raise OutcomeUnknown(f"{error}; whether this is freed is not known: free it again") from error
         self._free_here(owner, parts, frozenset())  # the owner has ended
-        await self.replicas.free_all(owner, parts)
+        self.replicas.free_all(owner, parts)
+
+    def free_lost(self, number: int, columns: Sequence[int], rows: RowIndices) -> None:
+        """Free a part of a shard that this node lost when it was restarted: of its replicas, and of the copy here."""
+        parts = [(number, [*columns], rows.encode())]
+        self._free_here(self._node, parts, frozenset())
+        self.replicas.free_all(self._node, parts)
 
     def _free_here(self, owner: bytes, parts: Sequence[Part], owned: Collection[int]) -> None:
         """Free the same parts of local copies. Copies of shards with other owners (`owned`) are described again when

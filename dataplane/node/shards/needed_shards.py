@@ -35,6 +35,8 @@ class NeededShards:
         self._store = store
         self.replica: Callable[[ShardKey], int | None] = lambda _: None
         """Returns the local number of the replica of another node's shard, or None (`ShardReplicas.here`)."""
+        self.free_lost: Callable[[int, Sequence[int], RowIndices], None] = lambda shard, columns, rows: None
+        """Called with each freed part of a shard that was stored here before this node was restarted, and is lost."""
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]] = defaultdict(list)
@@ -44,6 +46,9 @@ class NeededShards:
         Raises ValueError or IndexError for an invalid part."""
         for shard, columns, rows in parts:
             key = self._node, shard
+            if locations.shard_of(shard) < self._store.first and locations.shard_of(shard) not in self._store.shards:
+                self.free_lost(shard, columns, rows)
+                continue
             if self._needed[key] <= 0:
                 self._store.free_part(shard, columns, rows, punch=True)
                 continue

@@ -99,6 +99,10 @@ class Remote:
             self._whole = len(self._wants) > _MOST_WANTS or any(self._everything(want) for want in new)
         return self._behind
 
+    def want_whole(self) -> None:
+        """Let the next read fetch the whole shard."""
+        self._whole = True
+
     def covers(self, wants: Iterable[Want]) -> bool:
         """Whether these parts are in memory, provided that the shard has memory."""
         return self.complete or (not self._behind and all(want in self._wants for want in wants))

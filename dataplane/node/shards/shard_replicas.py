@@ -279,6 +279,13 @@ class ShardReplicas:
         """Find replicas of the shards of an `owner` that is gone. Returns by node the number of each shard that has a
         replica there, with the number of the replica. If a shard has no replica, raises OwnerDied or, if the owner may
         return, PeerUnavailable."""
+        found = await self.located(owner, shards)
+        if sum(map(len, found.values())) < len(set(shards)):
+            raise absent(self._membership, owner)
+        return found
+
+    async def located(self, owner: bytes, shards: Sequence[int]) -> dict[bytes, list[tuple[int, int]]]:
+        """Find replicas of these shards, as `locate` does, without those that have none."""
         others = [(node, each) for node, each in self._membership.members.items() if node != self._node]
         found: dict[bytes, list[tuple[int, int]]] = {}
         for first in range(0, len(shards), pm.MAX_SHARDS):
@@ -290,8 +297,6 @@ class ShardReplicas:
                     if number and shard in left:
                         del left[shard]
                         found.setdefault(node, []).append((shard, number))
-            if left:
-                raise absent(self._membership, owner)
         return found
 
     async def _ask(self, member: Member, asked: pm.FindReplicas) -> list[int]:
@@ -301,8 +306,8 @@ class ShardReplicas:
         except DataplaneError:
             return []
 
-    async def free_all(self, owner: bytes, parts: Sequence[Part]) -> None:
-        """Free parts of the replicas of a node that is gone, on all nodes."""
+    def free_all(self, owner: bytes, parts: Sequence[Part]) -> None:
+        """Free parts of the replicas of a node that is gone, or has lost the originals, on all nodes."""
         self.free(owner, parts)
         for node, member in list(self._membership.members.items()):
             if node != self._node:
