@@ -4,7 +4,8 @@ Each entry is a row with a checksum of all its values. The log's own row has the
 missing entry is detected too.
 
 Invariants: after a restart a log is in the state after a prefix of its operations, which includes all that were
-acknowledged, or it is Corrupt; a log of another replica is not changed.
+acknowledged, or it is Corrupt; a log of another replica is not changed. Bytes that another program has changed in the
+write-ahead log are an exception: SQLite ends the log at its first wrong frame (docs/decisions/0053).
 """
 
 from __future__ import annotations
