@@ -139,6 +139,24 @@ def test_replicated_durable_rows_survive_the_loss_of_a_data_directory(tmp_path: 
             eventually(lambda: planes[1].stats().shards == 0, "nothing is left of them", SLOW_S)
 
 
+def test_a_restarted_owner_frees_replicas_of_columns_that_no_row_took(tmp_path: Path) -> None:
+    processes: list[Command] = []
+    with EtcdServer(tmp_path) as etcd, hosts(tmp_path, etcd, 2, processes) as planes:
+        stream = planes[1].stream("rows", ["train"], durable=True, replicas=2)
+        ref = planes[1].put({"x": [b"x" * 20_000] * 4, "y": [b"y" * 20_000] * 4}, replicas=2)
+        stream.append(ref.select("x"), timeout=SLOW_S)
+        with processes[1] as killed:
+            killed.kill()
+        eventually(lambda: len(planes[0].members()["members"]) == 1, "the other notices", SLOW_S)
+        processes[1] = started(tmp_path, 1, f"etcd://{etcd.address}/durable")
+        assert processes[1].stdout.readline()
+        with dp.connect(f"unix://{tmp_path / 's1'}") as again:
+            both = planes[0], again
+            eventually(lambda: all(len(each.members()["members"]) == 2 for each in both), "it is back", SLOW_S)
+            assert len(take(again.stream("rows"), 4)) == 4
+            eventually(lambda: not any(each.stats().shards - each.stats().copies for each in both), "all is freed")
+
+
 def test_replicas_outlive_the_restart_of_their_owner_on_its_data_directory(tmp_path: Path) -> None:
     processes: list[Command] = []
     with EtcdServer(tmp_path) as etcd, hosts(tmp_path, etcd, processes=processes) as planes:

@@ -150,12 +150,15 @@ class ShardReplicas:
             key = self._keys.pop(shard_of(number))
             del self._here[key]
             self.forgotten(key)
+            return
         nodes = self._elsewhere.get(shard_of(number))
+        if nodes is None and shard_of(number) < self._store.first and shard_of(number) not in self._store.shards:
+            nodes = [node for node in self._membership.members if node != self._node]  # unknown since the restart
         if nodes is None:
             return
         parts: list[Part] = [(number, list(columns), (0, 0, b"") if rows is None else rows.encode())]
         if shard_of(number) not in self._store.shards:
-            del self._elsewhere[shard_of(number)]
+            self._elsewhere.pop(shard_of(number), None)
             parts.append((shard_of(number), [], (0, 0, b"")))  # also what was freed before the replica was made
         for node in nodes:
             member = self._membership.members.get(node)
