@@ -88,14 +88,15 @@ class ColumnReleases:
                         self._restarted.setdefault(hosted.partition, set()).add(node)
 
     def _look_at_restarted(self, hosted: HostedReplica) -> None:
-        """Mark the columns that restarted nodes stored before as lost, unless an earlier leader has done so."""
+        """Mark the columns that restarted nodes stored before as lost, unless an earlier leader has done so. Also of
+        nodes that store none: a later leader would do it when they have new ones, and would release copies among
+        these."""
         machine, nodes = hosted.machine, self._restarted.get(hosted.partition, set())
-        holders = {*machine.holders()} if nodes else ()
         for node in [*nodes]:
             member = self._members.current.get(node)
             if member is None or (hosted.partition, node) in self._changing:
                 continue
-            if node not in holders or machine.lost_nodes.before(bytes.fromhex(node)) >= member.first:
+            if machine.lost_nodes.before(bytes.fromhex(node)) >= member.first:
                 nodes.discard(node)
             else:
                 what = "what node %s had of %s before its restart is lost"

@@ -236,6 +236,30 @@ async def test_a_node_restarted_on_its_data_directory_has_lost_its_rows_of_memor
             await again.aclose()
 
 
+async def test_a_later_leader_keeps_copies_that_a_restarted_node_has_stored_since(tmp_path: Path) -> None:
+    async with streaming(3, options={"keeps": True}) as (leader, (heir, other)):
+        near = clients([leader])[0]
+        await other.aclose()
+        coordinator = leader.replicas.coordinator
+        name = other.id.decode().rstrip(".")
+        again = StreamBench(name, coordinator, directory=tmp_path / "again", keeps=True, first=2)
+        try:
+            await again.join()
+            await until(lambda: leader.machine().lost_nodes.before(other.id) == 2)  # although it had stored nothing
+            request = r.Append(ref=near.put(1), versions=np.zeros(1, np.int64), nodes=(again.id,))
+            await near.session.ask(near.partition, request, r.AppendResult)
+            hosted = leader.hosted()
+            before = hosted.configuration
+            after = before.deposed_by(next(each for each in before.followers if each[0] == heir.name))
+            await coordinator.swap(leader.replicas.key(hosted.partition), encode(before), encode(after))
+            await until(lambda: heir.at(hosted.partition))
+            await clients([heir])[0].append([0])
+            stored = heir.machine().leased.partition.rows.batches.stored()
+            assert [batch.spares for _, batch in stored] == [(again.id,), ()]
+        finally:
+            await again.aclose()
+
+
 async def test_the_permit_of_a_refused_append_is_returned() -> None:
     async with stream_nodes(1, settings=msgspec.structs.replace(SETTINGS, max_command=8192)) as [node]:
         client = await node.opened(max_rows=100)
