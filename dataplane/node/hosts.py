@@ -279,14 +279,12 @@ class Hosts:
 
     def _free(self, parts: Sequence[Part]) -> list[int]:
         """Free these parts of local shards. Returns the shards that have other owners."""
-        for shard, columns, rows in parts:
-            try:
-                if columns:
-                    self._needed.free_parts([(shard, columns, RowIndices.decode(rows))])
-                else:
-                    self._store.free([shard])
-            except (ValueError, IndexError) as error:
-                raise ProtocolMismatch(f"no part of a shard: {error}") from None
+        try:
+            named = [(shard, columns, RowIndices.decode(rows)) for shard, columns, rows in parts if columns]
+            self._needed.free_parts(named)
+        except (ValueError, IndexError) as error:
+            raise ProtocolMismatch(f"no part of a shard: {error}") from None
+        self._store.free([shard for shard, columns, _ in parts if not columns])
         return [
             shard
             for shard in dict.fromkeys(shard_of(shard) for shard, *_ in parts)

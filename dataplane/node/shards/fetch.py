@@ -218,9 +218,9 @@ class Fetcher:
         self._free_here(owner, parts, frozenset())  # the owner has ended
         self.replicas.free_all(owner, parts)
 
-    def free_lost(self, number: int, columns: Sequence[int], rows: RowIndices) -> None:
-        """Free a part of a shard that this node lost when it was restarted: of its replicas, and of the copy here."""
-        parts = [(number, [*columns], rows.encode())]
+    def free_lost(self, lost: Sequence[tuple[int, Sequence[int], RowIndices]]) -> None:
+        """Free parts of shards that this node lost when it was restarted: of their replicas, and of the copies here."""
+        parts = [(number, [*columns], rows.encode()) for number, columns, rows in lost]
         self._free_here(self._node, parts, frozenset())
         self.replicas.free_all(self._node, parts)
 

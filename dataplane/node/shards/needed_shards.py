@@ -35,8 +35,8 @@ class NeededShards:
         self._store = store
         self.replica: Callable[[ShardKey], int | None] = lambda _: None
         """Returns the local number of the replica of another node's shard, or None (`ShardReplicas.here`)."""
-        self.free_lost: Callable[[int, Sequence[int], RowIndices], None] = lambda shard, columns, rows: None
-        """Called with each freed part of a shard that was stored here before this node was restarted, and is lost."""
+        self.free_lost: Callable[[Sequence[tuple[int, Sequence[int], RowIndices]]], None] = lambda parts: None
+        """Called with freed parts of shards that were stored here before this node was restarted, and are lost."""
         self._needed: Counter[ShardKey] = Counter()
         self._whole: set[ShardKey] = set()
         self._spent: defaultdict[ShardKey, list[tuple[tuple[int, ...], RowIndices]]] = defaultdict(list)
@@ -44,10 +44,11 @@ class NeededShards:
     def free_parts(self, parts: Iterable[tuple[int, Sequence[int], RowIndices]]) -> None:
         """Free parts of shards for the client that put them: now, or with the last need if rows need the shard.
         Raises ValueError or IndexError for an invalid part."""
+        lost = []
         for shard, columns, rows in parts:
-            key = self._node, shard
-            if locations.shard_of(shard) < self._store.first and locations.shard_of(shard) not in self._store.shards:
-                self.free_lost(shard, columns, rows)
+            key, number = (self._node, shard), locations.shard_of(shard)
+            if number < self._store.first and number not in self._store.shards:
+                lost.append((shard, columns, rows))
                 continue
             if self._needed[key] <= 0:
                 self._store.free_part(shard, columns, rows, punch=True)
@@ -55,6 +56,8 @@ class NeededShards:
             if (found := self._store.shards.of(shard)) is not None:
                 found.check_part(columns, rows)
             self._note(key, [(tuple(columns), rows)])
+        if lost:
+            self.free_lost(lost)
 
     def _note(self, key: ShardKey, parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> None:
         """Note parts of a shard to be freed with its last need. A part may be noted repeatedly, for example if rows are

@@ -49,6 +49,7 @@ class ShardReplicas:
         self._here: dict[ShardKey, int] = {}
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
+        self._untold: list[Part] = []  # freed parts of shards from before the restart, not told to all members yet
         self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
         self._taking: Counter[ShardKey] = Counter()  # requests that store each now; removed when its owner frees it
         self.freeing: Callable[[ShardKey, tuple[int, ...], RowIndices | None], None] = lambda key, columns, rows: None
@@ -152,18 +153,27 @@ class ShardReplicas:
             self.forgotten(key)
             return
         nodes = self._elsewhere.get(shard_of(number))
-        if nodes is None and shard_of(number) < self._store.first and shard_of(number) not in self._store.shards:
-            nodes = [node for node in self._membership.members if node != self._node]  # unknown since the restart
-        if nodes is None:
+        unknown = nodes is None and shard_of(number) < self._store.first and shard_of(number) not in self._store.shards
+        if nodes is None and not unknown:
             return
         parts: list[Part] = [(number, list(columns), (0, 0, b"") if rows is None else rows.encode())]
         if shard_of(number) not in self._store.shards:
             self._elsewhere.pop(shard_of(number), None)
             parts.append((shard_of(number), [], (0, 0, b"")))  # also what was freed before the replica was made
-        for node in nodes:
+        if unknown:  # since the restart
+            if not self._untold:
+                asyncio.get_running_loop().call_soon(self._tell_all)
+            self._untold += parts
+        for node in nodes or ():
             member = self._membership.members.get(node)
             if member is not None:
                 self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), self._node, parts), Done)
+
+    def _tell_all(self) -> None:
+        """Tell all members what was freed in the last step of the loop, in few messages."""
+        parts, self._untold = self._untold, []
+        for first in range(0, len(parts), pm.MAX_SHARDS):
+            self.free_all(self._node, parts[first : first + pm.MAX_SHARDS])
 
     # of others' shards
 

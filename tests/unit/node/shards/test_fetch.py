@@ -16,6 +16,7 @@ from dataplane.cluster.membership import Member
 from dataplane.errors import Freed, OutcomeUnknown, PeerUnavailable
 from dataplane.node.shards import fetch
 from dataplane.node.shards.fetch import Fetcher
+from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.reading import ShardReads
 from dataplane.node.shards.remote import Want
 from dataplane.node.shards.shard_replicas import ShardReplicas
@@ -192,6 +193,32 @@ async def test_a_copy_freed_by_another_client_during_a_fetch_raises_freed(
     owner.go.set()
     with pytest.raises(Freed, match="shard 1 was freed"):
         await finding
+
+
+# Shards from before a restart.
+
+
+async def test_frees_of_many_shards_from_before_a_restart_are_one_message_to_each_member(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    async def answer(request: Any) -> Message:
+        heard.append(request)
+        return Done(request.id)
+
+    async with (
+        owning(answer) as (_, mine, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        fetcher, needed = Fetcher(ME, store, mine, members, TransportChoice(())), NeededShards(ME, store)
+        needed.free_lost = fetcher.free_lost
+        recovered = [store.put_now("c", content(1, 64), layout(64), scope="", holder="c") for _ in range(3)]
+        store.first = 100
+        store.free(number for number in recovered if number is not None)
+        await until(lambda: heard)
+        needed.free_parts([(number, (0,), RowIndices.range(0, 1)) for number in (50, 51)])
+        await until(lambda: len(heard) >= 2)
+        assert [{number for number, *_ in each.parts} for each in heard] == [{*recovered}, {50, 51}]
+        await fetcher.aclose()
 
 
 # Replicas that their owner frees while they are being stored.
