@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import numpy as np
 
+from dataplane.batch.locations import unlinked
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import DataplaneError, LeaseExpired, Misuse, Rejected
 from dataplane.replication.outbox import LostNodes, Outboxes
@@ -176,7 +177,7 @@ class ReplicatedStream:
         if there are none, and columns were lost with the node that stored them."""
         spares = tuple(node for node in command.nodes if node not in self.lost_nodes)
         if self.lost_nodes and not spares:
-            self.lost_nodes.require(command.ref.shards())
+            self.lost_nodes.require(unlinked(command.ref).shards())
         return spares
 
     def _do_extend(self, command: r.Extend) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from dataplane.batch.locations import unlinked
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, DataplaneError, Misuse, ProtocolMismatch, Rejected
 from dataplane.replication.machine import Decision, StateMachine
@@ -157,7 +158,7 @@ class TableMachine(StateMachine):
         if not asked.keys:
             answers.there(self.name, self.table if self.there else None)
         if ref is not None and self.lost_nodes:
-            self.lost_nodes.require(ref.shards())
+            self.lost_nodes.require(unlinked(ref).shards())
         numbers, over = answers.write(self.table, asked, ref, encoded=asked.ref)
         self.there = True
         if ref is not None and len(ref):

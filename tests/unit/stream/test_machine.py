@@ -239,6 +239,24 @@ def test_a_returned_node_appends_new_columns_and_its_lost_rows_stay_lost(part: P
     assert not len(part.leader.leased.partition.rows.all())
 
 
+def test_links_to_shards_that_a_restarted_node_has_lost_are_lost(part: Partition) -> None:
+    """The number of a link is above those of all shards."""
+    part.append(1, ref=(early := link_to(part.ref(1, "x", node=b"node-one"))))
+    late, later = (link_to(part.ref(1, "x", node=b"node-one")) for _ in range(2))
+    first = locations.shard_of(later.shards()[0][1])
+    part.ask(r.Lose(node=b"node-one", before=first))
+    assert list(part.leader.leased.lost) == [0]
+    for lost in (early, late):
+        with pytest.raises(OwnerDied):
+            part.append(1, ref=lost)
+    assert part.append(1, ref=later).new
+
+
+def link_to(ref: BatchRef) -> BatchRef:
+    """The same rows, by links to their shards."""
+    return locations.numbered(ref, lambda key: locations.linked(key[1], 1))
+
+
 def test_a_copy_on_a_node_that_was_lost_before_the_append_is_not_counted(part: Partition) -> None:
     owner, other = b"node-one", b"node-two"
     part.ask(r.Lose(node=other))

@@ -10,11 +10,11 @@ import pytest
 
 from dataplane.batch.concat import joined
 from dataplane.batch.field import Field
-from dataplane.batch.locations import ref_to
+from dataplane.batch.locations import linked, ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.errors import Corrupt, LimitExceeded, Misuse, ProtocolMismatch, Rejected, SchemaMismatch
+from dataplane.errors import Corrupt, LimitExceeded, Misuse, OwnerDied, ProtocolMismatch, Rejected, SchemaMismatch
 from dataplane.replication.sessions import WINDOW
-from dataplane.stream.requests import EndClient
+from dataplane.stream.requests import EndClient, Lose
 from dataplane.table import answers
 from dataplane.table import requests as r
 from dataplane.table.answers import MAX_TAG_BYTES, write
@@ -186,6 +186,14 @@ def test_writes_with_an_expired_or_missing_sequence_are_refused() -> None:
     asked.run(EndClient(client="c", ended=True))
     asked.run(r.Upsert(client="c", sequence=1, keys=["new"]))
     assert "new" in asked.look().keys
+
+
+def test_a_link_to_a_shard_that_a_restarted_node_has_lost_is_refused() -> None:
+    asked = Asked()
+    asked.run(Lose(node=b"the-node", before=2))
+    with pytest.raises(OwnerDied):
+        asked.write(["a"], stored(linked(1, 1), 1, "x"))
+    asked.write(["a"], stored(linked(2, 1), 1, "x"))
 
 
 def test_an_invalid_table_snapshot_is_corrupt() -> None:
