@@ -116,9 +116,7 @@ class Fetcher:
     async def _describe(self, owner: bytes, shards: list[int], deadline: Deadline) -> DataplaneError | None:
         """Get descriptions of these shards from the owner or, if it is gone, from a holder of replicas. An error is
         returned, so that the other shards are described too."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(deadline.remaining_s):
-                await self._membership.joined()  # before, this node does not know the owner
+        await self._joined(deadline)
         there = True
         while there:
             there = owner in self._membership.members
@@ -131,14 +129,19 @@ class Fetcher:
                     break
                 if not there or owner in self._membership.members:
                     return error  # else the owner has ended meanwhile: ask holders of replicas
-        while len(self._copies) > MAX_COPIES:
-            self.forget(next(iter(self._copies)))
         return None
+
+    async def _joined(self, deadline: Deadline) -> None:
+        """Wait, until the deadline, for this node to know the other nodes."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(deadline.remaining_s):
+                await self._membership.joined()
 
     async def regain(self, shards: Sequence[int], deadline: Deadline) -> dict[int, int]:
         """The local numbers of copies of shards that this node lost when it was restarted on its data directory. The
         copies are read from replicas as a whole; shards without a replica are left out."""
         unknown = [shard for shard in shards if not self._known((self._node, shard), [])]
+        await self._joined(deadline)
         places = await self.replicas.located(self._node, unknown) if unknown else {}
         await self._learn_all(self._node, places, deadline)
         copies = {shard: self._copies.get((self._node, shard)) for shard in shards}
@@ -165,6 +168,8 @@ class Fetcher:
         for source, numbered in places.items():
             for first in range(0, len(numbered), pm.MAX_SHARDS):
                 await self._learn(owner, source, numbered[first : first + pm.MAX_SHARDS], deadline)
+        while len(self._copies) > MAX_COPIES:
+            self.forget(next(iter(self._copies)))
 
     async def _learn(self, owner: bytes, source: bytes, numbered: list[tuple[int, int]], deadline: Deadline) -> None:
         """Get descriptions of the owner's shards from the node `source`. `numbered`: for each its number at the owner

@@ -221,6 +221,36 @@ async def test_frees_of_many_shards_from_before_a_restart_are_one_message_to_eac
         await fetcher.aclose()
 
 
+async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_are_bounded_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "MAX_COPIES", 2)
+
+    async def answer(request: Any) -> Message:
+        if isinstance(request, pm.FindReplicas):
+            return pm.FoundReplicas(request.id, request.shards)
+        described = [(NBYTES, 1, 1, layout(NBYTES), [], content(number, NBYTES)) for number in request.shards]
+        return pm.Described(request.id, described)
+
+    async with (
+        owning(answer) as (_, mine, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        there = members.members[OWNER]
+        members.lose(OWNER)
+        members._seen.clear()
+        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
+        regaining = asyncio.create_task(fetcher.regain([1], Deadline.after(WAIT_S)))
+        await asyncio.sleep(0)
+        members._say({OWNER: there})
+        members._seen.set()
+        assert list(await regaining) == [1]
+        for shard in (2, 3):
+            assert list(await fetcher.regain([shard], Deadline.after(WAIT_S))) == [shard]
+        assert fetcher.copies == 2
+        await fetcher.aclose()
+
+
 # Replicas that their owner frees while they are being stored.
 
 MIB = 1 << 20
