@@ -129,8 +129,7 @@ class ClientPins:
 
     @property
     def _live(self) -> set[_Held]:
-        with self._lock:
-            return self._held.difference(self._over)
+        return self._held.difference(self._over)  # without the lock: a fork must not wait for a thread that drops a pin
 
     def _drop(self) -> None:
         with self._lock:

@@ -24,11 +24,13 @@ from dataplane.client.memory import NodeSegment
 from dataplane.client.pins import ClientPins, ShardPin, drop_later
 from dataplane.client.reader import SpanShard
 from dataplane.client.writer import _payload
+from dataplane.clock import Deadline
 from dataplane.errors import Corrupt
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyRequest, decoder
 from dataplane.wire.framing import Framer, frame
 from dataplane.wire.places import pack
+from tests.processes import WAIT_S
 
 requests = decoder(AnyRequest)
 
@@ -119,6 +121,29 @@ def test_a_flush_finds_the_pin_that_asked_for_it() -> None:
     held = [pins.hold(1), pins.hold(2)]
     held.clear()
     assert sorted(taken) == [1, 2]
+
+
+def test_a_fork_does_not_wait_for_a_thread_that_drops_a_pin() -> None:
+    """The collector may run within the drop, and a finalizer then get a pin, which waits for the fork."""
+    dropping, forked, passed = threading.Event(), threading.Event(), list[bool]()
+
+    def flush() -> None:
+        dropping.set()
+        passed.append(forked.wait(WAIT_S))
+
+    def fork() -> None:
+        pins.before_fork(Deadline.after(0.0))
+        forked.set()
+
+    pins = ClientPins(flush)
+    held = [pins.hold(1)]
+    threads = [threading.Thread(target=held.clear), threading.Thread(target=fork)]
+    threads[0].start()
+    assert dropping.wait(WAIT_S)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert passed == [True]
 
 
 def test_unpins_at_a_full_socket_neither_block_nor_corrupt_the_stream(
