@@ -6,8 +6,9 @@ al. 2000). A thread that calls during another thread's turn hands its coroutine 
 thread has the turn as long as any thread waits or `busy` returns true.
 
 Invariants: one thread at a time runs the loop. A coroutine that was handed over is run to its end, also after the
-thread with the turn leaves. A call that is interrupted (Ctrl-C), or left by an error of a signal handler, is cancelled;
-other work of the loop is not. At whatever moment an interrupt comes, the turn is released, and released once.
+thread with the turn leaves. A call that is interrupted (Ctrl-C, or an error of a handler of SIGTERM or SIGALRM) is
+cancelled; other work of the loop is not. At whatever moment an interrupt comes, the turn is released, and released
+once.
 
 Rejected: waiting for a `concurrent.futures.Future`. An interrupt within its condition leaves the condition locked, so
 that the loop waits forever.
@@ -37,66 +38,93 @@ _clock = time.monotonic_ns
 WITHIN = "a plane was used within a call of it, by a finalizer or a signal's handler; it would wait forever"
 _ALONE_S = 0.02
 """Seconds for which a call waits for its answer outside of the loop. Timers of the loop may be late by as much."""
+_SIGNAL_S = 1.0
+"""The longest time to block. A signal that comes just before a thread blocks does not wake it, and its handler runs
+only afterwards."""
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
+"""The signals whose handlers often raise: for Ctrl-C, an orderly end, and a timeout."""
 
 
 class _Interrupts:
-    """A context manager in which Ctrl-C cancels the main thread's call between two steps of the loop.
+    """A context manager in which an error of a handler of `_SIGNALS` (such as KeyboardInterrupt) cancels the main
+    thread's call between two steps of the loop.
 
-    If the block ends by the cancellation, it raises the error of the previous handler (such as KeyboardInterrupt). If
-    it ends in another way, the interrupt came too late, and `late` is called. In other threads, and within another such
-    block, this does nothing.
+    If the block ends by the cancellation, it raises the handler's error. If it ends in another way, the signal came too
+    late, and `late` is called with its number. In other threads, and within another such block, this does nothing.
     """
 
-    __slots__ = ("_before", "_cancel", "_error", "_late")
+    __slots__ = ("_before", "_cancel", "_error", "_late", "_number", "_over")
 
-    def __init__(self, late: Callable[[], object]) -> None:
+    def __init__(self, late: Callable[[int], object]) -> None:
         self._late = late
-        self._before: Any = None
+        self._before: dict[int, Any] = {}  # by signal, the handler that this object replaces
         self._error: BaseException | None = None
+        self._number = 0
+        self._over = False  # from then on, the handlers raise as without this object
         self._cancel: Callable[[], object] | None = None
 
     def __enter__(self) -> _Interrupts:
         if threading.current_thread() is threading.main_thread():
-            before = _signal.getsignal(signal.SIGINT)
-            if callable(before) and not isinstance(before, _Interrupts):
-                self._before = before
-                _signal.signal(signal.SIGINT, self)
+            try:
+                for number in _SIGNALS:
+                    self._replace(number)
+            except BaseException:  # of a handler that is not replaced yet
+                self._put_back()
+                raise
         return self
 
-    def __call__(self, *signalled: Any) -> None:
+    def _replace(self, number: int) -> None:
+        before = _signal.getsignal(number)
+        if isinstance(before, _Interrupts):
+            before = before._before[number] if before._over else None
+        if callable(before):
+            self._before[number] = before
+            _signal.signal(number, self)
+
+    def _put_back(self) -> None:
+        self._over = True
+        for number, before in self._before.items():
+            found = _signal.signal(number, before)  # also runs the handlers of pending signals
+            if found is not self:  # the previous handler has set another handler, which stays
+                _signal.signal(number, found)
+
+    def __call__(self, number: int, frame: Any) -> None:
+        if self._over:
+            self._before[number](number, frame)
+            return
         try:
-            self._before(*signalled)
+            self._before[number](number, frame)
         except BaseException as error:
+            self._number = number
             self._error = error.with_traceback(None)  # breaks the cycle of traceback and this object
             if self._cancel is not None:
                 self._cancel()
 
     def cancel_by(self, cancel: Callable[[], object] | None) -> None:
-        """Set the function that cancels, and call it at once if the interrupt has come already. None: cancel no
-        more."""
+        """Set the function that cancels, and call it at once if a handler has failed already. None: cancel no more."""
         self._cancel = cancel
         if cancel is not None and self._error is not None:
             cancel()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._before is None:
+        if not self._before:
             return
-        found = _signal.signal(signal.SIGINT, self._before)  # also runs the handler for pending signals
-        if found is not self:  # the previous handler has set another handler, which stays
-            _signal.signal(signal.SIGINT, found)
+        try:
+            self._put_back()
+        except BaseException:  # of a handler that is in its place again
+            self._put_back()
+            raise
         error, self._error = self._error, None
         if error is None:
             return
         try:
             if kind is asyncio.CancelledError:
                 raise error from None
-            self._late()
+            self._late(self._number)
         finally:
             del error
-
-
-def _interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
 
 
 class LoopRunner:
@@ -241,7 +269,8 @@ class LoopRunner:
         try:
             self._begin(coroutine, begun, done.release)
             interrupts.cancel_by(cancel)
-            done.acquire()
+            while not done.acquire(timeout=_SIGNAL_S):
+                pass
         except BaseException:
             cancel()
             raise
@@ -287,14 +316,14 @@ class LoopRunner:
         if not task.cancelled():
             task.exception()  # mark the error as retrieved, even if no thread waits any more
 
-    def _interrupt_later(self) -> None:
-        """Handle an interrupt that came after the call had ended. The interrupt must not be lost, and must not discard
-        the call's result. So the loop sends the signal again, in another thread or in the next call."""
+    def _interrupt_later(self, number: int) -> None:
+        """Handle a signal that came after the call had ended. The error of its handler must not be lost, and must not
+        discard the call's result. So the loop sends the signal again, in another thread or in the next call."""
         try:
-            self._loop.call_soon_threadsafe(_interrupt)
+            self._loop.call_soon_threadsafe(os.kill, os.getpid(), number)
             self._calls.put(None)
         except RuntimeError:  # closed
-            _interrupt()
+            os.kill(os.getpid(), number)
 
     def soon(self, work: Callable[[], object]) -> None:
         """Do short work that needs the turn: now if no thread has the turn, else in the loop. May be called from any

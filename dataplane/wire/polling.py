@@ -24,6 +24,9 @@ _FIRST_S = 20e-6
 _FRESH_S = 50e-6
 _LOST_S = 50e-6  # a longer time between two polls, which take 1 to 2 us, means that another process had the processor
 _CROWDED_S = 20e-3  # for which the loop then does not poll
+_BLOCK_S = 1.0
+"""The longest time to block. A signal that comes just before the loop blocks does not wake it, and its handler runs
+only afterwards."""
 
 
 class PollingSelector(selectors.EpollSelector):
@@ -38,7 +41,7 @@ class PollingSelector(selectors.EpollSelector):
         self._fresh_until = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, Any]]:
-        """As `EpollSelector.select`."""
+        """As `EpollSelector.select`, but may return nothing before the timeout."""
         began = now = time.perf_counter()
         if timeout is not None and timeout <= 0:
             # The loop has work, and only checks for further events. It does so before every step of a task, so a system
@@ -58,7 +61,7 @@ class PollingSelector(selectors.EpollSelector):
             if now - before > _LOST_S:
                 self._crowded_until = now + _CROWDED_S
                 break
-        ready = super().select(timeout)
+        ready = super().select(_BLOCK_S if timeout is None else min(timeout, _BLOCK_S))
         self._learn(bool(ready), time.perf_counter() - began)
         return ready
 

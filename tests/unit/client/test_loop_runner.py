@@ -138,12 +138,13 @@ def test_an_error_of_a_signals_handler_cancels_the_call_and_closes_its_iterator(
 
 
 class Interrupting:
-    """Sends SIGINT before the `step`-th instruction that this thread executes in turns, or in what waits there."""
+    """Sends a signal before the `step`-th instruction that this thread executes in turns, or in what waits there."""
 
     FILES = (module.__file__, threading.__file__, concurrent.futures._base.__file__)
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, number: int) -> None:
         self.left = step
+        self._number = number
 
     def __enter__(self) -> Interrupting:
         sys.settrace(self._trace)
@@ -159,20 +160,23 @@ class Interrupting:
         if event == "opcode":
             self.left -= 1
             if self.left == 0:
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(self._number)
         return self._trace
 
 
 @each_case("over", [False, True], ids=["own turn", "handed over"])
 @each_case("soon", [False, True], ids=["call", "a little work"])
-def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over: bool, soon: bool) -> None:
+@each_case("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(
+    over: bool, soon: bool, number: int
+) -> None:
     interrupted = 0
 
     def attempt(turns: LoopRunner, step: int) -> bool:
         nonlocal interrupted
         before = interrupted
         work = value(step)
-        point = Interrupting(step)
+        point = Interrupting(step, number)
         try:
             try:
                 with point:
@@ -193,6 +197,7 @@ def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over
 
     turns = LoopRunner()
     gate = Gate()
+    handler = signal.signal(number, signal.default_int_handler)
     try:
         leader = Call(turns, gate.passed) if over else None
         assert not over or gate.entered.wait(60)
@@ -202,7 +207,7 @@ def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over
             if leader is None:
                 eventually(lambda: turns.free, f"the turn is given back after step {step}")
             eventually(lambda: not turns._waiting, f"nothing is waited for after step {step}")
-            assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, f"step {step}"
+            assert signal.getsignal(number) is signal.default_int_handler, f"step {step}"
             if step % 20 == 0:  # another thread's
                 assert Call(turns, lambda: value(3)).join().result == 3
         assert 50 < step < 1999
@@ -210,6 +215,7 @@ def test_an_interrupt_at_any_step_is_raised_once_and_leaves_nothing_waiting(over
             Call(turns, gate.opened).join()
             assert leader.join().result == "passed"
     finally:
+        signal.signal(number, handler)
         turns._loop.call_soon_threadsafe(gate.event.set)
         closer = threading.Thread(target=turns.close, daemon=True)
         closer.start()
