@@ -105,7 +105,7 @@ def as_text(found: Diagnosis, most: int = 5, names: tuple[str, str] = _RUNS) -> 
     for number, cause in enumerate(named, 1):
         lines += ["", *_cause(number, cause, "more " if found.compared else "")]
     if not named:
-        lines += ["", "nothing costs the step more than 2 %" + (f" beyond {names[0]}" if found.compared else "")]
+        lines += ["", "no wait costs the step more than 2 %" + (f" beyond {names[0]}" if found.compared else "")]
     return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
 
 

@@ -24,6 +24,8 @@ MOST = 32
 
 _LOCKS_VIA = ("acquire", "Condition.wait", "Event.wait", "Thread.join", "Lock", "Semaphore", "Queue.get", "result")
 _CROWDED = 0.02  # the share of a step from which a crowded host is noted
+_LIMITS = 0.5  # a last role that is busy for this share of its time is noted as what limits the job
+_SATURATED = 0.9  # earlier acks do not help a process that is busy for this share of its time
 _ROUNDS = 3  # the number of deliveries to prefetch in the advice
 
 
@@ -109,12 +111,30 @@ class _Diagnosing:
         causes.sort(key=lambda cause: -cause.seconds)
         crowded = self._crowded(shares, rounds, step_s)
         notes = [*self._run.notes, *(_crowd(each) for each in crowded if each.share >= _CROWDED)]
+        if (own_work := self._own_work(last)) is not None:
+            notes.append(own_work)
         if self._rounds < len(last):
             notes.append("hardly a step ended in this time: look for longer")
         lost = sum(share.seconds for share in shares) / rounds
         roles = tuple(self._role(name) for name in self._index.by_role)
         told = self._run.seconds, self.role, self.steps, step_s, lost, tuple(causes[:MOST]), roles
         return Diagnosis(*told, tuple(notes), crowded)
+
+    def _own_work(self, last: Sequence[ProcessNode]) -> str | None:
+        """The note that the last role's own code limits the job; None if it waits for most of the time."""
+        by_line: defaultdict[tuple[str, int, str], float] = defaultdict(float)
+        for process in last:
+            for part in parts(process):
+                if part.kind == "code":
+                    by_line[part.at.file, part.at.line, part.at.function] += part.seconds
+        busy = sum(by_line.values()) / sum(process.total for process in last)
+        if busy < _LIMITS:
+            return None
+        file, line, function = max(by_line, key=lambda at: by_line[at])
+        return (
+            f"{self.role!r} is busy {busy:.0%} of its time, so its own work limits the job, most of it at"
+            f" {file}:{line} in {function}: make that faster, or give the role more processes"
+        )
 
     def _crowded(self, shares: Sequence[Share], rounds: int, step_s: float) -> tuple[Crowded, ...]:
         """The hosts on which other jobs cost time, the largest cost first."""
@@ -157,7 +177,7 @@ class _Diagnosing:
             vertex = self._vertex(share.part.at) if share.kind == "code" else None
             lock = isinstance(share.part.at, Line) and self._is_lock(share.part.at)
             where = (vertex.first, vertex.last) if vertex is not None and not lock else share.part.at.line
-            held = share.kind == "code" and share.late
+            held = share.kind == "code" and share.late and not _saturated(share.process)
             late = share.process.key if share.kind == "code" and share.awaited else None
             key: tuple[object, ...] = share.process.role, share.part.at.file, where, late, held, lock
             if share.kind == "processor":  # all roles and lines of a host together
@@ -294,6 +314,10 @@ def _crowd(crowded: Crowded) -> str:
 
 def _hosts(processes: Sequence[ProcessNode]) -> tuple[str, ...]:
     return tuple(sorted({process.host for process in processes}))
+
+
+def _saturated(process: ProcessNode) -> bool:
+    return _busy_s(process) > _SATURATED * process.total
 
 
 def _busy_s(process: ProcessNode) -> float:

@@ -88,14 +88,24 @@ def test_a_memory_wait_is_attributed_to_the_budget_or_the_disk_by_what_ends_it()
 
 
 def test_a_late_ack_is_attributed_to_the_line_that_delays_it() -> None:
-    job = run(
-        train(6.0, 2),
-        process(2, "roll_out", [appending(8.0, 0.02)], [line(8, 2.0)], [waited(1, "max_rows", 8.0, 3)]),
-        process(3, "log", [consuming(0.5)], [line(44, 9.5)], [waited(1, "rows", 0.1, 2)]),
-    )
-    cause = first(job)
-    assert (cause.kind, cause.role, cause.line) == ("ack", "log", 44)
-    assert [link.kind for link in cause.chain] == ["rows", "max_rows"]
+    for waits_s, kind in ((4.0, "ack"), (0.5, "code")):  # acks do not limit a process that is always busy
+        job = run(
+            train(6.0, 2),
+            process(2, "roll_out", [appending(8.0, 0.02)], [line(8, 2.0)], [waited(1, "max_rows", 8.0, 3)]),
+            process(3, "log", [consuming(waits_s)], [line(44, 10.0 - waits_s)], [waited(1, "rows", 0.1, 2)]),
+        )
+        cause = first(job)
+        assert (cause.kind, cause.role, cause.line) == (kind, "log", 44)
+        assert [link.kind for link in cause.chain] == ["rows", "max_rows"]
+
+
+def test_a_last_role_that_is_always_busy_is_noted_with_its_slowest_line() -> None:
+    maker = process(2, "roll_out", [appending(9.0, 0.02)], [line(8, 1.0)], [waited(1, "max_rows", 9.0, 1)])
+    busy = process(1, "score", [consuming(0.1)], [line(6, 2.0), line(7, 7.9)], [waited(1, "rows", 0.1, 2)])
+    (note,) = diagnosed(run(busy, maker)).notes
+    assert "'score' is busy 99% of its time" in note
+    assert f"{FILE}:7 in work" in note
+    assert not diagnosed(run(train(6.0, 2), maker)).notes
 
 
 def test_remote_reads_are_attributed_to_prefetching_or_to_the_link() -> None:
@@ -136,7 +146,7 @@ def test_the_text_of_a_comparison_names_both_runs_and_the_speed_up(
     assert text[1].startswith(
         "large.run: a step of 'actor' takes 50.0 ms, of which 0.0 ms (0%) is additional wait against"
     )
-    assert text[-1] == "nothing costs the step more than 2 % beyond small.run"
+    assert text[-1] == "no wait costs the step more than 2 % beyond small.run"
 
 
 # What is the host's: processors that are short.
