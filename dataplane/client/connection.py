@@ -360,8 +360,9 @@ class Connection:
     def _end(self, error: DataplaneError | None) -> None:
         if error is None or isinstance(error, PeerUnavailable):
             error = PeerUnavailable(
-                f"the node at {self.address} has gone, and its data are lost unless they are durable: close this plane,"
-                " and connect to the node that runs now (an integration connects at its next init() or call)",
+                f"the node at {self.address} has gone, with its data unless they are durable or have replicas: close"
+                " this plane, and connect to the node that runs now"
+                " (an integration connects at its next init() or call)",
                 address=self.address,
             )
         self._gone = gone = self._gone or error

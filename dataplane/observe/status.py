@@ -22,8 +22,8 @@ def status_text(stats: Stats) -> str:
         ("shards", f"{stats.shards}, of them {stats.spilled_shards} on disk only"),
         ("pinned", format_size(stats.pinned_bytes)),
         ("reserved", format_size(stats.reserved_bytes)),
-        ("waiting", waiting_text(stats)),
-        ("waited", f"{stats.waits} times, {stats.waited_s:.1f} s in all"),
+        ("waiting", f"for memory: {waiting_text(stats)}"),
+        ("waited", f"for memory: {stats.waits} times, {stats.waited_s:.1f} s in all"),
         ("put", f"{format_size(stats.put_bytes)}, freed {format_size(stats.freed_bytes)}"),
         ("spilled", f"{format_size(stats.spilled_bytes)}, restored {format_size(stats.restored_bytes)}"),
     ]

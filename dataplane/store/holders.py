@@ -63,10 +63,14 @@ class MemoryHolders:
     def _disk_full(self, refused: bool) -> str:
         if not self._disk.quota:
             return "spilling is off"
-        what = "budget" if self._disk.room == self._disk.quota else "(smaller than its budget)"
+        if not refused and not self._residency.disk_full:
+            return ""
         used, room = format_size(self._disk.used), format_size(self._disk.room)
-        full = f"the disk {what} is full: {used} of {room}, and the rest is kept free to exchange shards with memory"
-        return full if refused or self._residency.disk_full else ""
+        if self._disk.room < self._disk.quota:  # a larger budget would not help
+            full = f"the disk of {self._disk.directory} is full: {used} of the {room} that it has for spill files"
+        else:
+            full = f"the disk budget is full: {used} of {room}"
+        return f"{full}, some of it kept for exchanges of shards with memory"
 
     def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
         """See `all`."""

@@ -57,14 +57,13 @@ class Admission:
     def admit(self, entry: AppendSize) -> int | None:
         """Grant a permit. Returns its ticket; None if a limit would be exceeded now. Raises LimitExceeded if the append
         alone is larger than `max_rows` or `max_bytes`."""
-        for what, asked, limit in (
-            ("rows of a stream", entry.rows, self._settings.max_rows),
-            ("bytes of a stream", entry.nbytes, self._settings.max_bytes),
+        for what, name, asked, limit in (
+            ("rows of a stream", "max_rows", entry.rows, self._settings.max_rows),
+            ("bytes of a stream", "max_bytes", entry.nbytes, self._settings.max_bytes),
         ):
             if limit and asked > limit:
-                raise LimitExceeded(
-                    f"an append of {asked} {what} can never fit its {limit}", what=what, asked=asked, limit=limit
-                )
+                message = f"{asked} {what} in one append, and its {name} is {limit}: append fewer rows, or raise {name}"
+                raise LimitExceeded(message, what=what, asked=asked, limit=limit)
         if self.full(entry):
             return None
         ticket = next(_numbers)

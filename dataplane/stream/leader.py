@@ -22,7 +22,7 @@ from dataplane.errors import Backpressure, DataplaneError, LeaseExpired, Misuse,
 from dataplane.stream import commands as c
 from dataplane.stream import reads
 from dataplane.stream import requests as r
-from dataplane.stream.admission import AppendSize
+from dataplane.stream.admission import LAG, AppendSize
 from dataplane.stream.extension import replaces
 from dataplane.stream.lease import RowLease
 from dataplane.stream.leased_rows import LeasedRows
@@ -311,6 +311,11 @@ def refusal(leased: LeasedRows, entry: AppendSize) -> Backpressure:
 
 def _why_full(leased: LeasedRows, entry: AppendSize) -> str:
     why = leased.admission.full(entry) or "others before it"
+    if why == LAG:
+        why = (
+            f"{LAG} is {leased.settings.max_lag}, the append has version {entry.version}, and the oldest rows that are"
+        )
+        why += f" left have version {leased.admission.oldest}"
     if stuck := _never_free(leased):
         return f"{why}; {stuck}"
     if not any(leased.partition.progress.left) and (dead := leased.partition.dead_letters()):
