@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dataplane.errors import DirectoryUnusable as DirectoryUnusable
     from dataplane.errors import Forked as Forked
     from dataplane.errors import Freed as Freed
+    from dataplane.errors import KeyExists as KeyExists
     from dataplane.errors import LeaseExpired as LeaseExpired
     from dataplane.errors import LimitExceeded as LimitExceeded
     from dataplane.errors import Lost as Lost
@@ -116,6 +117,7 @@ _HOMES = {
         "DirectoryUnusable",
         "Forked",
         "Freed",
+        "KeyExists",
         "LeaseExpired",
         "LimitExceeded",
         "Lost",

@@ -18,6 +18,7 @@
     └── Misuse                 the calling code is wrong
         ├── Closed             the plane, or an object from it, was closed before
         ├── Forked             a plane was used in a child of the process that connected it
+        ├── KeyExists          a stream has a row with this key, of another append
         └── SchemaMismatch     values do not form a column, or a column does not exist
 
 An error is a message and fields: `error.fields` is a dict of plain values, each of which is an attribute too. So any
@@ -172,6 +173,13 @@ class Forked(Misuse):
     """A plane was used in a child of the process that connected it. The child must connect by itself."""
 
     FIELDS = {"connected_in": 0}
+
+
+class KeyExists(Misuse):
+    """A stream has a row with this `key` already, of another append. If an append is repeated after a kill, some of its
+    rows were appended then."""
+
+    FIELDS = {"key": ""}
 
 
 class SchemaMismatch(Misuse):

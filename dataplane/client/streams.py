@@ -124,7 +124,7 @@ class AsyncStream:
         waiting for room.
 
         Raises Backpressure (the stream is full; the error names the task that is behind), LimitExceeded (the rows can
-        never fit), Closed, SchemaMismatch, Misuse (a key exists and this append is no repetition, or a group would
+        never fit), Closed, SchemaMismatch, KeyExists (and this append is no repetition), Misuse (a group would
         exceed `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be
         appended now or later).
         """

@@ -15,7 +15,7 @@ from itertools import repeat
 
 import numpy as np
 
-from dataplane.errors import Misuse
+from dataplane.errors import KeyExists, Misuse
 from dataplane.stream.page import Index
 
 _UNNAMED = "~"
@@ -36,16 +36,17 @@ class Keys:
         self._calls: dict[str, tuple[int, int, bytes]] = {}  # by first key: first row, rows, digest
 
     def check(self, keys: Sequence[str]) -> None:
-        """Raise Misuse for a key that is empty, begins with `~`, is given twice, or exists."""
+        """Raise KeyExists for a key that exists, Misuse for one that is empty, begins with `~` or is given twice."""
         if len(set(keys)) != len(keys):
             twice = Counter(keys).most_common(1)[0][0]
             raise Misuse(f"the key {twice!r} is given twice; each row has its own")
         if not self._rows.keys().isdisjoint(keys):
             there = next(key for key in keys if key in self._rows)
-            raise Misuse(
+            raise KeyExists(
                 f"there is a row with the key {there!r} already, and this append does not repeat one whose rows are all"
                 " there: take another key, drop that row first, extend() it, or resume() it if it is in progress; if"
-                " you repeat an append of which some rows are done, or what an appender sent, it was done before"
+                " you repeat an append of which some rows are done, or what an appender sent, it was done before",
+                key=there,
             )
         if not all(keys):
             raise Misuse("a key is a text of one character or more")

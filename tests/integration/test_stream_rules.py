@@ -74,8 +74,9 @@ def test_an_append_with_the_same_keys_and_other_content_is_refused(plane: dp.Pla
     stream = plane.stream(what, ["a"])
     base: dict[str, Any] = {"columns": {"x": [1]}, "keys": ["k"], "group": "g", "version": 7, "tags": {"t": 1}}
     stream.append(**base)
-    with pytest.raises(dp.Misuse, match="already"):
+    with pytest.raises(dp.KeyExists, match="already") as caught:
         stream.append(**base | OTHERWISE[what])
+    assert caught.value.key == "k"
     assert stream.append(**base) == ["k"]
     assert stream.stats()["rows"] == 1
 

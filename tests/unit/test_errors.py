@@ -29,7 +29,7 @@ def test_the_error_hierarchy_is_split_by_the_reaction_of_the_caller() -> None:
         "Retryable": ["Backpressure", "NotReady", "PeerUnavailable"],
         "Lost": ["Corrupt", "Freed", "OwnerDied"],
         "Rejected": ["DirectoryUnusable", "LimitExceeded", "ProtocolMismatch", "Unauthenticated"],
-        "Misuse": ["Closed", "Forked", "SchemaMismatch"],
+        "Misuse": ["Closed", "Forked", "KeyExists", "SchemaMismatch"],
     }
 
 
