@@ -167,10 +167,17 @@ class Membership:
         """Whether this node is no member."""
         return node not in self.current
 
-    def known(self, node: str) -> bool:
-        """Whether this node may be a member or return. A node that was never seen here ended before this node
-        joined."""
-        return node in self.current or node in self._missing or not self._seen.is_set()
+    def may_return(self, node: str) -> bool:
+        """Whether the node is a member, or may return with its data: for `lost_s`, or for `kept_s` if it has a data
+        directory. A node that was never seen here ended before this node joined, so it does not return, unless it has
+        a data directory; that is assumed if this node has one."""
+        if not self._seen.is_set():
+            return True
+        known = self._missing.get(node)
+        keeps = (self._member if known is None else known[0]).keeps
+        if known is None and not keeps:
+            return node in self.current
+        return not self.gone(node, durable=keeps)
 
     def ended(self, node: str, life: int, before_s: float) -> None:
         """Note that the process of a node with this life, seen at `before_s`, has ended."""

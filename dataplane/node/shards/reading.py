@@ -54,7 +54,7 @@ def member_of(membership: Membership, node: bytes) -> Member:
 def absent(membership: Membership, node: bytes) -> DataplaneError:
     """The error to raise for a node that is no member."""
     name = node.hex()
-    if membership.gone(name) or not membership.known(name):
+    if not membership.may_return(name):
         return OwnerDied(
             f"node {name} is not in the cluster: it has died, or never existed; its data are lost: put them again",
             node=name,

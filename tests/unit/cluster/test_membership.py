@@ -242,6 +242,25 @@ async def test_a_durable_member_is_away_and_not_lost_when_its_process_ends(start
     await until(lambda: one.sees == again.sees == {ONE, TWO})
 
 
+async def test_a_node_with_a_data_directory_may_return_to_all_that_have_one_and_to_those_that_saw_it(
+    start: Start,
+) -> None:
+    one, two = start(ONE), start(TWO, keeps=True)
+    await until(lambda: one.sees == {ONE, TWO})
+    await two.end()
+    await until(lambda: one.over == [TWO])
+    four = b"four....".hex()
+    later, keeping = start(THREE), start(four, keeps=True)
+    await until(lambda: later.sees == keeping.sees == {ONE, THREE, four})
+    one.clock.more_s = keeping.clock.more_s = 2000.0
+    returns = {each.membership.me: each.membership.may_return(TWO) for each in (one, later, keeping)}
+    assert returns == {ONE: True, THREE: False, four: True}
+    one.clock.more_s = keeping.clock.more_s = 25 * 3600.0
+    assert not one.membership.may_return(TWO)
+    assert not keeping.membership.may_return(TWO)
+    assert one.membership.may_return(THREE)
+
+
 async def test_a_silent_member_expires_with_its_lease_and_returns_unchanged(start: Start) -> None:
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == two.sees == {ONE, TWO})
