@@ -210,6 +210,7 @@ class Fetcher:
     async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, of their local copies and, if the owner is gone, of their replicas. Raises
         OutcomeUnknown if the owner does not answer, ProtocolMismatch for invalid parts."""
+        await self._joined(Deadline.after(_CONTROL_S))
         member = self._membership.members.get(owner)
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
@@ -227,7 +228,7 @@ class Fetcher:
         """Free parts of shards that this node lost when it was restarted: of their replicas, and of the copies here."""
         parts = [(number, [*columns], rows.encode()) for number, columns, rows in lost]
         self._free_here(self._node, parts, frozenset())
-        self.replicas.free_all(self._node, parts)
+        self.replicas.freed_lost(parts)
 
     def _free_here(self, owner: bytes, parts: Sequence[Part], owned: Collection[int]) -> None:
         """Free the same parts of local copies. Copies of shards with other owners (`owned`) are described again when
@@ -290,5 +291,6 @@ class Fetcher:
 
     async def aclose(self) -> None:
         await self._background.aclose()
+        await self.replicas.aclose()
         await self.patching.aclose()
         await self.reading.aclose()

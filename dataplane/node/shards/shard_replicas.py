@@ -16,6 +16,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.locations import link_of, linked, shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.batch.rows import RowIndices
@@ -49,6 +50,7 @@ class ShardReplicas:
         self._here: dict[ShardKey, int] = {}
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
+        self._background = BackgroundTasks()
         self._untold: list[Part] = []  # freed parts of shards from before the restart, not told to all members yet
         self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
         self._taking: Counter[ShardKey] = Counter()  # requests that store each now; removed when its owner frees it
@@ -161,19 +163,27 @@ class ShardReplicas:
             self._elsewhere.pop(shard_of(number), None)
             parts.append((shard_of(number), [], (0, 0, b"")))  # also what was freed before the replica was made
         if unknown:  # since the restart
-            if not self._untold:
-                asyncio.get_running_loop().call_soon(self._tell_all)
-            self._untold += parts
+            self.freed_lost(parts)
         for node in nodes or ():
             member = self._membership.members.get(node)
             if member is not None:
                 self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), self._node, parts), Done)
 
-    def _tell_all(self) -> None:
-        """Tell all members what was freed in the last step of the loop, in few messages."""
+    def freed_lost(self, parts: Sequence[Part]) -> None:
+        """Free replicas of parts of this node's shards from before the restart, wherever they are."""
+        if not self._untold:
+            self._background.spawn(self._tell_all())
+        self._untold += parts
+
+    async def _tell_all(self) -> None:
+        """Tell all members what was freed since the last call, in few messages."""
+        await self._membership.joined()  # before, this node does not know the others
         parts, self._untold = self._untold, []
         for first in range(0, len(parts), pm.MAX_SHARDS):
             self.free_all(self._node, parts[first : first + pm.MAX_SHARDS])
+
+    async def aclose(self) -> None:
+        await self._background.aclose()
 
     # of others' shards
 

@@ -221,6 +221,34 @@ async def test_frees_of_many_shards_from_before_a_restart_are_one_message_to_eac
         await fetcher.aclose()
 
 
+async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    async def answer(request: Any) -> Message:
+        heard.append(request)
+        if isinstance(request, pm.FreeParts):
+            return pm.PartsFreed(request.id, [])
+        return Done(request.id)
+
+    async with (
+        owning(answer) as (_, mine, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        there = members.members[OWNER]
+        members.lose(OWNER)
+        members._seen.clear()
+        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
+        fetcher.free_lost([(50, (0,), RowIndices.range(0, 1))])
+        freeing = asyncio.create_task(fetcher.free(OWNER, [(60, [0], RowIndices.range(0, 1).encode())]))
+        await asyncio.sleep(0)
+        members._say({OWNER: there})
+        members._seen.set()
+        await freeing
+        await until(lambda: len(heard) >= 2)
+        assert {(type(each), each.parts[0][0]) for each in heard} == {(pm.FreeReplicas, 50), (pm.FreeParts, 60)}
+        await fetcher.aclose()
+
+
 async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_are_bounded_copies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
