@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from dataplane.batch.locations import shard_of
+from dataplane.batch.locations import link_of, shard_of
 from dataplane.batch.rows import RowIndices
 from dataplane.closing import close_each
 from dataplane.cluster.cluster import ClusterConnection
@@ -285,11 +285,12 @@ class Hosts:
         except (ValueError, IndexError) as error:
             raise ProtocolMismatch(f"no part of a shard: {error}") from None
         self._store.free([shard for shard, columns, _ in parts if not columns])
-        return [
-            shard
-            for shard in dict.fromkeys(shard_of(shard) for shard, *_ in parts)
-            if (found := self._store.shards.get(shard)) is not None and found.links is not None
-        ]
+        left = {}
+        for number, *_ in parts:
+            found = self._store.shards.get(shard_of(number))
+            if found is not None and (link_of(number) or found.links is not None):
+                left[found.number] = True
+        return [*left]
 
     def _describe(self, request: pm.DescribeShards) -> pm.Described:
         left, described = pm.MAX_INLINE_ALL, []

@@ -42,12 +42,13 @@ class _Link:
 
 
 class Links:
-    """The owners of one shard of `columns` by `rows`. `live`: the cells of the first owner; None: all."""
+    """The owners of one shard of `columns` by `rows`. `live`: the cells of the first owner; None: all. `next_link`: the
+    number of the next link, which no earlier link of the shard had."""
 
-    def __init__(self, columns: int, rows: int, live: LiveCells | None, holder: str) -> None:
+    def __init__(self, columns: int, rows: int, live: LiveCells | None, holder: str, next_link: int) -> None:
         self._columns = columns
         self._rows = rows
-        self._next = 1
+        self.next_link = next_link
         self._owners: dict[_Place, npt.NDArray[np.int32]] = {}
         """The number of owners of each row, for blocks in which a link was made. In other blocks the first owner is the
         only one."""
@@ -82,7 +83,7 @@ class Links:
         """Add a link to these cells, each of which has an owner. Returns the link's number. `link`: its number
         where the shard was first stored; a link that exists here stays as it is. None: the next number. Raises
         LimitExceeded if no numbers are left."""
-        link = self._next if link is None else link
+        link = self.next_link if link is None else link
         if link > MAX_LINK:
             what = "links to a shard"
             raise LimitExceeded(f"{MAX_LINK} {what} were made: put its rows anew", what=what, limit=MAX_LINK)
@@ -98,7 +99,7 @@ class Links:
         for place, chosen in flags.items():
             self._set(made, place, chosen)
             self._count(place)[chosen] += 1
-        self._next = max(self._next, link + 1)
+        self.next_link = max(self.next_link, link + 1)
         self._links[link] = made
         self.nbytes += made.nbytes
         return link

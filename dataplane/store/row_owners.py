@@ -1,6 +1,7 @@
 """The owners of the rows of a store's shards: the clients that put them, and the clients that retained some.
 
-Most shards have one owner and no `links`. The first retain of a shard creates its `links` (`store.links`).
+Most shards have one owner and no `links`. The first retain of a shard creates its `links` (`store.links`). They are
+removed when the client that put the shard is the only owner again.
 """
 
 from __future__ import annotations
@@ -117,6 +118,9 @@ class RowOwners:
         before = shard.links.nbytes
         died = shard.links.free(link_of(number), selected)
         self.nbytes += shard.links.nbytes - before
+        if len(shard.links) == 1 and shard.links.holder(0) is not None:
+            self.forget(shard)
+            shard.next_link, shard.links = shard.links.next_link, None
         return died
 
     def forget(self, shard: Shard) -> None:
@@ -125,4 +129,4 @@ class RowOwners:
             self.nbytes -= shard.links.nbytes
 
     def _links(self, shard: Shard) -> Links:
-        return Links(shard.columns, shard.rows, shard.live, shard.holder)
+        return Links(shard.columns, shard.rows, shard.live, shard.holder, shard.next_link)

@@ -77,7 +77,9 @@ class Shard:
     holes: RangeSet | None = field(default=None)
     """The bytes of its extent that went back to the host because their rows were freed; they read as zeros."""
     links: Links | None = None
-    """Its owners if rows of it were retained; None: it has one owner."""
+    """Its owners if rows of it were retained; None: the client that put it is the only one."""
+    next_link: int = 1
+    """The number of its next link while it has no `links`."""
     shared: bool = False
     """Whether its extent shares pages with other shards; otherwise the extent has `room` bytes of whole pages."""
     owner: str = ""

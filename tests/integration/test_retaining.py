@@ -88,6 +88,17 @@ def test_rows_of_another_host_are_retained_and_freed_from_here(hosts: tuple[Any,
     gone(near)
 
 
+def test_rows_of_the_first_owner_are_still_read_where_another_has_freed_them(hosts: tuple[Any, Any, Host, Host]) -> None:
+    near, far, _, _ = hosts
+    first = near.put(columns())
+    mine = far.retain(first[2:6])
+    check(far, first, list(range(8)))  # there is a copy there now
+    far.free(mine)
+    check(far, first, list(range(8)))
+    far.free(first)
+    gone(near)
+
+
 def test_a_replica_has_the_same_owners(hosts: tuple[Any, Any, Host, Host]) -> None:
     """The host that rows were put on dies; they are freed where they are kept, one owner after the other."""
     near, far, one, _ = hosts

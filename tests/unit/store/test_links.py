@@ -179,6 +179,22 @@ def test_memory_for_row_owners_is_bounded(tmp_path: Path, monkeypatch: pytest.Mo
     asyncio.run(store.aclose())
 
 
+def test_a_shard_that_is_not_retained_any_more_has_no_record_of_owners(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    number = put(store)
+    some = [([0], RowIndices.range(0, 1))]
+    first, second = store.owners.retain([(number, some), (number, some)], holder="b")
+    store.free_part(first, *some[0])
+    assert store.owners.nbytes > 0  # of `second`
+    store.free([second])
+    assert store.owners.nbytes == 0
+    third = store.owners.retain([(number, some)], holder="b")[0]
+    assert third not in (first, second)  # so a repeated free does not free the cells of a later link
+    store.free([first, second, third, number])
+    assert store.statistics().shards == 0
+    asyncio.run(store.aclose())
+
+
 # Which cells exist after any frees, whatever the blocks.
 
 CELL_ROWS = 50
