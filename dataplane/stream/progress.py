@@ -105,11 +105,11 @@ class StreamProgress:
             if not len(rows):
                 sheet.idle[asked] = page.changes
                 continue
-            found.append(rows + page.first)
+            found.append(rows[: most - count] + page.first)  # a lease keeps the array: no view of a larger one
             count += len(rows)
             if count >= most:
                 break
-        return np.concatenate(found)[:most] if found else np.empty(0, np.int64)
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def blocked(self, task: int, asked: Mapping[int, tuple[str, ...]]) -> Index:
         """The rows that are pending for the task and that no task can continue. `asked`: by task, the columns that it

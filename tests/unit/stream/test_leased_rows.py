@@ -93,6 +93,14 @@ class TestKeys:
 
 
 class TestDelivery:
+    @each_case("rows", [1, 3])
+    def test_a_lease_holds_memory_for_its_own_rows_only(self, rows: int) -> None:
+        stream = Stream()
+        stream.append(1000)
+        held = stream.consume(rows=rows).grant.rows
+        owner = held if held.base is None else held.base
+        assert (len(held), owner.nbytes) == (rows, 8 * rows)
+
     @each_case("how", ["nack", "time", "leave"])
     @each_case("then", ["nobody", "held", "extended", "acked", "done by all", "dropped"])
     def test_a_consumer_whose_lease_ended_cannot_extend_its_rows(self, how: str, then: str) -> None:
