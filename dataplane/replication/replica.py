@@ -8,7 +8,8 @@ A replica that was started again does not lead before it has requested a new epo
 as leader: it has forgotten its proposals in that epoch, and acknowledgements may still be in flight. For that reason,
 and because of promises that it may have made (`lease`), a replica with an old log starts in the same way as one with a
 new log. It accepts no message before it has the coordinator's configuration, from a read that began after it started:
-otherwise it could take the epoch of an old message for the current one.
+otherwise it could take the epoch of an old message for the current one. A fresh replica accepts messages at once: none
+was sent to it before it started, and the leader of a new partition often reads the configuration before its followers.
 """
 
 from __future__ import annotations
@@ -126,7 +127,7 @@ class Replica:
     def receive(self, sender: ReplicaId, message: Message, now: float) -> list[Effect]:
         """A message of another replica has arrived. Raises Corrupt if it contradicts what this replica has committed,
         or has an invalid snapshot."""
-        if not self._state.configuration.epoch:
+        if not (self._state.configuration.epoch or self._fresh):
             return []
         if isinstance(message, AppendEntries | Install):
             if self._accept(sender, message.configuration, now):

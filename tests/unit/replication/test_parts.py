@@ -9,9 +9,10 @@ import pytest
 from dataplane.errors import Corrupt
 from dataplane.replication import configuration as c
 from dataplane.replication import sessions as producers
+from dataplane.replication.effects import Send
 from dataplane.replication.leader import choose
 from dataplane.replication.log import StoredLog
-from dataplane.replication.messages import Install
+from dataplane.replication.messages import AppendEntries, Install, LogEntry
 from dataplane.replication.outbox import MAX_LOST_NODES, LostNodes
 from dataplane.replication.replica import Replica
 from dataplane.replication.sessions import Sessions
@@ -51,6 +52,18 @@ def test_a_snapshot_longer_than_its_declared_size_is_corrupt() -> None:
     replica.configured(configuration, 0.0)
     with pytest.raises(Corrupt):
         replica.receive(A, Install(configuration, 1.0, 9, 1, 2, 0, b"abc"), 0.5)
+
+
+@each_case("fresh", [True, False])
+def test_only_a_fresh_replica_follows_before_it_has_read_the_configuration(fresh: bool) -> None:
+    """The leader of a new partition may read it first; a replica that was started again may be sent an old one."""
+    machine: Any = StreamMachine(None)  # type: ignore[arg-type]
+    replica = Replica(B, ReplicationSettings(), machine, StoredLog(), 0.0, fresh=fresh)
+    first = AppendEntries(c.Configuration(1, A, (B,)), 1.0, 0, 0, (LogEntry(1, b""),), 0)
+    answers = [effect for effect in replica.receive(A, first, 0.5) if isinstance(effect, Send)]
+    stored = [effect for effect in replica.stored(1, 0.5) if isinstance(effect, Send)]
+    assert {effect.to for effect in answers + stored} == ({A} if fresh else set())
+    assert replica.configuration.epoch == fresh
 
 
 def test_the_least_recently_used_producer_sessions_are_evicted(
