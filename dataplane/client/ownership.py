@@ -211,5 +211,6 @@ def parts_of(shard: int, ordinals: Sequence[int], rows: RowIndices) -> Iterator[
 
 
 def part_nbytes(part: Part) -> int:
-    """The bytes of a part in a message."""
-    return _FREED + _ORDINAL * len(part[1]) + len(part[2][2])
+    """The bytes of a part in a message, at least `_BYTES / MAX_RETAINED`: a node frees the parts of a message without
+    answering others meanwhile."""
+    return max(_FREED + _ORDINAL * len(part[1]) + len(part[2][2]), _BYTES // sm.MAX_RETAINED)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import dataplane as dp
-from tests.processes import StandingNode, Worker, eventually, pattern
+from dataplane.wire import shard_messages as sm
+from tests.processes import StandingNode, Worker, before_requests, eventually, pattern
 
 if multiprocessing.current_process().name == "MainProcess":  # as in test_hosts
     from tests.integration.test_hosts import Host, connected
@@ -59,6 +60,20 @@ def test_rows_retained_by_a_process_outlive_it(node: StandingNode) -> None:
             worker.kill(signal.SIGKILL)
         check(plane, theirs, list(range(8)))
         plane.free(theirs)
+        gone(plane)
+
+
+def test_a_free_of_many_shards_lets_other_clients_in_between(
+    node: StandingNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with dp.connect(node.address) as plane:
+        ref = dp.concat([plane.put({"n": [row]}) for row in range(5)])
+        freed: list[int] = []
+        before_requests(plane._inner.connection, lambda asked: freed.append(len(asked.parts)))
+        monkeypatch.setattr(sm, "MAX_RETAINED", 2)
+        plane.free(ref)
+        assert freed == [2, 2, 1]
+    with dp.connect(node.address) as plane:
         gone(plane)
 
 
