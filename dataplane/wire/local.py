@@ -46,6 +46,7 @@ _BESIDE = socket.CMSG_LEN(4 * _MAX_DESCRIPTORS)  # the bytes of so many descript
 _MAX_UNSENT = 16 << 20  # bytes
 _TOGETHER = 128 << 10  # the most bytes of messages in one send: as many as a socket takes at once
 _PAUSE_AT = 1 << 20  # with more unsent bytes, no requests are read and no replies are made
+_SLICE_S = 0.02  # after that long with requests of one client, the node turns to the others
 _SHORT_OF = (errno.ENOMEM, errno.ENOBUFS, errno.ETOOMANYREFS)  # a resource is used up that may be free again soon
 _AGAIN_S = 0.01
 _CONNECT_S = 5.0  # timeout for a node that is too busy to accept
@@ -392,19 +393,23 @@ class LocalChannel:
             self._watch(self._loop.add_reader, self._readable)
 
     def _deliver(self) -> None:
-        """Deliver the received messages; stop while too many bytes of replies are unsent. The replies are sent
-        together."""
+        """Deliver the received messages. A paced channel stops while too many bytes of replies are unsent, and goes on
+        in the next step of the event loop after `_SLICE_S`. The replies are sent together."""
         if self._paused:
             return
         gathers = not self._gathering
         self._gathering = True
+        until = self._loop.time() + _SLICE_S
         try:
             for body in self._messages if self._open else ():
                 if not self._hand_over(body):
                     return
-                if self._paced and (self.full or self._rooms):
+                stops = self.full or self._rooms
+                if self._paced and (stops or self._loop.time() > until):
                     self._paused = True
                     self._loop.remove_reader(self._socket.fileno())
+                    if not stops:
+                        self._loop.call_soon(self._let_in)
                     return
         except ProtocolMismatch as error:  # an invalid length
             self._refuse(b"", error)

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 
 from dataplane.errors import DataplaneError, Misuse, PeerUnavailable, ProtocolMismatch
+from dataplane.wire import local
 from dataplane.wire import messages as m
 from dataplane.wire import shard_messages as sm
 from dataplane.wire.client_messages import AnyReply, AnyRequest, decoder
@@ -78,6 +79,28 @@ def raw() -> Any:
     yield one, two
     one.close()
     two.close()
+
+
+async def test_others_have_a_turn_among_the_slow_requests_of_one_client(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_SLICE_S", -1.0)  # each request takes longer
+    one, two = ends
+    turns: list[int] = []
+
+    def slow(request: Any) -> None:
+        turns.append(request.id)
+        asyncio.get_running_loop().call_soon(turns.append, 0)
+
+    two.on_message = slow
+    one.channel.gather()
+    for number in (1, 2, 3):
+        one.channel.send(m.ReadStats(number))
+    await two.message(3)
+    one.channel.send(m.ReadStats(4))
+    await two.message(4)
+    await until(lambda: len(turns) == 8)
+    assert turns == [1, 0, 2, 0, 3, 0, 4, 0]
 
 
 def test_a_listening_socket_is_private_under_any_umask(tmp_path: Path) -> None:
