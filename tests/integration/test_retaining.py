@@ -103,7 +103,7 @@ def test_rows_of_another_host_are_retained_and_freed_from_here(hosts: tuple[Any,
     gone(near)
 
 
-def test_rows_of_the_first_owner_are_still_read_where_another_has_freed_them(hosts: tuple[Any, Any, Host, Host]) -> None:
+def test_rows_of_the_first_owner_are_read_where_another_has_freed_them(hosts: tuple[Any, Any, Host, Host]) -> None:
     near, far, _, _ = hosts
     first = near.put(columns())
     mine = far.retain(first[2:6])
