@@ -111,6 +111,7 @@ class Telemetry:
         self._rings: dict[Hashable, _Ring] = {}
         self._gone: deque[_Departed] = deque()
         self._missed = 0
+        self._full = False  # whether a client got no ring because others have all
         self._led: dict[str, bool] = {}
         self._leaders: dict[str, str] = {}
         self.failovers = 0
@@ -130,9 +131,10 @@ class Telemetry:
         if not self.records or client in self._rings:
             return None
         if len(self._rings) >= self._most_rings:
-            log.warning(
-                "client %s records no events: the memory for events is used by %d others", label, len(self._rings)
-            )
+            if not self._full:
+                why = "the memory for events is used by"
+                log.warning("client %s and later ones record no events: %s %d others", label, why, len(self._rings))
+            self._full = True
             return None
         try:
             fd = ring.create()
