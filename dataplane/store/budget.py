@@ -183,7 +183,7 @@ class Budget:
             f"no room for {format_size(nbytes)} of {format_size(self.capacity)} within {deadline.waited_s:.1f} s;"
             f" held by: {held or 'requests before this one'}"
             + (f"; {why.spill_error}" if why.spill_error else "")
-            + f": free rows, drop views of them,{limit} or give the node more `memory` or disk (`spill`)",
+            + f": free rows, drop views of them,{limit} or give the node more `memory` or `spill`",
             needed=nbytes,
             waited_s=deadline.waited_s,
             holders=why.holders,
