@@ -107,7 +107,7 @@ class Membership:
         self._clock = clock
         self._registered: dict[str, tuple[Member, bytes]] = {}  # other members, and their values
         self._missing: dict[str, tuple[Member, float]] = {}  # members without a registration -> since this time
-        self._ended: dict[str, Member] = {}  # members whose processes have ended
+        self._ended: dict[str, tuple[Member, float]] = {}  # members whose processes have ended, since this time
         self._decoded: dict[str, tuple[bytes, Member | None]] = {}
         self._joined_s = math.inf
         self._seen = asyncio.Event()
@@ -153,9 +153,9 @@ class Membership:
     def gone(self, node: str, *, durable: bool = False) -> bool:
         """Whether the data that only `node` had counts as lost. `durable`: its data of durable partitions."""
         ended = self._ended.get(node)
-        if ended is not None and not ended.keeps:
+        if ended is not None and not ended[0].keeps:
             return True
-        since = self._missing[node][1] if node in self._missing else self._joined_s
+        since = self._missing.get(node, ended or (None, self._joined_s))[1]
         return node not in self.current and self._clock() - since >= (self._kept_s if durable else self.lost_s)
 
     def keeps(self, node: str) -> bool:
@@ -173,7 +173,7 @@ class Membership:
         a data directory; that is assumed if this node has one."""
         if not self._seen.is_set():
             return True
-        known = self._missing.get(node)
+        known = self._missing.get(node, self._ended.get(node))
         keeps = (self._member if known is None else known[0]).keeps
         if known is None and not keeps:
             return node in self.current
@@ -184,7 +184,7 @@ class Membership:
         known = self._registered.get(node, self._missing.get(node))
         if known is None or known[0].life != life or node in self._ended:
             return
-        self._ended[node] = known[0]
+        self._ended[node] = known[0], self._clock()
         while len(self._ended) > MAX_MEMBERS:
             del self._ended[next(iter(self._ended))]
         log.warning("node %s at %s was removed from the cluster: its process has ended", node, known[0].address)
@@ -321,7 +321,7 @@ class Membership:
         for name, (member, _) in self._registered.items():
             back = self._missing.pop(name, None) is not None
             ended = self._ended.get(name)
-            if ended is not None and (back or ended.life != member.life):
+            if ended is not None and (back or ended[0].life != member.life):
                 del self._ended[name]  # the node was started again, or has registered again
             elif ended is not None:
                 self._evict(name)

@@ -261,6 +261,18 @@ async def test_a_node_with_a_data_directory_may_return_to_all_that_have_one_and_
     assert one.membership.may_return(THREE)
 
 
+async def test_a_durable_member_is_not_lost_when_its_process_ends_days_after_this_node_joined(start: Start) -> None:
+    """The coordinator still has its registration then."""
+    one, two = start(ONE), start(TWO, keeps=True)
+    await until(lambda: one.sees == {ONE, TWO})
+    one.clock.more_s = 25 * 3600.0
+    here = one.membership
+    heard: list[tuple[bool, bool]] = []
+    here.watch(lambda: heard.append((here.gone(TWO, durable=True), here.may_return(TWO))))
+    here.ended(TWO, two.me.life, one.clock())
+    assert heard == [(False, True)]
+
+
 async def test_a_silent_member_expires_with_its_lease_and_returns_unchanged(start: Start) -> None:
     one, two = start(ONE), start(TWO)
     await until(lambda: one.sees == two.sees == {ONE, TWO})
