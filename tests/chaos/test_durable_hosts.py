@@ -186,6 +186,34 @@ def test_replicas_outlive_the_restart_of_their_owner_on_its_data_directory(tmp_p
             eventually(lambda: not any(each.stats().shards - each.stats().copies for each in readers), "all is freed")
 
 
+def test_replicas_of_lost_columns_stay_while_rows_of_a_table_share_them(tmp_path: Path) -> None:
+    """The restarted owner does not know what rows of tables need."""
+    processes: list[Command] = []
+    with EtcdServer(tmp_path) as etcd, hosts(tmp_path, etcd, 2, processes) as planes:
+        ref = planes[1].put({"x": [b"x" * 20_000] * 2}, replicas=2)
+        led = planes[0].table("rows")
+        led.upsert(["there"], {"y": [1]})
+        for keys in (["a", "b"], ["c", "d"]):
+            planes[1].table("rows").upsert(keys, ref)
+        with processes[1] as killed:
+            killed.kill()
+        eventually(lambda: len(planes[0].members()["members"]) == 1, "the other notices", SLOW_S)
+        processes[1] = started(tmp_path, 1, f"etcd://{etcd.address}/durable")
+        assert processes[1].stdout.readline()
+        with dp.connect(f"unix://{tmp_path / 's1'}") as again:
+            both = planes[0], again
+            eventually(lambda: all(len(each.members()["members"]) == 2 for each in both), "it is back", SLOW_S)
+            assert bytes(again.get(led.read(["c"], ["x"]))["x"][0]) == b"x" * 20_000
+            again.table("rows").upsert(["later"], {"x": [b"y" * 20_000]})
+            led.clear(["a", "b"])
+            led.clear(["later"])
+            eventually(lambda: again.stats().shards == again.stats().copies, "both are released, in this order")
+            for plane in both:
+                assert bytes(plane.get(led.read(["c"], ["x"]))["x"][0]) == b"x" * 20_000
+            again.free(ref)
+            eventually(lambda: planes[0].stats().shards - planes[0].stats().copies <= 1, "only `y` is left")
+
+
 @pytest.mark.long
 def test_durable_nodes_refuse_an_emptied_coordinator_and_accept_the_restored_one(tmp_path: Path) -> None:
     with EtcdServer(tmp_path) as etcd:

@@ -69,7 +69,6 @@ class RetainedShards:
         known = self._told.get(partition, 0)
         if last <= known:
             return
-        unknown: list[BatchRef] = []
         for entry in entries[max(0, len(entries) - (last - known)) :]:
             ref, whole = write_effects.decode(entry)
             if not whole:
@@ -78,11 +77,9 @@ class RetainedShards:
             needs = self._find(partition, ref)
             if not needs:
                 log.debug("%s releases columns that are not retained here", partition)
-                unknown.append(ref)
             for need in needs:
                 if self._take(need):
                     self._needed.done(need.ref, need.shards)
-        self._needed.free_lost_parts(unknown)
         self._told[partition] = last
 
     def restored(self, partition: str, refs: Iterable[bytes], last: int) -> None:

@@ -46,8 +46,8 @@ class NeededShards:
         Raises ValueError or IndexError for an invalid part."""
         lost = []
         for shard, columns, rows in parts:
-            key = self._node, shard
-            if self._is_lost(key):
+            key, number = (self._node, shard), locations.shard_of(shard)
+            if number < self._store.first and number not in self._store.shards:
                 lost.append((shard, columns, rows))
                 continue
             if self._needed[key] <= 0:
@@ -58,19 +58,6 @@ class NeededShards:
             self._note(key, [(tuple(columns), rows)])
         if lost:
             self.free_lost(lost)
-
-    def free_lost_parts(self, refs: Iterable[BatchRef]) -> None:
-        """Free the parts of lost shards that these references name: no row needs them any more, and their replicas
-        would stay."""
-        found = (each for ref in refs for each in locations.footprint(ref).items() if self._is_lost(each[0]))
-        lost = [(shard, columns, rows) for (_, shard), selected in found for columns, rows in selected]
-        if lost:
-            self.free_lost(lost)
-
-    def _is_lost(self, key: ShardKey) -> bool:
-        """Whether the shard was stored here before this node was restarted, and is here no more."""
-        number = locations.shard_of(key[1])
-        return key[0] == self._node and number < self._store.first and number not in self._store.shards
 
     def _note(self, key: ShardKey, parts: Iterable[tuple[tuple[int, ...], RowIndices]]) -> None:
         """Note parts of a shard to be freed with its last need. A part may be noted repeatedly, for example if rows are

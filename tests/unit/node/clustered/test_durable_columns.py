@@ -11,7 +11,6 @@ import pytest
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.ref import BatchRef
-from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.errors import DirectoryUnusable
@@ -89,8 +88,7 @@ ME = b"me......"
 class Kept:
     def __init__(self, directory: Path) -> None:
         self.store = Store(NodeConfig(memory="1MiB", spill=0, spill_dir=directory, prewarm=0))
-        self.needed = NeededShards(ME, self.store)
-        self.retained = RetainedShards(self.needed)
+        self.retained = RetainedShards(NeededShards(ME, self.store))
 
     def put(self) -> BatchRef:
         shard = self.store.put_now("client", bytes(64), layout(64), scope="", holder="")
@@ -129,15 +127,3 @@ async def test_a_shard_retained_by_two_partitions_is_freed_after_the_last_releas
     assert kept.shards == 1
     kept.retained.settled("s/1/1-b", 1, [ref.encode()])
     assert kept.shards == 0
-
-
-async def test_a_release_of_shards_lost_by_a_restart_frees_their_replicas(kept: Kept) -> None:
-    """The needs of a partition that is not durable are not known after it."""
-    told: list[Any] = []
-    kept.needed.free_lost = told.append
-    lost, other = kept.put(), kept.put()
-    kept.store.free(shard for ref in (lost, other) for _, shard in ref.shards())
-    ((_, shard),) = lost.shards()
-    kept.store.first = shard + 1
-    kept.retained.settled("tables/t/0-a", 2, [lost.encode(), other.encode()])
-    assert told == [[(shard, (0,), RowIndices.range(0, 1))]]
