@@ -53,12 +53,15 @@ class Links:
         """The number of owners of each row, for blocks in which a link was made. In other blocks the first owner is the
         only one."""
         first = _Link(holder)
+        sizes = [self._size(block) for block in range(-(-rows // BLOCK))]
+        whole = [np.packbits(np.ones(size, np.bool_)) for size in sizes]  # shared by the columns: bits do not change
         for column in range(columns):
-            for block in range(-(-rows // BLOCK)):
-                flags = np.ones(self._size(block), np.bool_)
-                if live is not None:
-                    flags = live.flags(column, block * BLOCK, block * BLOCK + len(flags))
-                self._set(first, (column, block), flags)
+            for block, size in enumerate(sizes):
+                if live is None:
+                    first.bits[column, block] = whole[block]
+                    first.nbytes += _BLOCK + size // 8
+                else:
+                    self._set(first, (column, block), live.flags(column, block * BLOCK, block * BLOCK + size))
         self._links = {0: first}
         self.nbytes = first.nbytes
         """The approximate memory of the links in bytes."""

@@ -21,6 +21,7 @@ from dataplane.config import NodeConfig
 from dataplane.errors import Freed, LimitExceeded
 from dataplane.store import live_cells, row_owners
 from dataplane.store.live_cells import LiveCells
+from dataplane.store.links import Links
 from dataplane.store.store import Store
 
 COLUMNS, ROWS = 2, 12
@@ -193,6 +194,16 @@ def test_a_shard_that_is_not_retained_any_more_has_no_record_of_owners(tmp_path:
     store.free([first, second, third, number])
     assert store.statistics().shards == 0
     asyncio.run(store.aclose())
+
+
+def test_the_owner_records_of_a_new_link_take_one_block_of_bits_for_all_whole_columns() -> None:
+    """They are made at the first link after each time without links."""
+    links = Links(512, 8, None, "a", 1)
+    assert len({id(bits) for bits in links._links[0].bits.values()}) == 1
+    links.retain([([0], RowIndices.range(0, 4))], "b")
+    links.free(0, [([1], RowIndices.range(2, 8))])
+    assert links.have(0, [0, *range(2, 512)], RowIndices.range(0, 8))
+    assert not links.have(0, [1], RowIndices.range(2, 3))
 
 
 # Which cells exist after any frees, whatever the blocks.
