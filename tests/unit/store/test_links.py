@@ -20,8 +20,8 @@ from dataplane.batch.rows import RowIndices
 from dataplane.config import NodeConfig
 from dataplane.errors import Freed, LimitExceeded
 from dataplane.store import live_cells, row_owners
-from dataplane.store.live_cells import LiveCells
 from dataplane.store.links import Links
+from dataplane.store.live_cells import LiveCells
 from dataplane.store.store import Store
 
 COLUMNS, ROWS = 2, 12
