@@ -24,7 +24,7 @@ MOST = 32
 
 _LOCKS_VIA = ("acquire", "Condition.wait", "Event.wait", "Thread.join", "Lock", "Semaphore", "Queue.get", "result")
 _CROWDED = 0.02  # the share of a step from which a crowded host is noted
-_LIMITS = 0.5  # a last role that is busy for this share of its time is noted as what limits the job
+_LIMITS = 0.8  # a last role that is busy for this share of its time is noted as what limits the job
 _SATURATED = 0.9  # earlier acks do not help a process that is busy for this share of its time
 _ROUNDS = 3  # the number of deliveries to prefetch in the advice
 
