@@ -269,17 +269,12 @@ def _struct(column: str, array: Any, *, absent: bool) -> Values:
         child = array.field(i)
         flags = np.ones(len(array), np.bool_)
         if absent and child.null_count:
-            flags = child.is_valid().to_numpy(zero_copy_only=False)
-            child = _drop_null(child)
+            there = child.is_valid()
+            flags = there.to_numpy(zero_copy_only=False)
+            child = child.filter(there)  # drop_null refuses a struct of tensors of which no row is there
         presence.append(flags)
         children.append(_values(f"{column}.{field.name}", child, field.metadata))
     return struct(keys, presence, children, len(array))
-
-
-def _drop_null(array: Any) -> Any:
-    if isinstance(array, pa.ExtensionArray):
-        return pa.ExtensionArray.from_storage(array.type, array.storage.drop_null())
-    return array.drop_null()
 
 
 # The validation of arrays from callers, files and other processes.

@@ -276,6 +276,16 @@ def test_every_dtype_and_shape_survives_arrow(dtype: str) -> None:
     assert {name: field.kind for name, field in empty.schema.items()} == {n: f.kind for n, f in batch.schema.items()}
 
 
+@each_case("tensor", [np.complex128(1 + 2j), np.ones((2, 3))])
+def test_rows_without_a_struct_of_tensors_survive_arrow(tensor: Any) -> None:
+    rows = [{"media": {"pixels": tensor}}, {}, {}]
+    table = local_batch({"inputs": rows}).to_arrow()
+    for lacking in (table.slice(1), table.slice(0, 1), table):
+        found = local_batch(lacking)["inputs"]
+        assert repr(found.field) == repr(local_batch({"inputs": rows})["inputs"].field)
+        assert same(found.numpy(), rows[-len(found) :] if len(found) != 1 else rows[:1])
+
+
 @each_case(
     ("array", "kind", "rows"),
     [
