@@ -430,15 +430,27 @@ def _size(frame: FrameType | None) -> float:
     if not isinstance(columns, dict):
         return float(getattr(columns, "stored_nbytes", 0))
     lists = [each for each in columns.values() if isinstance(each, list | tuple) and each]
-    ragged = [each for each in lists if hasattr(each[0], "__len__")]
+    ragged = [each for each in lists if _length(each[0]) is not None]
     return max(map(_items, ragged or columns.values()), default=0.0)
 
 
 def _items(values: Any) -> float:
     if isinstance(values, list | tuple):
-        return float(sum(len(each) if hasattr(each, "__len__") else 1 for each in values[:_COUNTED_ROWS]))
-    size: Callable[[], int] | int | None = getattr(values, "size", None)
-    return float(size) if isinstance(size, int) else float(getattr(values, "nbytes", 0))
+        lengths = map(_length, values[:_COUNTED_ROWS])
+        return float(sum(1 if length is None else length for length in lengths))
+    try:
+        size: Callable[[], int] | int | None = getattr(values, "size", None)
+        return float(size) if isinstance(size, int) else float(getattr(values, "nbytes", 0))
+    except Exception:  # the boundary: as in `_length`; a sparse tensor has no nbytes
+        return 0.0
+
+
+def _length(row: Any) -> int | None:
+    """The items of a row; None if it has no length, such as a number or a 0-d tensor."""
+    try:
+        return len(row)
+    except Exception:  # the boundary: a user's class may raise any error, and a statistic must not fail the call
+        return None
 
 
 recorder = PlaceRecorder()

@@ -11,6 +11,8 @@ from types import CodeType
 from typing import Any
 
 import msgspec
+import numpy as np
+import torch
 
 from dataplane.diagnosis import calls as calls_module
 from dataplane.diagnosis import recorder as module
@@ -125,6 +127,33 @@ def test_a_report_excludes_calls_of_planes_closed_before() -> None:
         recorder.detach(reports)
         assert [place[6] for place in told.values()] == [0, 1]
         assert told[number][2] == 7
+
+
+class Refusing:
+    """A row that cannot tell its length."""
+
+    def __len__(self) -> int:
+        raise OSError("not loaded")
+
+
+@each_case(
+    ("values", "size"),
+    [
+        ([np.array(1.0), np.array(2.0)], 2),
+        ([torch.tensor(1.0), torch.tensor(2.0)], 2),
+        ([[1, 2, 3], [4]], 4),
+        (torch.zeros(3, 4), 48),
+        (torch.eye(3).to_sparse(), 0),
+        ([Refusing(), [1, 2]], 3),
+    ],
+)
+def test_a_call_does_not_fail_by_columns_without_a_length(values: Any, size: int) -> None:
+    source = "def put(columns): return inner()\ndef inner(): recorder._gap(0, 2_000_000)"
+    recorder = PlaceRecorder()
+    scope: dict[str, Any] = {"recorder": recorder}
+    exec(compile(source, module._INSIDE + "dataplane/x.py", "exec"), scope)
+    scope["put"]({"column": values})
+    assert recorder._places[0].sized[:2] == [1, size]
 
 
 # Calls are counted by the line that made them, by the extension and without it alike.
