@@ -189,7 +189,9 @@ def _decoded(row: dict[str, Any]) -> dict[str, Any] | None:
     if rest is None:
         return None
     values, arrays = rest
-    return {**values, **{key: value.numpy() if key in arrays else value for key, value in row.items()}}
+    # a key whose values differ in dtype or dimensions is of objects: its arrays are arrays already
+    own = {key: value.numpy() if key in arrays and is_tensor(value) else value for key, value in row.items()}
+    return {**values, **own}
 
 
 def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
@@ -203,12 +205,17 @@ def _encoded(row: Mapping[Any, Any] | None) -> dict[str, Any]:
         values[key] = None  # keeps the place of a value with a column
         if of_column and is_tensor(value):
             stored[key] = value
-        elif of_column and isinstance(value, np.ndarray) and value.ndim and value.dtype.kind in "biufc":
+        elif of_column and isinstance(value, np.ndarray) and value.ndim and _is_of_torch(value.dtype):
             stored[key] = value
             arrays.append(key)
         else:
             values[key] = value
     return {**stored, REST: (values, arrays)} if arrays or len(stored) < len(values) else stored
+
+
+def _is_of_torch(dtype: np.dtype[Any]) -> bool:
+    """Whether a column of such arrays can be read as tensors: torch has no other byte order."""
+    return dtype.kind in "biufc" and dtype.isnative
 
 
 def _received(ref: bytes, column: str) -> LazyRow:

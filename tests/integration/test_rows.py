@@ -63,6 +63,18 @@ def test_a_lazy_row_reads_the_values_and_types_that_were_put(plane: dp.Plane) ->
                 handle["nothing"]
 
 
+def test_lazy_rows_keep_arrays_that_differ_from_row_to_row_or_from_torch(plane: dp.Plane) -> None:
+    rows: list[dict[Any, Any]] = [
+        {"grid": np.arange(3, dtype=np.int32), "sound": np.arange(3, dtype=">f4"), "size": np.ones(2)},
+        {"grid": np.arange(3, dtype=np.int64), "sound": np.arange(2, dtype=">f4"), "size": torch.ones(2)},
+        {"grid": np.ones((2, 2), np.int32)},
+    ]
+    for handle, row in zip(put_rows(rows), rows, strict=True):
+        assert handle is not None
+        assert_same(handle, row)
+        assert_same(handle.read(), row)
+
+
 def test_a_lazy_row_is_read_without_its_neighbours() -> None:
     process.close()
     plane = process.start(dp.NodeConfig(memory="8MiB", spill="64MiB", prewarm=0))
