@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
-from dataplane.batch.field import EMPTY_LISTS, MAX_DEPTH, Field
+from dataplane.batch.field import EMPTY_LISTS, MAX_DEPTH, Field, is_text
 from dataplane.batch.values import (
     Values,
     byte_rows,
@@ -221,7 +221,7 @@ def _rectangle(value: list[Any], depth: int) -> tuple[int, ...] | None:
 
 def _dicts(column: str, rows: Sequence[dict[Any, Any]], depth: int) -> Values:
     keys = list(dict.fromkeys(chain.from_iterable(rows)))
-    if depth >= MAX_DEPTH or len(keys) > _MAX_KEYS or not all(type(key) is str for key in keys):
+    if depth >= MAX_DEPTH or len(keys) > _MAX_KEYS or not all(type(key) is str and is_text(key) for key in keys):
         return object_codec.values_of(column, rows)
     presence, children = [], []
     for key in keys:

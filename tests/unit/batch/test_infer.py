@@ -96,6 +96,7 @@ def test_the_kind_follows_from_the_types(rows: list[Any], kind: str, dtype: str,
     [
         (["a", "\ud800"], 1, "surrogate"),
         ([None, "\ud800"], 1, "surrogate"),
+        ([{"a": 1}, {"\ud800": 1}], 1, "surrogate"),
         ([None, [object()]], 1, "object"),
         ([None, np.longdouble(1)], 1, "NumPy"),
         ([np.zeros(2), np.zeros(2, np.longdouble)], 1, "NumPy"),
