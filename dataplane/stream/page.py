@@ -1,4 +1,5 @@
-"""A page: `PAGE` consecutive rows of a stream in NumPy arrays, with the places of their columns.
+"""A page: `PAGE` consecutive rows of a stream in NumPy arrays: the places of their columns, the progress of each task
+with them (`progress`), and their metadata (`row_metadata`).
 
 Pages are independent of the sizes of appends: an agent loop appends a row at a time, and an object for each would cost
 more than the row. For each set of columns that were added together (a layer) a page has the number of each row's column
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 Index = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Objects = npt.NDArray[np.object_]
 A = TypeVar("A", bound=np.generic)
 
 PAGE = 4096
@@ -51,12 +53,15 @@ class PageColumns:
         return PageColumns(self.batch.copy(), self.index.copy())
 
 
+_ARRAYS = ("arrived", "columns", "dropped", "gone", "group", "state", "tries", "version")
+
+
 class Page:
-    """The rows with numbers from `first` on: `count` were appended, `left` still exist."""
+    """The rows with numbers from `first` on: `count` were appended, `left` still exist. `tasks`: number of tasks."""
 
-    __slots__ = ("changes", "columns", "count", "first", "gone", "layers", "left", "room")
+    __slots__ = (*_ARRAYS, "changes", "count", "dead", "first", "idle", "layers", "left", "lengths", "room", "tags")
 
-    def __init__(self, first: int) -> None:
+    def __init__(self, first: int, tasks: int) -> None:
         self.first = first
         self.count = 0
         self.left = 0
@@ -69,6 +74,20 @@ class Page:
         self.gone = np.zeros(self.room, np.bool_)
         self.layers: dict[tuple[str, ...], PageColumns] = {}
         """The layers by the sorted names of their columns."""
+        # progress
+        self.state = np.zeros((tasks, self.room), np.uint8)
+        self.tries = np.zeros((tasks, self.room), np.uint8)
+        self.dropped = np.zeros(self.room, np.bool_)
+        self.idle: dict[tuple[int, int], int] = {}
+        """By task and columns: the value of `changes` when no row was ready."""
+        self.dead = False
+        """Whether a row of the page may be a dead letter."""
+        # metadata
+        self.group = np.zeros(self.room, np.int64)
+        self.version = np.zeros(self.room, np.int64)
+        self.arrived = np.zeros(self.room)
+        self.tags: dict[str, Objects] = {}
+        self.lengths: dict[str, Index] = {}
 
     @property
     def present(self) -> Flags:
@@ -77,7 +96,10 @@ class Page:
     def need(self, rows: int) -> None:
         if rows > self.room:
             self.room = min(PAGE, 1 << (rows - 1).bit_length())
-            self.columns, self.gone = grown(self.columns, self.room), grown(self.gone, self.room)
+            for name in _ARRAYS:
+                setattr(self, name, grown(getattr(self, name), self.room))
+            self.tags = {name: grown(values, self.room, None) for name, values in self.tags.items()}
+            self.lengths = {name: grown(values, self.room) for name, values in self.lengths.items()}
             for layer in self.layers.values():
                 layer.grow(self.room)
 
@@ -90,8 +112,11 @@ class Page:
 
     def copy(self) -> Page:
         page = Page.__new__(Page)
-        page.first, page.room = self.first, self.room
+        page.first, page.room, page.dead, page.idle = self.first, self.room, self.dead, {}
         page.count, page.left, page.changes = self.count, self.left, self.changes
-        page.columns, page.gone = self.columns.copy(), self.gone.copy()
+        for name in _ARRAYS:
+            setattr(page, name, getattr(self, name).copy())
+        page.tags = {name: values.copy() for name, values in self.tags.items()}
+        page.lengths = {name: values.copy() for name, values in self.lengths.items()}
         page.layers = {names: layer.copy() for names, layer in self.layers.items()}
         return page

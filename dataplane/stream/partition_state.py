@@ -45,7 +45,7 @@ class StreamState:
         self._empty()
 
     def _empty(self) -> None:
-        self.rows = StreamRows()
+        self.rows = StreamRows(len(self.settings.tasks))
         self.keys = Keys(self._mark)
         self.groups = GroupCounts(len(self.settings.tasks))
         self.metadata = RowMetadata(self.rows)
@@ -266,8 +266,6 @@ class StreamState:
                 reasons.pop(row, None)
         self.keys.remove(rows)
         self._release(self.rows.remove(rows))
-        self.metadata.tidy()
-        self.progress.tidy()
 
     def _release(self, batches: list[ColumnBatch]) -> None:
         if batches:

@@ -17,13 +17,12 @@ is given back: `give_back` and `settle` have the same result whether a row is le
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.stream.page import PAGE, Flags, Index, Page, grown
+from dataplane.stream.page import Flags, Index, Page
 from dataplane.stream.rows import Places, StreamRows
 
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
@@ -32,49 +31,17 @@ _COUNTS = 6  # the states, and REDELIVERED
 STATES = ("pending", "leased", "acked", "expired", "dead")
 
 
-@dataclass(slots=True, eq=False)
-class _ProgressPage:
-    """The progress of a page. `state` and `tries` are [tasks, rows]."""
-
-    state: npt.NDArray[np.uint8]
-    tries: npt.NDArray[np.uint8]
-    dropped: Flags
-    idle: dict[tuple[int, int], int] = field(default_factory=dict)
-    """By task and columns: the value of the page's `changes` when no row was ready."""
-    dead: bool = False
-    """Whether a row of the page may be a dead letter."""
-
-    @classmethod
-    def new(cls, tasks: int, room: int) -> _ProgressPage:
-        states, tries = np.zeros((tasks, room), np.uint8), np.zeros((tasks, room), np.uint8)
-        return cls(states, tries, np.zeros(room, np.bool_))
-
-    def grow(self, room: int) -> None:
-        self.state, self.tries = grown(self.state, room), grown(self.tries, room)
-        self.dropped = grown(self.dropped, room)
-
-
 class StreamProgress:
     """The progress of all rows of a stream, which are in the pages of `rows`."""
 
     def __init__(self, rows: StreamRows, tasks: int) -> None:
         self._rows = rows
         self._tasks = tasks
-        self._sheets: dict[int, _ProgressPage] = {}
         self.left: list[dict[int, int]] = [{} for _ in range(tasks)]
         """By task: the number of rows left to do, by policy version."""
         self.counts = [[0] * _COUNTS for _ in range(tasks)]
         """By task and state: how often a row entered the state since the stream began; it never decreases, except for
         leases that count as no delivery. The last entry is REDELIVERED."""
-
-    def _sheet(self, page: Page) -> _ProgressPage:
-        number = page.first // PAGE
-        sheet = self._sheets.get(number)
-        if sheet is None:
-            sheet = self._sheets[number] = _ProgressPage.new(self._tasks, page.room)
-        elif len(sheet.dropped) < page.room:
-            sheet.grow(page.room)
-        return sheet
 
     # appending
 
@@ -95,15 +62,14 @@ class StreamProgress:
         count = 0
         asked = (task, int(need))
         for page in self._rows.pages.values():
-            sheet = self._sheet(page)
-            if sheet.idle.get(asked) == page.changes:
+            if page.idle.get(asked) == page.changes:
                 continue
             flags = (page.columns[: page.count] & need) == need
-            flags &= sheet.state[task, : page.count] == PENDING
-            flags &= ~(page.gone[: page.count] | sheet.dropped[: page.count])
+            flags &= page.state[task, : page.count] == PENDING
+            flags &= ~(page.gone[: page.count] | page.dropped[: page.count])
             rows = np.flatnonzero(flags)
             if not len(rows):
-                sheet.idle[asked] = page.changes
+                page.idle[asked] = page.changes
                 continue
             found.append(rows[: most - count] + page.first)  # a lease keeps the array: no view of a larger one
             count += len(rows)
@@ -117,12 +83,11 @@ class StreamProgress:
         which it is pending."""
         needs = {of: self._rows.schema.mask(columns) for of, columns in asked.items()}
         found: list[Index] = []
-        for number, page in self._rows.pages.items():
-            sheet = self._sheets.get(number)
-            if sheet is not None and sheet.dead:
-                states = self._sheet(page).state[:, : page.count]
+        for page in self._rows.pages.values():
+            if page.dead:
+                states = page.state[:, : page.count]
                 flags = (states == DEAD).any(axis=0) & (states != LEASED).all(axis=0)
-                flags &= (states[task] == PENDING) & page.present & ~sheet.dropped[: page.count]
+                flags &= (states[task] == PENDING) & page.present & ~page.dropped[: page.count]
                 for of in range(self._tasks):
                     pending, need = states[of] == PENDING, needs.get(of, np.uint64(0))
                     if need is not None:  # else no row has one of the columns
@@ -136,12 +101,12 @@ class StreamProgress:
         need = np.uint64(0) if columns is None else self._rows.schema.mask(columns)
         total = 0
         for page in self._rows.pages.values():
-            sheet, there = self._sheet(page), page.present
-            state = sheet.state[task, : page.count]
+            there = page.present
+            state = page.state[task, : page.count]
             flags = state == LEASED
             if need is not None:
                 flags |= (state == PENDING) & ((page.columns[: page.count] & need) == need)
-            total += int(np.count_nonzero(flags & there & ~sheet.dropped[: page.count]))
+            total += int(np.count_nonzero(flags & there & ~page.dropped[: page.count]))
         return total
 
     def still_ready(self, task: int, columns: tuple[str, ...], rows: Index) -> Index:
@@ -153,69 +118,61 @@ class StreamProgress:
         rows = rows[self._rows.there(rows)]
         fine = np.zeros(len(rows), np.bool_)
         for page, inside, chosen in self._rows.places(rows):
-            sheet = self._sheet(page)
             fine[chosen] = (
-                ((page.columns[inside] & need) == need)
-                & (sheet.state[task, inside] == PENDING)
-                & ~sheet.dropped[inside]
+                ((page.columns[inside] & need) == need) & (page.state[task, inside] == PENDING) & ~page.dropped[inside]
             )
         return rows[fine]
 
     def lease(self, task: int, places: Places) -> None:
         for page, inside, _ in places:
-            sheet = self._sheet(page)
-            sheet.state[task, inside] = LEASED
-            again = sheet.tries[task, inside]
-            sheet.tries[task, inside] = again + 1
+            page.state[task, inside] = LEASED
+            again = page.tries[task, inside]
+            page.tries[task, inside] = again + 1
             self.counts[task][LEASED] += len(inside)
             self.counts[task][REDELIVERED] += int(np.count_nonzero(again))
 
     def reserve(self, task: int, places: Places) -> None:
         """Withhold ready rows from delivery while a decision about them is made or in flight."""
         for page, inside, _ in places:
-            sheet = self._sheet(page)
-            ready = sheet.state[task, inside] == PENDING
-            sheet.state[task, inside[ready]] = LEASED
-            sheet.tries[task, inside[ready]] += 1
+            ready = page.state[task, inside] == PENDING
+            page.state[task, inside[ready]] = LEASED
+            page.tries[task, inside[ready]] += 1
 
     def unlease(self, places: Places, task: int | None = None) -> None:
         """Undo the leases of these rows, for one task or all, without counting a delivery."""
         tasks = slice(None) if task is None else slice(task, task + 1)
         for page, inside, _ in places:
-            sheet = self._sheet(page)
-            leased = sheet.state[tasks, inside] == LEASED
+            leased = page.state[tasks, inside] == LEASED
             if leased.any():
-                sheet.state[tasks, inside] = np.where(leased, PENDING, sheet.state[tasks, inside])
-                sheet.tries[tasks, inside] -= leased
+                page.state[tasks, inside] = np.where(leased, PENDING, page.state[tasks, inside])
+                page.tries[tasks, inside] -= leased
                 page.changes += 1
 
     def open(self, task: int, places: Places, count: int) -> Flags:
         """Flags of the rows that are pending or leased for the task."""
         flags = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
-            states = self._sheet(page).state[task, inside]
+            states = page.state[task, inside]
             flags[chosen] = (states == PENDING) | (states == LEASED)
         return flags
 
     def unseen(self, task: int, places: Places) -> None:
         """Do not count the current leases of these rows as tries or deliveries."""
         for page, inside, _ in places:
-            sheet = self._sheet(page)
-            sheet.tries[task, inside] -= 1
+            page.tries[task, inside] -= 1
             self.counts[task][LEASED] -= len(inside)
-            self.counts[task][REDELIVERED] -= int(np.count_nonzero(sheet.tries[task, inside]))
+            self.counts[task][REDELIVERED] -= int(np.count_nonzero(page.tries[task, inside]))
 
     def give_back(self, task: int, places: Places, versions: Index, most: int) -> tuple[Flags, Flags]:
         """Make leased rows pending or, after `most` tries, dead. Returns two flags for each row: whether it is dead
         now, and whether it was dropped."""
         dead, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
-            sheet = self._sheet(page)
-            sheet.tries[task, inside] += sheet.state[task, inside] == PENDING
-            dead[chosen] = sheet.tries[task, inside] >= most
-            dropped[chosen] = sheet.dropped[inside]
-            sheet.state[task, inside] = np.where(dead[chosen], DEAD, PENDING)
-            sheet.dead = sheet.dead or bool(dead[chosen].any())
+            page.tries[task, inside] += page.state[task, inside] == PENDING
+            dead[chosen] = page.tries[task, inside] >= most
+            dropped[chosen] = page.dropped[inside]
+            page.state[task, inside] = np.where(dead[chosen], DEAD, PENDING)
+            page.dead = page.dead or bool(dead[chosen].any())
             page.changes += 1
         self._done(task, versions[dead], DEAD)
         return dead, dropped
@@ -223,8 +180,7 @@ class StreamProgress:
     def retry(self, task: int, places: Places, versions: Index) -> None:
         """Make dead rows of these versions pending, as if they had never been leased."""
         for page, inside, _ in places:
-            sheet = self._sheet(page)
-            sheet.state[task, inside], sheet.tries[task, inside] = PENDING, 0
+            page.state[task, inside], page.tries[task, inside] = PENDING, 0
             page.changes += 1
         _more(self.left[task], _by_value(versions))
 
@@ -233,11 +189,10 @@ class StreamProgress:
         whether all tasks have acked it or let it expire, and whether it was dropped."""
         finished, dropped = np.zeros(len(versions), np.bool_), np.zeros(len(versions), np.bool_)
         for page, inside, chosen in places:
-            sheet = self._sheet(page)
-            sheet.state[task, inside] = state
-            states = sheet.state[:, inside]
+            page.state[task, inside] = state
+            states = page.state[:, inside]
             finished[chosen] = ((states == ACKED) | (states == EXPIRED)).all(axis=0)
-            dropped[chosen] = sheet.dropped[inside]
+            dropped[chosen] = page.dropped[inside]
         self._done(task, versions, state)
         return finished, dropped
 
@@ -248,7 +203,7 @@ class StreamProgress:
 
     def date(self, place: tuple[Page, int], before: int, version: int) -> None:
         """Change the policy version of a row in the counts."""
-        states = self._sheet(place[0]).state[:, place[1]]
+        states = place[0].state[:, place[1]]
         for left, state in zip(self.left, states.tolist(), strict=True):
             if state in (PENDING, LEASED):
                 _less(left, np.array([before]))
@@ -264,32 +219,30 @@ class StreamProgress:
         """Drop rows. Returns flags of the rows that were not dropped before."""
         fresh = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
-            sheet = self._sheet(page)
-            fresh[chosen] = ~sheet.dropped[inside]
-            sheet.dropped[inside] = True
+            fresh[chosen] = ~page.dropped[inside]
+            page.dropped[inside] = True
             page.changes += 1
         return fresh
 
     def let_go(self, places: Places, versions: Index) -> None:
         """Count dropped rows that are not leased as no longer left for any task."""
         for page, inside, chosen in places:
-            sheet = self._sheet(page)
-            unheld = (sheet.state[:, inside] != LEASED).all(axis=0)
+            unheld = (page.state[:, inside] != LEASED).all(axis=0)
             for task in range(self._tasks):
-                pending = unheld & (sheet.state[task, inside] == PENDING)
-                sheet.state[task, inside[pending]] = EXPIRED
+                pending = unheld & (page.state[task, inside] == PENDING)
+                page.state[task, inside[pending]] = EXPIRED
                 self._done(task, versions[chosen[pending]], EXPIRED)
 
     def lose(self, places: Places, versions: Index) -> None:
         """Count rows without leases as no longer left for the tasks that have not done them."""
         for page, inside, chosen in places:
-            for left, state in zip(self.left, self._sheet(page).state[:, inside], strict=True):
+            for left, state in zip(self.left, page.state[:, inside], strict=True):
                 _less(left, versions[chosen[state == PENDING]])
 
     def dropped(self, places: Places, count: int) -> Flags:
         flags = np.zeros(count, np.bool_)
         for page, inside, chosen in places:
-            flags[chosen] = self._sheet(page).dropped[inside]
+            flags[chosen] = page.dropped[inside]
         return flags
 
     # queries
@@ -298,24 +251,23 @@ class StreamProgress:
         """The state of each row for each task, [tasks, rows]."""
         found = np.zeros((self._tasks, count), np.uint8)
         for page, inside, chosen in places:
-            found[:, chosen] = self._sheet(page).state[:, inside]
+            found[:, chosen] = page.state[:, inside]
         return found
 
     def tries(self, places: Places, count: int) -> npt.NDArray[np.uint8]:
         """The number of leases of each row to each task, [tasks, rows]."""
         found = np.zeros((self._tasks, count), np.uint8)
         for page, inside, chosen in places:
-            found[:, chosen] = self._sheet(page).tries[:, inside]
+            found[:, chosen] = page.tries[:, inside]
         return found
 
     def in_state(self, task: int, state: int) -> Index:
         """The rows in this state for the task, ascending. Dropped rows are in no state but LEASED."""
         found = []
         for page in self._rows.pages.values():
-            sheet = self._sheet(page)
-            flags = (sheet.state[task, : page.count] == state) & page.present
+            flags = (page.state[task, : page.count] == state) & page.present
             if state != LEASED:
-                flags &= ~sheet.dropped[: page.count]
+                flags &= ~page.dropped[: page.count]
             found.append(np.flatnonzero(flags) + page.first)
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
@@ -323,8 +275,7 @@ class StreamProgress:
         """The number of rows in each state. Dropped rows are neither pending nor dead."""
         total = np.zeros(len(STATES), np.int64)
         for page in self._rows.pages.values():
-            sheet = self._sheet(page)
-            state, dropped = sheet.state[task, : page.count], sheet.dropped[: page.count]
+            state, dropped = page.state[task, : page.count], page.dropped[: page.count]
             gone = dropped & ((state == PENDING) | (state == DEAD))
             total += np.bincount(state[page.present & ~gone], minlength=len(STATES))
         return dict(zip(STATES, total.tolist(), strict=True))
@@ -332,32 +283,21 @@ class StreamProgress:
     def restore(self, places: Places, versions: Index, states: npt.NDArray[Any], tries: npt.NDArray[Any]) -> None:
         """Restore rows: their states and tries, both [tasks, rows]."""
         for page, inside, chosen in places:
-            sheet = self._sheet(page)
-            sheet.state[:, inside], sheet.tries[:, inside] = states[:, chosen], tries[:, chosen]
-            sheet.dead = sheet.dead or bool((states[:, chosen] == DEAD).any())
+            page.state[:, inside], page.tries[:, inside] = states[:, chosen], tries[:, chosen]
+            page.dead = page.dead or bool((states[:, chosen] == DEAD).any())
         for left, of in zip(self.left, states, strict=True):
             _more(left, _by_value(versions[of == PENDING]))
 
     def mark_dropped(self, places: Places, flags: Flags) -> None:
         """Mark the rows whose flag is set as dropped."""
         for page, inside, chosen in places:
-            self._sheet(page).dropped[inside] = flags[chosen]
-
-    def tidy(self) -> None:
-        if len(self._sheets) > len(self._rows.pages):
-            for number in self._sheets.keys() - self._rows.pages.keys():
-                del self._sheets[number]
+            page.dropped[inside] = flags[chosen]
 
     def copy(self, rows: StreamRows) -> StreamProgress:
         """A copy, for a copy of the rows."""
         copied = StreamProgress(rows, self._tasks)
         copied.left = [left.copy() for left in self.left]
         copied.counts = [counts.copy() for counts in self.counts]
-        copied._sheets = {
-            number: _ProgressPage(sheet.state.copy(), sheet.tries.copy(), sheet.dropped.copy(), dead=sheet.dead)
-            for number, sheet in self._sheets.items()
-            if number in rows.pages
-        }
         return copied
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
-from dataplane.stream.page import PAGE, Index, Page, grown
+from dataplane.stream.page import PAGE, Index, Objects, Page
 from dataplane.stream.rows import Places, StreamRows
 
 UNFINISHED = 1 << 62
@@ -22,8 +22,6 @@ UNFINISHED = 1 << 62
 
 MAX_TAGS = 256
 """The most names of tags in a stream. Each takes space in every row."""
-
-Objects = npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,51 +38,14 @@ class Arrival:
     """`pieces.RowBeginning` of a single row in progress, else None."""
 
 
-class _MetadataPage:
-    __slots__ = ("arrived", "group", "lengths", "room", "tags", "version")
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.group = np.zeros(room, np.int64)
-        self.version = np.zeros(room, np.int64)
-        self.arrived = np.zeros(room)
-        self.tags: dict[str, Objects] = {}
-        self.lengths: dict[str, Index] = {}
-
-    def grow(self, room: int) -> None:
-        self.room = room
-        self.group, self.version = grown(self.group, room), grown(self.version, room)
-        self.arrived = grown(self.arrived, room)
-        self.tags = {name: grown(values, room, None) for name, values in self.tags.items()}
-        self.lengths = {name: grown(values, room) for name, values in self.lengths.items()}
-
-    def copy(self) -> _MetadataPage:
-        sheet = _MetadataPage.__new__(_MetadataPage)
-        sheet.room = self.room
-        sheet.group, sheet.version, sheet.arrived = self.group.copy(), self.version.copy(), self.arrived.copy()
-        sheet.tags = {name: values.copy() for name, values in self.tags.items()}
-        sheet.lengths = {name: values.copy() for name, values in self.lengths.items()}
-        return sheet
-
-
 class RowMetadata:
     """The metadata of all rows of a stream, which are in the pages of `rows`."""
 
     def __init__(self, rows: StreamRows) -> None:
         self._rows = rows
-        self._sheets: dict[int, _MetadataPage] = {}
         self._names: dict[str, None] = {}  # of tags
         self.latest = 0
         """The newest policy version that was appended."""
-
-    def _sheet(self, page: Page) -> _MetadataPage:
-        number = page.first // PAGE
-        sheet = self._sheets.get(number)
-        if sheet is None:
-            sheet = self._sheets[number] = _MetadataPage(page.room)
-        elif sheet.room < page.room:
-            sheet.grow(page.room)
-        return sheet
 
     def enter(
         self, places: Places, groups: Index, versions: Index, arrived: Any, tags: Mapping[str, Sequence[Any]]
@@ -92,14 +53,13 @@ class RowMetadata:
         """Add rows in groups of these numbers. `arrived`: one time for all rows, or one each."""
         arrived = np.broadcast_to(np.asarray(arrived, np.float64), len(groups))
         for page, inside, chosen in places:
-            sheet = self._sheet(page)
-            sheet.group[inside] = groups[chosen]
-            sheet.version[inside] = versions[chosen]
-            sheet.arrived[inside] = arrived[chosen]
+            page.group[inside] = groups[chosen]
+            page.version[inside] = versions[chosen]
+            page.arrived[inside] = arrived[chosen]
             for name, values in tags.items():
-                if name not in sheet.tags:
-                    sheet.tags[name] = np.full(sheet.room, None, object)
-                sheet.tags[name][inside] = np.fromiter(values, object, len(groups))[chosen]
+                if name not in page.tags:
+                    page.tags[name] = np.full(page.room, None, object)
+                page.tags[name][inside] = np.fromiter(values, object, len(groups))[chosen]
         self._names.update(dict.fromkeys(tags))
         self.latest = max(self.latest, int(versions.max(initial=self.latest, where=versions < UNFINISHED)))
 
@@ -114,23 +74,21 @@ class RowMetadata:
         lengths: Mapping[str, Index],
     ) -> None:
         """As `enter` and `measure`, for a single new row of the page."""
-        sheet = self._sheet(page)
-        sheet.group[inside], sheet.version[inside], sheet.arrived[inside] = group, version, arrived
+        page.group[inside], page.version[inside], page.arrived[inside] = group, version, arrived
         for name, (value,) in tags.items():
-            if name not in sheet.tags:
-                sheet.tags[name] = np.full(sheet.room, None, object)
-            sheet.tags[name][inside] = value
+            if name not in page.tags:
+                page.tags[name] = np.full(page.room, None, object)
+            page.tags[name][inside] = value
             self._names[name] = None
         for name, length in lengths.items():
-            if name not in sheet.lengths:
-                sheet.lengths[name] = np.zeros(sheet.room, np.int64)
-            sheet.lengths[name][inside] = length[0]
+            if name not in page.lengths:
+                page.lengths[name] = np.zeros(page.room, np.int64)
+            page.lengths[name][inside] = length[0]
         self.latest = max(self.latest, version) if version < UNFINISHED else self.latest
 
     def set_version(self, place: tuple[Page, int], version: int, arrived: float) -> None:
         """Set the version and the arrival of a row that was in progress."""
-        sheet = self._sheet(place[0])
-        sheet.version[place[1]], sheet.arrived[place[1]] = version, arrived
+        place[0].version[place[1]], place[0].arrived[place[1]] = version, arrived
         self.latest = max(self.latest, version)
 
     def require_room(self, tags: Iterable[str]) -> None:
@@ -143,33 +101,31 @@ class RowMetadata:
     def measure(self, places: Places, lengths: Mapping[str, Index]) -> None:
         for name, values in lengths.items():
             for page, inside, chosen in places:
-                sheet = self._sheet(page)
-                if name not in sheet.lengths:
-                    sheet.lengths[name] = np.zeros(sheet.room, np.int64)
-                sheet.lengths[name][inside] = values[chosen]
+                if name not in page.lengths:
+                    page.lengths[name] = np.zeros(page.room, np.int64)
+                page.lengths[name][inside] = values[chosen]
 
     def groups(self, places: Places) -> Index:
         """The numbers of the groups of the rows."""
-        found: Index = _gathered(places, (self._sheet(page).group for page, _, _ in places))
+        found: Index = _gathered(places, (page.group for page, _, _ in places))
         return found
 
     def versions(self, places: Places) -> Index:
-        found: Index = _gathered(places, (self._sheet(page).version for page, _, _ in places))
+        found: Index = _gathered(places, (page.version for page, _, _ in places))
         return found
 
     def arrived(self, places: Places) -> npt.NDArray[np.float64]:
         """The times at which the rows were appended, in seconds of the clock of the stream."""
-        found: npt.NDArray[np.float64] = _gathered(places, (self._sheet(page).arrived for page, _, _ in places))
+        found: npt.NDArray[np.float64] = _gathered(places, (page.arrived for page, _, _ in places))
         return found
 
     def tags(self, places: Places, names: Iterable[str] | None = None) -> dict[str, Objects]:
         """The values of these or all tags for each row, None for a row without the tag. A tag that no page of the rows
         has is absent."""
-        sheets = [self._sheet(page) for page, _, _ in places]
-        known = dict.fromkeys(name for sheet in sheets for name in sheet.tags)
+        known = dict.fromkeys(name for page, _, _ in places for name in page.tags)
         nothing = np.full(PAGE, None, object)
         return {
-            name: _gathered(places, (sheet.tags.get(name, nothing) for sheet in sheets))
+            name: _gathered(places, (page.tags.get(name, nothing) for page, _, _ in places))
             for name in (known if names is None else names)
             if name in known
         }
@@ -177,12 +133,12 @@ class RowMetadata:
     def lengths(self, places: Places, column: str) -> Index:
         """The lengths of these rows in a ragged column; 0 if unknown."""
         nothing = np.zeros(PAGE, np.int64)
-        found: Index = _gathered(places, (self._sheet(page).lengths.get(column, nothing) for page, _, _ in places))
+        found: Index = _gathered(places, (page.lengths.get(column, nothing) for page, _, _ in places))
         return found
 
     def measured(self, places: Places) -> list[str]:
         """The columns for which the pages of these rows have lengths."""
-        return sorted({name for page, _, _ in places for name in self._sheet(page).lengths})
+        return sorted({name for page, _, _ in places for name in page.lengths})
 
     @property
     def tag_names(self) -> list[str]:
@@ -194,7 +150,7 @@ class RowMetadata:
     def in_groups(self, groups: Sequence[int]) -> Index:
         """The existing rows in groups of these numbers."""
         found = [
-            page.first + np.flatnonzero(np.isin(self._sheet(page).group[: page.count], groups) & page.present)
+            page.first + np.flatnonzero(np.isin(page.group[: page.count], groups) & page.present)
             for page in self._rows.pages.values()
         ]
         return np.concatenate(found) if found else np.empty(0, np.int64)
@@ -202,28 +158,20 @@ class RowMetadata:
     def oldest(self) -> float | None:
         """The arrival of the oldest existing row; None if there is none."""
         arrived = [
-            float(self._sheet(page).arrived[: page.count][page.present].min())
-            for page in self._rows.pages.values()
-            if page.left
+            float(page.arrived[: page.count][page.present].min()) for page in self._rows.pages.values() if page.left
         ]
         return min(arrived, default=None)
-
-    def tidy(self) -> None:
-        if len(self._sheets) > len(self._rows.pages):
-            for number in self._sheets.keys() - self._rows.pages.keys():
-                del self._sheets[number]
 
     def copy(self, rows: StreamRows) -> RowMetadata:
         """A copy, for a copy of the rows."""
         copied = RowMetadata(rows)
         copied.latest, copied._names = self.latest, dict(self._names)
-        copied._sheets = {number: self._sheets[number].copy() for number in rows.pages if number in self._sheets}
         return copied
 
 
-def _gathered(places: Places, sheets: Iterable[npt.NDArray[Any]]) -> Any:
+def _gathered(places: Places, arrays: Iterable[npt.NDArray[Any]]) -> Any:
     """The entry of each row in the array of its page."""
-    parts = [values[inside] for values, (_, inside, _) in zip(sheets, places, strict=True)]
+    parts = [values[inside] for values, (_, inside, _) in zip(arrays, places, strict=True)]
     if len(parts) == 1:
         return parts[0]
     found = np.concatenate(parts) if parts else np.empty(0, np.int64)

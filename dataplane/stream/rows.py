@@ -31,9 +31,10 @@ Places: TypeAlias = list[tuple[Page, Index, Index]]
 
 
 class StreamRows:
-    """All existing rows of a stream, by page."""
+    """All existing rows of a stream, by page. `tasks`: number of tasks."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
         self.pages: dict[int, Page] = {}
         self.next = 0
         """The number of the next row."""
@@ -155,7 +156,7 @@ class StreamRows:
         """The page of this number; created if it does not exist, with its rows before `next` as gone."""
         page = self.pages.get(number)
         if page is None:
-            page = self.pages[number] = Page(number * PAGE)
+            page = self.pages[number] = Page(number * PAGE, self._tasks)
             page.count = min(max(0, self.next - page.first), PAGE)
             page.need(page.count)
             page.gone[: page.count] = True
@@ -241,7 +242,7 @@ class StreamRows:
     # a copy, and from one
 
     def copy(self) -> StreamRows:
-        copied = StreamRows()
+        copied = StreamRows(self._tasks)
         copied.pages = {number: page.copy() for number, page in self.pages.items()}
         copied.next, copied.count = self.next, self.count
         copied.schema, copied.batches = self.schema.copy(), ColumnBatches(self.batches)

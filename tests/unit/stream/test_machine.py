@@ -423,7 +423,7 @@ def shards(batches: list[ColumnBatch]) -> list[int]:
 
 def test_a_restored_row_has_no_columns_from_before_its_removal() -> None:
     """Its page is there still, for others: a row has moved away, and comes back."""
-    rows, again = StreamRows(), np.array([1])
+    rows, again = StreamRows(1), np.array([1])
     rows.append(stored(1, 2, "x"))
     rows.append(stored(2, 1, "x"))
     assert shards(rows.remove(again)) == []
@@ -436,7 +436,7 @@ def test_a_restored_row_has_no_columns_from_before_its_removal() -> None:
 
 
 def test_empty_pages_are_removed_except_the_last_one() -> None:
-    rows = StreamRows()
+    rows = StreamRows(1)
     rows.append(stored(1, 2 * PAGE + 1, "x"))
     rows.remove(np.arange(1, 2 * PAGE + 1))
     assert sorted(rows.pages) == [0, 2]
