@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from dataplane.replication.outbox import ALL, LostNodes
+from dataplane.replication.outbox import LostNodes
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -89,7 +89,8 @@ class StateMachine(ABC):
     def forget(self) -> None:
         """Drop volatile state, since this replica stops or begins to lead."""
 
-    # Clients that may end, and nodes that store columns of the rows. By default there are none.
+    # Clients that may end, and nodes that store columns of the rows. By default there are none. A machine with some
+    # understands the requests `EndClients`, `Lose`, `Return` and `OutboxReceived` of `stream.requests`.
 
     lost_nodes = LostNodes()
     """The lost nodes."""
@@ -98,22 +99,9 @@ class StateMachine(ABC):
         """The NODE/LIFE prefixes of the clients' names, without duplicates."""
         return ()
 
-    def leaving(self, process: str) -> bytes:
-        """The request that removes all clients of a NODE/LIFE. May be repeated."""
-        raise NotImplementedError
-
     def holders(self) -> Iterable[str]:
         """The nodes that store columns of the rows and are not lost."""
         return ()
-
-    def losing(self, node: str, before: int = ALL) -> bytes:
-        """The request that marks the columns that only this node had as lost; with `before`, only those in its shards
-        with lower numbers. May be repeated."""
-        raise NotImplementedError
-
-    def returning(self, node: str, first: int) -> bytes:
-        """The request that permits columns on a returned node again, in its shards from number `first` on."""
-        raise NotImplementedError
 
     def waiting(self) -> Iterable[str]:
         """The nodes whose outboxes are not empty."""
@@ -122,7 +110,3 @@ class StateMachine(ABC):
     def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
         """At most `most` of the oldest entries of a node's outbox, and the number of the last of these."""
         return (), 0
-
-    def telling(self, node: str, told: int) -> bytes:
-        """The request that removes the entries up to number `told` from the outbox of a node. May be repeated."""
-        raise NotImplementedError

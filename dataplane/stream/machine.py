@@ -8,7 +8,6 @@ from typing import Any
 
 from dataplane.errors import OutcomeUnknown, ProtocolMismatch
 from dataplane.replication.machine import Decision, StateMachine
-from dataplane.replication.outbox import ALL
 from dataplane.stream import commands as c
 from dataplane.stream import requests as r
 from dataplane.stream.leader import StreamLeader
@@ -167,19 +166,10 @@ class StreamMachine(StreamLeader, StateMachine):
         named = self.holding | set(self.sessions.producers)
         return {name.rpartition("/")[0] for name in named if name.count("/") == 2}
 
-    def leaving(self, process: str) -> bytes:
-        return r.encode_request(r.EndClients(clients=f"{process}/"))
-
     # Nodes that have its columns
 
     def holders(self) -> Iterable[str]:
         return [node.hex() for node in self.outboxes.holders if node not in self.lost_nodes]
-
-    def losing(self, node: str, before: int = ALL) -> bytes:
-        return r.encode_request(r.Lose(node=bytes.fromhex(node), before=before))
-
-    def returning(self, node: str, first: int) -> bytes:
-        return r.encode_request(r.Return(node=bytes.fromhex(node), first=first))
 
     def waiting(self) -> Iterable[str]:
         return [name for node in self.outboxes if self.outbox(name := node.hex(), 1)[0]]
@@ -189,9 +179,6 @@ class StreamMachine(StreamLeader, StateMachine):
         entries, last = self.outboxes.first(name, most)
         held = min(len(entries), last - self.snapshots.outbox_limit(name, last))
         return entries[: len(entries) - held], last - held
-
-    def telling(self, node: str, told: int) -> bytes:
-        return r.encode_request(r.OutboxReceived(node=bytes.fromhex(node), last=told))
 
 
 def _keys(asked: r.StreamRequest | c.AnyCommand) -> list[tuple[str, int]]:

@@ -22,7 +22,7 @@ from dataplane.batch.locations import unlinked
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import Closed, DataplaneError, Misuse, ProtocolMismatch, Rejected
 from dataplane.replication.machine import Decision, StateMachine
-from dataplane.replication.outbox import ALL, LostNodes, Outboxes
+from dataplane.replication.outbox import LostNodes, Outboxes
 from dataplane.replication.sessions import Sessions
 from dataplane.stream import requests as s
 from dataplane.stream.packing import pack, unpack
@@ -197,29 +197,17 @@ class TableMachine(StateMachine):
     def clients(self) -> Iterable[str]:
         return {client.rpartition("/")[0] for client in self.sessions.producers}
 
-    def leaving(self, process: str) -> bytes:
-        return r.encode_request(s.EndClients(clients=f"{process}/"))
-
     # Columns in the stores of nodes
 
     def holders(self) -> Iterable[str]:
         """Also the nodes with outbox entries."""
         return [node.hex() for node in {*self.outboxes.holders, *self.outboxes} if node not in self.lost_nodes]
 
-    def losing(self, node: str, before: int = ALL) -> bytes:
-        return r.encode_request(s.Lose(node=bytes.fromhex(node), before=before))
-
-    def returning(self, node: str, first: int) -> bytes:
-        return r.encode_request(s.Return(node=bytes.fromhex(node), first=first))
-
     def waiting(self) -> Iterable[str]:
         return [node.hex() for node in self.outboxes]
 
     def outbox(self, node: str, most: int) -> tuple[tuple[bytes, ...], int]:
         return self.outboxes.first(bytes.fromhex(node), most)
-
-    def telling(self, node: str, told: int) -> bytes:
-        return r.encode_request(s.OutboxReceived(node=bytes.fromhex(node), last=told))
 
     # The state as bytes
 

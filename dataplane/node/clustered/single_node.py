@@ -27,6 +27,7 @@ from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import TABLES, decode, is_durable, kind_of, name_of
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.store.persistence import Persistence
+from dataplane.stream.requests import EndClients, encode_request
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import Message
 from dataplane.wire.peer import Peers
@@ -87,8 +88,8 @@ class SingleNode:
                 replicas.end(hosted, forget=True)  # its creation was not completed, and no record names it
         await self.tables.directory.read_all(self._coordinator.values())
         await self._columns.recover()
+        ended = encode_request(EndClients(clients=f"{self._me}/"))
         for hosted in replicas:
-            ended = hosted.machine.leaving(self._me)
             await self.partitions.router.ask(hosted.partition, ended, Deadline.after(_LEAD_S))
             if not await self._is_named(hosted.partition):
                 await replicas.delete(hosted.partition)  # its creation or restoration was not completed

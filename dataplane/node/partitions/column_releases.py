@@ -25,6 +25,7 @@ from dataplane.node.partitions.channel import PartitionChannel
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.replicas import Replicas
 from dataplane.replication.machine import StateMachine
+from dataplane.stream import requests as r
 from dataplane.wire import partition_messages as m
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ class ColumnReleases:
         self._replicas = replicas
         self._channel = channel
         self._settled = settled
-        self._changing: set[tuple[str, str]] = set()  # (partition, node) with a command of `losing` or `returning`
+        self._changing: set[tuple[str, str]] = set()  # (partition, node) with a `Lose` or `Return` in progress
         self._telling: set[tuple[str, str]] = set()
         self._seen: dict[str, int] = {}  # partition led here -> the epoch of the last look
         self._lives: dict[str, int] = {}  # by node with a data directory: the life of its last process
@@ -100,7 +101,7 @@ class ColumnReleases:
                 nodes.discard(node)
             else:
                 what = "what node %s had of %s before its restart is lost"
-                self._change(hosted, node, machine.losing(node, member.first), what)
+                self._change(hosted, r.Lose(node=bytes.fromhex(node), before=member.first), what)
 
     def _look_at(self, hosted: HostedReplica) -> None:
         machine = hosted.machine
@@ -109,13 +110,13 @@ class ColumnReleases:
         for node in machine.holders():
             if self._members.gone(node, durable=hosted.durable) and (hosted.partition, node) not in self._changing:
                 what = "what node %s alone held of %s is lost"
-                self._change(hosted, node, machine.losing(node), what)
+                self._change(hosted, r.Lose(node=bytes.fromhex(node)), what)
         self._look_at_restarted(hosted)
         for node in [each.hex() for each in machine.lost_nodes.lost]:
             member = self._members.current.get(node)
             if member is not None and (hosted.partition, node) not in self._changing:
-                returning = machine.returning(node, member.first)
-                self._change(hosted, node, returning, "node %s, which was lost, stores columns of %s again")
+                returned = r.Return(node=bytes.fromhex(node), first=member.first)
+                self._change(hosted, returned, "node %s, which was lost, stores columns of %s again")
         for node in machine.waiting():
             if (hosted.partition, node) not in self._telling:
                 self._telling.add((hosted.partition, node))
@@ -140,7 +141,9 @@ class ColumnReleases:
             self._told[hosted.partition] = last
             self._settled(hosted.partition, last, entries)
 
-    def _change(self, hosted: HostedReplica, node: str, request: bytes, what: str) -> None:
+    def _change(self, hosted: HostedReplica, request: r.Lose | r.Return, what: str) -> None:
+        node = request.node.hex()
+
         def done(outcome: bytes | DataplaneError) -> None:
             self._changing.discard((hosted.partition, node))
             if isinstance(outcome, bytes):
@@ -154,7 +157,7 @@ class ColumnReleases:
                 )
 
         self._changing.add((hosted.partition, node))
-        hosted.request(request, done)
+        hosted.request(r.encode_request(request), done)
 
     async def _tell(self, hosted: HostedReplica, machine: StateMachine, node: str) -> None:
         """Send a node its outbox, one message at a time."""
@@ -171,7 +174,8 @@ class ColumnReleases:
                         return m.SettleOutbox(number, hosted.partition, last, entries)
 
                     await self._channel.ask(node, settle, _ASK_S)
-                await self._replicas.request(hosted.partition, machine.telling(node, last), _ASK_S)
+                received = r.encode_request(r.OutboxReceived(node=bytes.fromhex(node), last=last))
+                await self._replicas.request(hosted.partition, received, _ASK_S)
         except DataplaneError as error:
             log.debug(
                 "sending releases to node %s for %s failed, and is tried again: %s", node, hosted.partition, error

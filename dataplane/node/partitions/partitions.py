@@ -22,6 +22,7 @@ from dataplane.node.partitions.replicas import SETTINGS, Logs, Machines, Replica
 from dataplane.node.partitions.router import Needing, Router
 from dataplane.replication.configuration import Configuration
 from dataplane.replication.settings import ReplicationSettings
+from dataplane.stream.requests import EndClients, encode_request
 from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer import Peers
 
@@ -170,7 +171,7 @@ class ClientDepartures:
 
     async def _leave(self, hosted: HostedReplica, process: str) -> None:
         try:
-            await self._replicas.request(hosted.partition, hosted.machine.leaving(process), _ASK_S)
+            await self._replicas.request(hosted.partition, encode_request(EndClients(clients=f"{process}/")), _ASK_S)
         except DataplaneError as error:
             log.info(
                 "releasing the leases of ended clients of %s in %s failed, and is tried again: %s",

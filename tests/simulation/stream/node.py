@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.errors import DataplaneError
+from dataplane.stream import requests as r
 from dataplane.stream.settings import StreamSettings
 from tests.simulation import node
 from tests.simulation.stream.columns import Columns
@@ -99,7 +100,8 @@ class Node(node.Node):
         for name in self.machine.waiting():
             entries, last = self.machine.outbox(name, _MOST)
             if self._told.get(name, 0) >= last:
-                self._perform(self.replica.request(_TELL, self.machine.telling(name, self._told[name]), now))
+                received = r.encode_request(r.OutboxReceived(node=bytes.fromhex(name), last=self._told[name]))
+                self._perform(self.replica.request(_TELL, received, now))
                 return
             to = self.columns.number(name)
             told = self._when_alive(self._know)

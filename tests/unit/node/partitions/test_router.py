@@ -17,6 +17,7 @@ from dataplane.coordinator.base import Unavailable
 from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Lost, NotReady, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.partitions import ClientDepartures
+from dataplane.stream.requests import EndClients, decode_request
 from tests.unit.node.partitions.bench import SETTINGS, WAIT_S, benches, until
 
 P = "streams/rollouts/1"
@@ -127,9 +128,6 @@ class Hosted:
     def clients(self) -> set[str]:
         return self.there
 
-    def leaving(self, process: str) -> bytes:
-        return process.encode()
-
 
 class Node:
     """The members and partitions of a node. Its first `failing` requests fail."""
@@ -156,7 +154,10 @@ class Node:
         if self.failing:
             self.failing -= 1
             raise NotReady("no leader")
-        next(hosted for hosted in self.hosted if hosted.partition == partition).there.discard(request.decode())
+        ended = decode_request(request)
+        assert isinstance(ended, EndClients)
+        there = next(hosted for hosted in self.hosted if hosted.partition == partition).there
+        there.discard(ended.clients.removesuffix("/"))
 
     async def look(self) -> list[set[str]]:
         """The clients of each partition after a look."""
