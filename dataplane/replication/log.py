@@ -7,14 +7,11 @@ epoch) is enough to compare two logs, and `AppendEntries` carries no more.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
 
 import msgspec
 
 from dataplane.errors import Corrupt
-from dataplane.replication.configuration import ReplicaId
 from dataplane.replication.messages import LogEntry, StateSnapshot
 
 
@@ -133,9 +130,9 @@ class Log:
 
 # The durable log: an ordered list of operations, and their result.
 #
-# A replica changes its log in memory and emits each change as an operation. Storage writes them in order. After a crash
-# it returns the result of a prefix of the operations, which includes all whose `write` returned. Of the last
-# `ExtendLog` in that prefix, the result may contain only a prefix of the entries. A snapshot is either complete or
+# A replica changes its log in memory and emits each change as an operation. `store.durable.log` writes them in order.
+# After a crash it returns the result of a prefix of the operations, which includes all whose `write` returned. Of the
+# last `ExtendLog` in that prefix, the result may contain only a prefix of the entries. A snapshot is either complete or
 # absent. The replica relies on nothing else. SQLite's write-ahead log provides this with a transaction for each batch.
 
 EMPTY = StateSnapshot(0, 0, b"")
@@ -169,47 +166,3 @@ class StoredLog(msgspec.Struct):
 
     snapshot: StateSnapshot = EMPTY
     entries: list[LogEntry] = []
-
-    def apply(self, operation: Operation) -> None:
-        base = self.snapshot.index
-        if isinstance(operation, ExtendLog):
-            self.entries[operation.first - base - 1 :] = operation.entries
-        elif isinstance(operation, TruncateLog):
-            del self.entries[operation.last - base :]
-        else:
-            kept = self.entries[operation.snapshot.index - base :] if operation.keep else []
-            self.snapshot, self.entries = operation.snapshot, kept
-
-
-class Storage(ABC):
-    """The storage of one replica's log. Called by one thread at a time."""
-
-    durable = True
-    """Whether the log outlives the process."""
-
-    @abstractmethod
-    def load(self) -> tuple[ReplicaId, StoredLog]:
-        """Return the replica that owns the log, and the log. A torn last write is ignored. Raises Corrupt for any other
-        wrong byte."""
-
-    @abstractmethod
-    def write(self, operations: Sequence[Operation]) -> None:
-        """Write operations after the earlier ones. Returns once they survive a crash. Raises Backpressure, and writes
-        none of them, if there is no room."""
-
-
-class MemoryStorage(Storage):
-    """A log that ends with the process: for partitions that are not durable, and for tests."""
-
-    durable = False
-
-    def __init__(self, replica: ReplicaId) -> None:
-        self._replica = replica
-        self._stored = StoredLog()
-
-    def load(self) -> tuple[ReplicaId, StoredLog]:
-        return self._replica, StoredLog(self._stored.snapshot, self._stored.entries.copy())
-
-    def write(self, operations: Sequence[Operation]) -> None:
-        for operation in operations:
-            self._stored.apply(operation)

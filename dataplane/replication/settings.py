@@ -29,7 +29,7 @@ class ReplicationSettings(msgspec.Struct, frozen=True, kw_only=True):
     snapshot_every: int = 4096
     """The least number of committed commands that a snapshot replaces. They must have as many bytes as the last one."""
     durable: bool = False
-    """Whether a replica acknowledges and commits commands only once they are on its disk (`log.Storage`)."""
+    """Whether a replica acknowledges and commits commands only once they are on its disk (`log.Operation`)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.drift < 1:

@@ -1,4 +1,4 @@
-"""What every storage of logs does. A backend's test subclasses a suite here and says how one is opened.
+"""What the storage of logs does. Its test subclasses a suite here and says how one is opened.
 
 `StorageSuite` is for all, `DurableSuite` for those whose logs survive the process: kills, disks that lose what was not
 synced, bytes that change, disks that are full.
@@ -21,8 +21,10 @@ import pytest
 
 from dataplane.errors import Corrupt, Rejected
 from dataplane.replication.configuration import ReplicaId
-from dataplane.replication.log import ExtendLog, Operation, RebaseLog, Storage, StoredLog, TruncateLog
+from dataplane.replication.log import ExtendLog, Operation, RebaseLog, StoredLog, TruncateLog
 from dataplane.replication.messages import LogEntry, StateSnapshot
+from dataplane.store.durable.log import SQLiteStorage
+from tests.simulation.disk import apply
 
 ME: ReplicaId = ("node", 7)
 
@@ -48,13 +50,13 @@ def operations(draw: random.Random) -> Iterator[tuple[Operation, StoredLog]]:
             )
         else:
             operation = RebaseLog(StateSnapshot(last + draw.randint(0, 9), 3, draw.randbytes(9000)), False)
-        made.apply(operation)
+        apply(made, operation)
         yield operation, StoredLog(made.snapshot, made.entries.copy())
 
 
 class StorageSuite(ABC):
     @abstractmethod
-    def opened(self, directory: Path, name: str = "p") -> Storage:
+    def opened(self, directory: Path, name: str = "p") -> SQLiteStorage:
         """The log `name` of `ME` that is kept in the directory; closed with the test at the latest."""
 
     def test_a_new_log_is_empty(self, tmp_path: Path) -> None:
@@ -193,7 +195,7 @@ def written(index: int) -> LogEntry:
     return LogEntry(1, random.Random(index).randbytes(index % 5000))
 
 
-def write_until_killed(storage: Storage) -> None:
+def write_until_killed(storage: SQLiteStorage) -> None:
     """Extend and compact a log, and print the index up to which it is written."""
     there = storage.load()[1]
     base, last = there.snapshot.index, there.snapshot.index + len(there.entries)

@@ -1,4 +1,4 @@
-"""The logs of partitions: those in memory, and those of a data directory."""
+"""The logs of partitions in a data directory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from pathlib import Path
 import pytest
 
 from dataplane.errors import Backpressure, Corrupt, DirectoryUnusable
-from dataplane.replication.log import ExtendLog, MemoryStorage, Storage
+from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.log import SQLiteStorage
-from tests.conformance.storages import ME, DurableSuite, StorageSuite
-
-
-class TestMemory(StorageSuite):
-    def opened(self, directory: Path, name: str = "p") -> Storage:
-        return MemoryStorage(ME)
+from tests.conformance.storages import ME, DurableSuite
 
 
 def database(directory: Path) -> Database:
@@ -34,7 +29,7 @@ class TestSQLite(DurableSuite):
         for database in self.open.values():
             database.close()
 
-    def opened(self, directory: Path, name: str = "p") -> Storage:
+    def opened(self, directory: Path, name: str = "p") -> SQLiteStorage:
         directory.mkdir(exist_ok=True)
         if directory not in self.open:
             self.open[directory] = Database(directory / "node.sqlite")

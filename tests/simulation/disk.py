@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from random import Random
 
-from dataplane.replication.log import ExtendLog, Operation, StoredLog
+from dataplane.replication.log import ExtendLog, Operation, StoredLog, TruncateLog
 
 
 class Disk:
@@ -24,19 +24,31 @@ class Disk:
         """The first so many writes are there to stay; the ticket of the last."""
         synced, self.unsynced = self.unsynced[:count], self.unsynced[count:]
         for _, operation in synced:
-            self.stored.apply(operation)
+            apply(self.stored, operation)
         return synced[-1][0]
 
     def crash(self, rng: Random) -> None:
         survived = rng.randint(0, len(self.unsynced))
         for _, operation in self.unsynced[:survived]:
-            self.stored.apply(operation)
+            apply(self.stored, operation)
         if survived < len(self.unsynced) and rng.random() < 0.5:
             torn = self.unsynced[survived][1]
             if isinstance(torn, ExtendLog):  # any other is there whole or not at all
                 whole = rng.randrange(len(torn.entries))
-                self.stored.apply(ExtendLog(torn.first, torn.entries[:whole]))
+                apply(self.stored, ExtendLog(torn.first, torn.entries[:whole]))
         self.unsynced.clear()
 
     def load(self) -> StoredLog:
         return StoredLog(self.stored.snapshot, self.stored.entries.copy())
+
+
+def apply(log: StoredLog, operation: Operation) -> None:
+    """The effect of an operation on a log."""
+    base = log.snapshot.index
+    if isinstance(operation, ExtendLog):
+        log.entries[operation.first - base - 1 :] = operation.entries
+    elif isinstance(operation, TruncateLog):
+        del log.entries[operation.last - base :]
+    else:
+        kept = log.entries[operation.snapshot.index - base :] if operation.keep else []
+        log.snapshot, log.entries = operation.snapshot, kept

@@ -29,7 +29,7 @@ from dataplane.node.partitions.record import called, is_durable
 from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.replication.configuration import ReplicaId
-from dataplane.replication.log import Storage, StoredLog
+from dataplane.replication.log import StoredLog
 from dataplane.store.durable.database import Notes
 from dataplane.store.durable.log import JournaledLog, names
 from dataplane.store.persistence import Persistence
@@ -209,12 +209,12 @@ class PartitionStorage:
         self.me = durable.directory.identity.node.hex()
         self.path = str(durable.directory.path)
 
-    async def log(self, partition: str, new: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
+    async def log(self, partition: str, new: ReplicaId) -> tuple[JournaledLog | None, ReplicaId, StoredLog]:
         if not is_durable(partition):
             return await in_memory(partition, new)
         return await self._journal.run(self._opened, partition, new)
 
-    def _opened(self, partition: str, new: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
+    def _opened(self, partition: str, new: ReplicaId) -> tuple[JournaledLog, ReplicaId, StoredLog]:
         log = JournaledLog(self._database, self._journal, partition, new)
         return log, *log.load()
 

@@ -22,7 +22,7 @@ from dataplane.errors import Backpressure, Corrupt, DataplaneError, NotReady, Ou
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.effects import Effect, Refuse, Send, SendAnswer, StoreOperation, Swap
-from dataplane.replication.log import Operation, Storage, StoredLog
+from dataplane.replication.log import Operation, StoredLog
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.messages import Message
 from dataplane.replication.replica import Replica
@@ -46,15 +46,15 @@ class HostedReplica:
         self,
         owner: Replicas,
         partition: str,
-        storage: Storage,
+        disk: JournaledLog | None,
         machine: StateMachine,
         me: ReplicaId,
         stored: StoredLog,
         *,
         fresh: bool,
     ) -> None:
-        """`stored`: the log in `storage`. `fresh`: whether the log was just created. Raises Corrupt for a log that
-        cannot be read."""
+        """`stored`: the log on `disk`; with None, the log ends with the process. `fresh`: whether the log was just
+        created. Raises Corrupt for a log that cannot be read."""
         self.me = me
         self.partition = partition
         self.machine = machine
@@ -65,8 +65,7 @@ class HostedReplica:
         self.heard_s = monotonic()
         self.watching: asyncio.Task[None] | None = None  # the task of the owner that watches the configuration
         self._owner = owner
-        self._storage = storage
-        self._disk = storage if isinstance(storage, JournaledLog) else None
+        self._disk = disk
         self._numbers = itertools.count(1)
         self._requests: dict[int, Done] = {}
         self._asked: Swap | None = None
@@ -77,7 +76,7 @@ class HostedReplica:
         self._ticking = False
         self._machine_due_s = math.inf
         self.closed = False
-        settings = msgspec.structs.replace(owner.settings, durable=storage.durable)
+        settings = msgspec.structs.replace(owner.settings, durable=self.durable)
         self.replica = Replica(self.me, settings, machine, stored, monotonic(), fresh=fresh, alone=owner.alone)
 
     @property
@@ -252,12 +251,9 @@ class HostedReplica:
     # The disk
 
     def _write(self) -> None:
+        assert self._disk is not None, "a log in memory has no operations"
         writes, self._writes, self._writing = self._writes, [], True
         ticket = self._ticket
-        if self._disk is None:
-            self._storage.write(writes)
-            self._stored(ticket)
-            return
         self._disk.save(writes).add_done_callback(lambda saved: self._saved(saved, ticket))
 
     def _saved(self, saved: asyncio.Future[None], ticket: int) -> None:

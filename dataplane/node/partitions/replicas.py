@@ -27,10 +27,11 @@ from dataplane.node.partitions.recruiter import Recruiter
 from dataplane.node.partitions.unconfirmed_grants import UnconfirmedGrants
 from dataplane.node.partitions.waiters import NOTHING, Done, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
-from dataplane.replication.log import MemoryStorage, Storage, StoredLog
+from dataplane.replication.log import StoredLog
 from dataplane.replication.machine import StateMachine
 from dataplane.replication.replica import NotLeader
 from dataplane.replication.settings import ReplicationSettings
+from dataplane.store.durable.log import JournaledLog
 from dataplane.wire import partition_messages as m
 
 if TYPE_CHECKING:
@@ -50,21 +51,21 @@ _COUNT_S = 2.0
 _INCARNATIONS = 48  # bits of the random number that identifies an incarnation
 
 Machines = Callable[[str], StateMachine]
-Logs = Callable[[str, ReplicaId], Awaitable[tuple[Storage, ReplicaId, StoredLog]]]
+Logs = Callable[[str, ReplicaId], Awaitable[tuple[JournaledLog | None, ReplicaId, StoredLog]]]
 
 
-async def in_memory(partition: str, replica: ReplicaId) -> tuple[Storage, ReplicaId, StoredLog]:
-    """Create a log that lives as long as the process. Raises Misuse for a durable partition."""
+async def in_memory(partition: str, replica: ReplicaId) -> tuple[JournaledLog | None, ReplicaId, StoredLog]:
+    """A log that lives as long as the process. Raises Misuse for a durable partition."""
     if is_durable(partition):
         raise Misuse(f"no log of {partition} can be kept here: start the node with --data-dir DIR")
-    storage = MemoryStorage(replica)
-    return storage, *storage.load()
+    return None, replica, StoredLog()
 
 
 class Replicas:
     """The replicas of one node; see the module. `machines(partition)` creates a state machine. `logs(partition,
-    replica)` opens the log of a partition on this node, or creates one for `replica`. It returns the storage, the
-    replica that owns the log, and the log. `alone`: no other node ever has a replica."""
+    replica)` opens the log of a partition on this node, or creates one for `replica`. It returns the log on
+    disk (None if it ends with the process), the replica that owns the log, and its contents. `alone`: no other node
+    ever has a replica."""
 
     def __init__(
         self,
@@ -134,9 +135,9 @@ class Replicas:
                 if (removal := self._removals.get(partition)) is not None:
                     await asyncio.wait([removal])
                 new = (self.me, secrets.randbits(_INCARNATIONS))
-                storage, me, stored = await self._logs(partition, new)
+                disk, me, stored = await self._logs(partition, new)
                 machine = self._machines(partition)
-                hosted = HostedReplica(self, partition, storage, machine, me, stored, fresh=me == new)
+                hosted = HostedReplica(self, partition, disk, machine, me, stored, fresh=me == new)
                 self._hosted[partition] = hosted
                 hosted.watching = self.background.spawn(self._watch(hosted))
                 if (directory := self.directories.get(kind_of(partition))) is not None:

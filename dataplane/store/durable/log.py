@@ -1,4 +1,4 @@
-"""The log of one partition in a data directory: `replication.log.Storage` on SQLite.
+"""The log of one partition in a data directory: the operations of `replication.log` on SQLite.
 
 Each entry is a row with a checksum of all its values. The log's own row has the indices of its beginning and end, so a
 missing entry is detected too.
@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 from dataplane.errors import Backpressure, Corrupt, DirectoryUnusable
 from dataplane.replication.configuration import ReplicaId
-from dataplane.replication.log import ExtendLog, Operation, Storage, StoredLog, TruncateLog
+from dataplane.replication.log import ExtendLog, Operation, StoredLog, TruncateLog
 from dataplane.replication.messages import LogEntry, StateSnapshot
 from dataplane.store.durable.database import Database, Journal, checksum
 
 _INDEX_BITS = 40
 
 
-class SQLiteStorage(Storage):
+class SQLiteStorage:
     """The log `name` of `replica` in a database. Thread-safe."""
 
     def __init__(self, database: Database, name: str, replica: ReplicaId) -> None:
@@ -64,6 +64,8 @@ class SQLiteStorage(Storage):
         return self._database.commit(make)
 
     def load(self) -> tuple[ReplicaId, StoredLog]:
+        """Return the replica that owns the log, and the log. A torn last write is ignored. Raises Corrupt for any other
+        wrong byte."""
         return self._replica, self._database.read(self._load)
 
     def _load(self, sql: sqlite3.Connection) -> StoredLog:
@@ -99,6 +101,8 @@ class SQLiteStorage(Storage):
         return (self._id << _INDEX_BITS) + index
 
     def write(self, operations: Sequence[Operation]) -> None:
+        """Write operations after the earlier ones. Returns once they survive a crash. Raises Backpressure, and writes
+        none of them, if there is no room."""
         self._database.commit(lambda sql: self._write(sql, operations))
 
     def _write(self, sql: sqlite3.Connection, operations: Sequence[Operation]) -> None:
