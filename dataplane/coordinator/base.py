@@ -1,4 +1,4 @@
-"""The interface of a cluster's coordinator, implemented on etcd and in the process.
+"""The interface of a cluster's coordinator, implemented on etcd and, for a node alone, in the process.
 
 It has three functions: members with leases, values that change by compare-and-set, and watches of both. It is needed
 when a lead or a membership changes, never on the path of rows; while it is away, everything that runs continues.

@@ -1,117 +1,20 @@
-"""A coordinator within one process: for one host, and for tests. It ends with the process, as its members do; its
-creator may save the values for the next one."""
+"""The coordinator of a node alone, in its process: values only, since there are no other members. Its creator saves the
+values for the next process."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import chain
+from typing import Any, NoReturn
 from weakref import WeakValueDictionary
 
-import msgspec
-
-from dataplane.coordinator.base import Coordinator, Registration, Unavailable
+from dataplane.coordinator.base import Coordinator, Unavailable
 
 
-class _Member(msgspec.Struct):
-    value: bytes
-    lease_s: float
-    until_s: float
-    registration: int
-
-
-class Registry:
-    """The coordinator's state, without I/O or a clock: each call is atomic. The simulator puts a network before it.
-
-    The time is passed in and never goes back; each call about members first removes those whose leases have expired by
-    then. A call that changes members or values calls `members_changed()` or `value_changed(key)`.
-    """
-
-    __slots__ = ("_members", "_registration", "_values", "members_changed", "value_changed")
-
-    def __init__(self) -> None:
-        self._members: dict[str, _Member] = {}
-        self._values: dict[str, bytes] = {}
-        self._registration = 0
-        self.members_changed: Callable[[], None] = lambda: None
-        self.value_changed: Callable[[str], None] = lambda key: None
-
-    def register(self, member: str, value: bytes, lease_s: float, now: float) -> int:
-        """Register a member. Returns the number of the registration, for `renew`."""
-        self.expire(now)
-        self._registration += 1
-        self._members[member] = _Member(value, lease_s, now + lease_s, self._registration)
-        self.members_changed()
-        return self._registration
-
-    def renew(self, member: str, registration: int, now: float) -> bool:
-        """Renew the lease of a registration. Returns False if it does not exist any more."""
-        self.expire(now)
-        found = self._members.get(member)
-        if found is None or found.registration != registration:
-            return False
-        found.until_s = now + found.lease_s
-        return True
-
-    def leave(self, member: str, registration: int, now: float) -> None:
-        if self.renew(member, registration, now):
-            del self._members[member]
-            self.members_changed()
-
-    def evict(self, member: str, value: bytes, now: float) -> None:
-        """See `Coordinator.evict`."""
-        self.expire(now)
-        found = self._members.get(member)
-        if found is not None and found.value == value:
-            del self._members[member]
-            self.members_changed()
-
-    def expire(self, now: float) -> None:
-        """Remove members whose leases have expired."""
-        gone = [name for name, member in self._members.items() if member.until_s <= now]
-        for name in gone:
-            del self._members[name]
-        if gone:
-            self.members_changed()
-
-    def next_expiry(self) -> float | None:
-        """The time at which the next lease expires; None without members."""
-        return min((member.until_s for member in self._members.values()), default=None)
-
-    def members(self, now: float) -> Mapping[str, bytes]:
-        self.expire(now)
-        return {name: member.value for name, member in self._members.items()}
-
-    def values(self) -> Mapping[str, bytes]:
-        return dict(self._values)
-
-    def read(self, key: str) -> bytes | None:
-        return self._values.get(key)
-
-    def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
-        """See `Coordinator.swap`."""
-        if self._values.get(key) == expected and expected != value:
-            if value is None:
-                del self._values[key]
-            else:
-                self._values[key] = value
-            self.value_changed(key)
-        return self._values.get(key)
-
-
-class _ProcessRegistration(Registration):
-    def __init__(self, now: Callable[[], tuple[Registry, float]], member: str, number: int) -> None:
-        self._now, self._member, self._number = now, member, number
-
-    async def renew(self) -> bool:
-        registry, now = self._now()
-        return registry.renew(self._member, self._number, now)
-
-    async def leave(self) -> None:
-        registry, now = self._now()
-        registry.leave(self._member, self._number, now)
+def _alone(*_: object) -> NoReturn:
+    raise AssertionError("a node alone is not registered anywhere")
 
 
 class ProcessCoordinator(Coordinator):
@@ -121,78 +24,42 @@ class ProcessCoordinator(Coordinator):
     a time. If it raises, the caller of the change gets the error, and the value is unchanged.
     """
 
-    def __init__(
-        self,
-        clock: Callable[[], float] = time.monotonic,
-        values: Mapping[str, bytes] | None = None,
-        keep: Callable[[str, bytes | None], Awaitable[None]] | None = None,
-    ) -> None:
-        self._registry = Registry()
-        for key, value in (values or {}).items():
-            self._registry.swap(key, None, value)
+    def __init__(self, values: Mapping[str, bytes], keep: Callable[[str, bytes | None], Awaitable[None]]) -> None:
+        self._values = dict(values)
         self._keep = keep
         self._changing: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._registry.members_changed = lambda: self._wake("")
-        self._registry.value_changed = self._wake
-        self._clock = clock
-        self._watches: dict[str, dict[asyncio.Event, None]] = {}  # by key, or "" for the members
+        self._watches: dict[str, dict[asyncio.Event, None]] = {}
         self._closed = False
 
     @property
     def address(self) -> str:
         return "this process"
 
+    _unused: Any = _alone
+    register = members = watch_members = evict = _unused
+
+    async def read(self, key: str) -> bytes | None:
+        if self._closed:
+            raise Unavailable("this coordinator was closed")
+        return self._values.get(key)
+
+    async def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
+        async with self._changing.setdefault(key, asyncio.Lock()):
+            if await self.read(key) == expected != value:
+                await self._keep(key, value)
+                self._set(key, value)
+            return self._values.get(key)
+
+    def _set(self, key: str, value: bytes | None) -> None:
+        if value is None:
+            del self._values[key]
+        else:
+            self._values[key] = value
+        self._wake(key)
+
     def _wake(self, key: str) -> None:
         for event in self._watches.get(key, ()):
             event.set()
-
-    def _now(self) -> tuple[Registry, float]:
-        """The registry and the time. Raises Unavailable once closed."""
-        if self._closed:
-            raise Unavailable("this coordinator was closed")
-        return self._registry, self._clock()
-
-    async def register(self, member: str, value: bytes, lease_s: float) -> Registration:
-        registry, now = self._now()
-        return _ProcessRegistration(self._now, member, registry.register(member, value, lease_s, now))
-
-    async def members(self) -> Mapping[str, bytes]:
-        registry, now = self._now()
-        return registry.members(now)
-
-    async def watch_members(self) -> AsyncGenerator[Mapping[str, bytes], None]:
-        with self._watched("") as event:
-            last: Mapping[str, bytes] | None = None
-            while True:
-                event.clear()
-                members = await self.members()
-                if members != last:
-                    last = members
-                    yield members
-                    continue
-                expiry = self._registry.next_expiry()
-                try:
-                    async with asyncio.timeout(None if expiry is None else max(0.0, expiry - self._clock())):
-                        await event.wait()
-                except TimeoutError:
-                    continue
-
-    async def evict(self, member: str, value: bytes) -> None:
-        registry, now = self._now()
-        registry.evict(member, value, now)
-
-    async def read(self, key: str) -> bytes | None:
-        return self._now()[0].read(key)
-
-    async def swap(self, key: str, expected: bytes | None, value: bytes | None) -> bytes | None:
-        registry, _ = self._now()
-        if self._keep is None:
-            return registry.swap(key, expected, value)
-        lock = self._changing.setdefault(key, asyncio.Lock())
-        async with lock:
-            if registry.read(key) == expected != value:
-                await self._keep(key, value)
-            return registry.swap(key, expected, value)
 
     async def watch(self, key: str) -> AsyncGenerator[bytes | None, None]:
         with self._watched(key) as event:
@@ -209,7 +76,7 @@ class ProcessCoordinator(Coordinator):
 
     def values(self) -> Mapping[str, bytes]:
         """All values, for another coordinator that replaces this one."""
-        return self._registry.values()
+        return dict(self._values)
 
     @contextmanager
     def _watched(self, key: str) -> Iterator[asyncio.Event]:

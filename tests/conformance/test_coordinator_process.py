@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from dataplane.coordinator.base import Coordinator
-from dataplane.coordinator.process import ProcessCoordinator, Registry
 from dataplane.errors import Corrupt
 from tests.conformance.coordinators import CoordinatorSuite
+from tests.coordinator import ProcessCoordinator, Registry
 
 
 class TestProcess(CoordinatorSuite):

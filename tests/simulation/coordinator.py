@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dataplane.coordinator.process import Registry
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
+from tests.coordinator import Registry
 from tests.simulation.world import COORDINATOR, World
 
 KEY = "partition"

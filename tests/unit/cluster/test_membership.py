@@ -26,12 +26,12 @@ from dataplane.cluster.server import EtcdServer, ServerAddress
 from dataplane.config import ClusterConfig
 from dataplane.coordinator.base import Coordinator, Registration, Unavailable
 from dataplane.coordinator.etcd import EtcdCoordinator
-from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.wire import auth
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
+from tests.coordinator import ProcessCoordinator
 from tests.etcd import needs_etcd, ports
 from tests.keys import KEY
 from tests.processes import until

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt, DirectoryUnusable
 from dataplane.replication.log import ExtendLog
 from dataplane.replication.messages import LogEntry
@@ -18,6 +17,7 @@ from dataplane.store.durable.database import Database, Journal, Notes
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.log import JournaledLog
 from tests.cases import each_case
+from tests.coordinator import ProcessCoordinator
 from tests.mounts import mounted
 
 HOLD = "import sys; from pathlib import Path; from dataplane.store.durable.directory import DataDirectory; \

@@ -14,7 +14,6 @@ import pytest
 from dataplane.batch.ref import BatchRef
 from dataplane.clock import Deadline
 from dataplane.coordinator.base import Coordinator, Unavailable
-from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Corrupt, OwnerDied
 from dataplane.node.clustered.column_holders import ColumnHolders
 from dataplane.node.clustered.tables import ClusteredTables, machine
@@ -27,6 +26,7 @@ from dataplane.table.machine import TableMachine
 from dataplane.wire import messages as m
 from dataplane.wire import peer_messages as pm
 from dataplane.wire import row_messages as rm
+from tests.coordinator import ProcessCoordinator
 from tests.unit.node.clustered.streambench import Putting, StoringBench
 from tests.unit.node.partitions.bench import WAIT_S, absent, back, benches, until
 

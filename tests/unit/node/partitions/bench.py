@@ -14,7 +14,6 @@ from dataplane.clock import Deadline
 from dataplane.cluster.detector import Detector
 from dataplane.cluster.membership import Member, Membership
 from dataplane.coordinator.base import Coordinator
-from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.node.partitions.hosted import HostedReplica
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import Record
@@ -26,6 +25,7 @@ from dataplane.wire.auth import Key
 from dataplane.wire.messages import Done, Message
 from dataplane.wire.partition_messages import PartitionFrame
 from dataplane.wire.peer import Peers
+from tests.coordinator import ProcessCoordinator
 from tests.keys import KEY
 from tests.processes import WAIT_S, until
 from tests.simulation.machine import (

@@ -13,12 +13,12 @@ import pytest
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.coordinator.base import Coordinator
-from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Backpressure, Corrupt, Lost, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions import directory
 from dataplane.node.partitions.record import EPOCHS, LostPartition, Record, encode
 from dataplane.node.partitions.records import Records
 from tests.cases import each_case
+from tests.coordinator import ProcessCoordinator
 from tests.simulation.machine import TASKS
 from tests.unit.node.partitions.bench import Bench, absent, back, benches, until
 
@@ -36,9 +36,9 @@ async def led(nodes: Sequence[Bench], record: Record, followers: int = 1) -> Ben
 
 async def forget(coordinator: ProcessCoordinator) -> set[str]:
     """Wipe a coordinator; the keys that it had."""
-    before = dict(coordinator._registry._values)
-    for name, value in before.items():
-        coordinator._registry.swap(name, value, None)
+    before = dict(coordinator._values)
+    for name in before:
+        coordinator._set(name, None)
     return set(before)
 
 
@@ -53,7 +53,7 @@ async def test_concurrent_opens_of_one_name_create_one_stream_with_one_partition
             await nodes[2].directory.open("another", None)
         # what the losers of the race made is gone
         key = nodes[0].replicas.key(made[0].key or "")
-        values = coordinator._registry._values
+        values = coordinator._values
         await until(lambda: {name for name, value in values.items() if value and name.startswith("part")} == {key})
 
         await nodes[2].directory.drop(S)
@@ -95,7 +95,7 @@ async def test_nodes_write_their_records_back_to_a_wiped_coordinator() -> None:
         assert await nodes[1].append(key, "row") == (0,)
         before = await forget(coordinator)
         assert await nodes[1].append(key, "another") == (1,)
-        await until(lambda: coordinator._registry._values.keys() == before)  # a follower may have joined since
+        await until(lambda: coordinator._values.keys() == before)  # a follower may have joined since
         assert await nodes[1].directory.open(S, b"s") == record
 
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import DirectoryUnusable
 from dataplane.node.clustered.durable import PartitionStorage
 from dataplane.node.partitions.era import KEY, Era
@@ -22,6 +21,7 @@ from dataplane.replication.messages import LogEntry
 from dataplane.store.durable.database import Database, Journal, Notes
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.shards import DurableShards
+from tests.coordinator import ProcessCoordinator
 from tests.unit.node.partitions.bench import Bench, until
 
 
@@ -65,7 +65,7 @@ async def test_a_running_node_records_the_new_era_of_an_emptied_coordinator(tmp_
     async with started(tmp_path, coordinator):
         before = await coordinator.read(KEY)
         await coordinator.swap(KEY, before, None)
-        await until(lambda: coordinator._registry._values.get(KEY) not in (None, before))
+        await until(lambda: coordinator._values.get(KEY) not in (None, before))
     async with started(tmp_path, coordinator) as running:
         assert not running.done()
 

@@ -14,10 +14,10 @@ import pytest
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member
 from dataplane.coordinator.base import Unavailable
-from dataplane.coordinator.process import ProcessCoordinator
 from dataplane.errors import Lost, NotReady, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.partitions import ClientDepartures
 from dataplane.stream.requests import EndClients, decode_request
+from tests.coordinator import ProcessCoordinator
 from tests.unit.node.partitions.bench import SETTINGS, WAIT_S, benches, until
 
 P = "streams/rollouts/1"

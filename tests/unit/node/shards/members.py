@@ -8,7 +8,7 @@ from types import MappingProxyType
 import msgspec
 
 from dataplane.cluster.membership import Member, Membership
-from dataplane.coordinator.process import ProcessCoordinator
+from tests.coordinator import ProcessCoordinator
 
 ME = b"myself.."
 
