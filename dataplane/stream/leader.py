@@ -26,7 +26,7 @@ from dataplane.stream.admission import LAG, AppendSize
 from dataplane.stream.extension import replaces
 from dataplane.stream.lease import RowLease
 from dataplane.stream.leased_rows import LeasedRows
-from dataplane.stream.page import Index
+from dataplane.stream.page import NONE, Index
 from dataplane.stream.pieces import SPANS
 from dataplane.stream.progress import DEAD, LEASED, PENDING
 from dataplane.stream.reads import Snapshots
@@ -44,7 +44,6 @@ _NAMED_GROUPS = 3  # the most groups that an error names
 _HOLDERS = 64  # the most clients that an error names
 _MOST_RETRIED = 1 << 16  # the most rows of one command
 _TERM = 1 << 32  # the most grants of one term; the first number of term t is t * _TERM + 1
-_NONE: Index = np.empty(0, np.int64)
 
 
 class StreamLeader(ReplicatedStream):
@@ -276,7 +275,7 @@ class StreamLeader(ReplicatedStream):
 
     def _drop(self, asked: r.Drop, now: float) -> r.Drop:
         partition = self.leased.partition
-        of_keys = partition.keys.numbers(asked.keys) if asked.keys else _NONE
+        of_keys = partition.keys.numbers(asked.keys) if asked.keys else NONE
         rows = np.unique(np.concatenate((asked.rows, of_keys, partition.in_groups(asked.groups))))
         partition.require(rows)
         return replace(asked, rows=rows, keys=[], groups=[])

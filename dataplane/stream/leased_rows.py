@@ -23,7 +23,7 @@ from dataplane.stream.admission import Admission, Usage
 from dataplane.stream.column_batch import ColumnBatch, ReplacedBatches
 from dataplane.stream.commands import Command, FreeReplacedCommand, RemoveCommand, SettleCommand
 from dataplane.stream.lease import Leases, RowLease
-from dataplane.stream.page import Index
+from dataplane.stream.page import NONE, Index
 from dataplane.stream.partition_state import StreamState
 from dataplane.stream.progress import ACKED, EXPIRED, PENDING
 from dataplane.stream.row_choice import Demand, choose, least
@@ -302,4 +302,4 @@ def _parted(rows: Index) -> list[Index]:
 
 
 def _nothing() -> SettleCommand:
-    return SettleCommand(task=0, rows=np.empty(0, np.int64), state=ACKED)
+    return SettleCommand(task=0, rows=NONE, state=ACKED)

@@ -22,6 +22,7 @@ Objects = npt.NDArray[np.object_]
 A = TypeVar("A", bound=np.generic)
 
 PAGE = 4096
+NONE: Index = np.empty(0, np.int64)
 _LEAST = 16  # rows for which the first page has room at first
 
 

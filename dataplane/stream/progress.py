@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.stream.page import Flags, Index, Page
+from dataplane.stream.page import NONE, Flags, Index, Page
 from dataplane.stream.rows import Places, StreamRows
 
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
@@ -57,7 +57,7 @@ class StreamProgress:
         """The first `most` rows that are pending for the task and have all these columns, ascending."""
         need = self._rows.schema.mask(columns)
         if need is None:  # one of the columns has never been added
-            return np.empty(0, np.int64)
+            return NONE
         found: list[Index] = []
         count = 0
         asked = (task, int(need))
@@ -75,7 +75,7 @@ class StreamProgress:
             count += len(rows)
             if count >= most:
                 break
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate(found) if found else NONE
 
     def blocked(self, task: int, asked: Mapping[int, tuple[str, ...]]) -> Index:
         """The rows that are pending for the task and that no task can continue. `asked`: by task, the columns that it
@@ -93,7 +93,7 @@ class StreamProgress:
                     if need is not None:  # else no row has one of the columns
                         flags &= ~pending | ((page.columns[: page.count] & need) != need)
                 found.append(np.flatnonzero(flags) + page.first)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate(found) if found else NONE
 
     def open_to(self, task: int, columns: tuple[str, ...] | None) -> int:
         """The number of rows that are leased to the task, or pending with all of these columns. None: with any
@@ -269,7 +269,7 @@ class StreamProgress:
             if state != LEASED:
                 flags &= ~page.dropped[: page.count]
             found.append(np.flatnonzero(flags) + page.first)
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate(found) if found else NONE
 
     def tally(self, task: int) -> dict[str, int]:
         """The number of rows in each state. Dropped rows are neither pending nor dead."""

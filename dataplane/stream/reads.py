@@ -9,7 +9,7 @@ import numpy as np
 
 from dataplane.errors import LeaseExpired, LimitExceeded, Misuse, NotReady
 from dataplane.stream import requests as r
-from dataplane.stream.page import PAGE, Index
+from dataplane.stream.page import NONE, PAGE
 from dataplane.stream.progress import DEAD
 from dataplane.stream.results import held_rows
 from dataplane.stream.row_choice import SamplerInputs, candidates, needed
@@ -25,14 +25,12 @@ MAX_SNAPSHOTS = 4
 MAX_BLOCK = 2 << 20
 """Bytes of the rows in one answer, so that they fit a command of another stream. A single row may have more."""
 
-_NONE: Index = np.empty(0, np.int64)
-
 
 def look(leader: StreamLeader, asked: r.Look, now: float) -> r.CandidateRows:
     """The candidates of a sampler; none if a grant waits for this replica. Raises NotReady if no rows are ready or
     nothing changed since `asked.seen`, Closed if no row ever will be, Misuse for an unknown task."""
     leased, wants = leader.leased, SamplerInputs(asked.lengths, asked.tags)
-    task, rows = leased.settings.task(asked.task), _NONE
+    task, rows = leased.settings.task(asked.task), NONE
     if leased.leases.waiting(task, asked.who) is None:
         leased.expire_blocked(task, needed(asked.columns, wants))
         if leader.changes > asked.seen:

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.replication.outbox import ALL
 from dataplane.stream.lease import Who
 from dataplane.stream.packing import decoder, hook, union
-from dataplane.stream.page import Index
+from dataplane.stream.page import NONE, Index
 from dataplane.stream.pieces import RowPiece
 from dataplane.stream.sampler import BuiltIn, Fifo
 from dataplane.stream.settings import StreamSettings
@@ -47,8 +46,6 @@ from dataplane.stream.results import (
     given as given,
 )
 # isort: on
-
-_NONE: Index = np.empty(0, np.int64)
 
 
 class StreamRequest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
@@ -96,10 +93,10 @@ class Extend(StreamRequest, frozen=True, tag=4, kw_only=True):
     held each row, or empty if it held none."""
 
     ref: BatchRef
-    rows: Index = _NONE
+    rows: Index = NONE
     keys: list[str] = []
     lengths: dict[str, Index] = {}
-    holds: Index = _NONE
+    holds: Index = NONE
     replace: bool = False
     nodes: tuple[bytes, ...] = ()
 
@@ -128,8 +125,8 @@ class Consume(AsMember, frozen=True, tag=5, kw_only=True):
     rows: int
     min_rows: int = 1
     sampler: BuiltIn | None = Fifo()
-    chosen: Index = _NONE
-    expired: Index = _NONE
+    chosen: Index = NONE
+    expired: Index = NONE
     lease_s: float = 60.0
 
 
@@ -169,7 +166,7 @@ class Renew(StreamRequest, frozen=True, tag=9, kw_only=True):
 class Drop(StreamRequest, frozen=True, tag=10, kw_only=True):
     """Drop rows by offset, by key and by group: they are delivered to no task any more."""
 
-    rows: Index = _NONE
+    rows: Index = NONE
     keys: list[str] = []
     groups: list[str | int] = []
 
@@ -179,7 +176,7 @@ class Retry(StreamRequest, frozen=True, tag=48, kw_only=True):
     not dead letters of the task are left as they are. Answered by `RetryResult`."""
 
     task: str
-    rows: Index = _NONE
+    rows: Index = NONE
     keys: list[str] = []
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.errors import LimitExceeded
-from dataplane.stream.page import PAGE, Index, Objects, Page
+from dataplane.stream.page import NONE, PAGE, Index, Objects, Page
 from dataplane.stream.rows import Places, StreamRows
 
 UNFINISHED = 1 << 62
@@ -153,7 +153,7 @@ class RowMetadata:
             page.first + np.flatnonzero(np.isin(page.group[: page.count], groups) & page.present)
             for page in self._rows.pages.values()
         ]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate(found) if found else NONE
 
     def oldest(self) -> float | None:
         """The arrival of the oldest existing row; None if there is none."""
@@ -174,8 +174,8 @@ def _gathered(places: Places, arrays: Iterable[npt.NDArray[Any]]) -> Any:
     parts = [values[inside] for values, (_, inside, _) in zip(arrays, places, strict=True)]
     if len(parts) == 1:
         return parts[0]
-    found = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    order = np.concatenate([chosen for _, _, chosen in places]) if places else np.empty(0, np.int64)
+    found = np.concatenate(parts) if parts else NONE
+    order = np.concatenate([chosen for _, _, chosen in places]) if places else NONE
     back = np.empty_like(found)
     back[order] = found
     return back

@@ -20,9 +20,8 @@ from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.stream.column_batch import ColumnBatch, ColumnBatches, Hold, There
-from dataplane.stream.page import PAGE, Flags, Index, Page
+from dataplane.stream.page import NONE, PAGE, Flags, Index, Page
 
-_NONE: Index = np.empty(0, np.int64)
 _RUNS = 32  # runs of one column batch; if there are more, rows are sorted by column batch first
 
 
@@ -96,7 +95,7 @@ class StreamRows:
         """
         self.schema.fits(ref)
         if not len(rows):
-            return _NONE, []
+            return NONE, []
         pages = self.places(rows)
         if not replace:
             bits = self.schema.bits
@@ -120,9 +119,9 @@ class StreamRows:
             page.columns[inside] |= need
             page.changes += 1
         if not replace:
-            return _NONE, []
+            return NONE, []
         before = np.concatenate(over)
-        kept = np.unique(before[before >= 0]) if keep else _NONE
+        kept = np.unique(before[before >= 0]) if keep else NONE
         for number in kept.tolist():
             self.batches[number].left += 1
         return kept, self.batches.release(before)
@@ -226,12 +225,12 @@ class StreamRows:
 
     def all(self) -> Index:
         found = [page.first + np.flatnonzero(page.present) for page in self.pages.values()]
-        return np.concatenate(found) if found else _NONE
+        return np.concatenate(found) if found else NONE
 
     def dead(self, there: There) -> Index:
         """The rows that have lost a column. `there` tells whether a shard exists."""
         lost = {number: batch for number, batch in self.batches.items() if not batch.lives(there)}
-        found, numbers = [_NONE], np.array(list(lost), np.int64)
+        found, numbers = [NONE], np.array(list(lost), np.int64)
         for page in self.pages.values() if lost else ():
             for layer in page.layers.values():
                 at = np.flatnonzero(np.isin(layer.batch[: page.count], numbers) & page.present)

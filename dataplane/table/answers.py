@@ -14,7 +14,7 @@ import numpy as np
 
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse, ProtocolMismatch
-from dataplane.stream.page import Index
+from dataplane.stream.page import NONE, Index
 from dataplane.stream.requests import Succeeded
 from dataplane.table import requests as r
 from dataplane.table.table import TableRows
@@ -26,7 +26,6 @@ MAX_TAG_BYTES = 64 << 10
 _PAGE = 1 << 15  # the most rows whose metadata is in one message
 _NUMBERS = 1 << 18  # the most numbers of rows in one message
 _PAGE_BYTES = 1 << 20  # the most bytes of keys and tags in one message; flags take at most as many
-_NONE: Index = np.empty(0, np.int64)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -50,7 +49,7 @@ def answer(name: str, table: TableRows | None, asked: r.Question) -> r.AnyResult
     """The answer; None if a request for ready rows finds too few. Raises Misuse."""
     match asked:
         case r.Number():
-            return numbered(there(name, table).numbers(asked.keys) if asked.keys else _NONE)
+            return numbered(there(name, table).numbers(asked.keys) if asked.keys else NONE)
         case r.Read():
             found = there(name, table)
             numbers = found.numbers(named(asked.keys, asked.rows))
@@ -113,7 +112,7 @@ def _bits(have: Any) -> bytes:
 
 def _ready(table: TableRows | None, asked: r.FindReady) -> r.RowNumbers | None:
     if table is None:
-        return numbered(_NONE) if asked.least <= 0 else None
+        return numbered(NONE) if asked.least <= 0 else None
     first = asked.after < 0  # a claim has no pages: its rows are in any order, and fit into one message
     given_before = table.claims.find(asked.task, asked.claim_id) if asked.claim_id and first else None
     if given_before is not None:
@@ -163,7 +162,7 @@ def _tag_bytes(table: TableRows, rows: list[str] | Index, tags: Sequence[Mapping
     """Upper bounds of the size of the merged tags of each row. Tags that replace others count twice, until that exceeds
     the limit. Raises LimitExceeded."""
     if not tags:
-        return _NONE
+        return NONE
     sizes = table.tag_bytes(rows) + np.fromiter((len(_encode(each)) for each in tags), np.int64, len(tags))
     for row in np.flatnonzero(sizes > MAX_TAG_BYTES).tolist():
         sizes[row] = len(_encode({**table.tags(rows[row : row + 1])[0], **tags[row]}))

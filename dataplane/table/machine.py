@@ -35,7 +35,6 @@ from dataplane.table import requests as r
 from dataplane.table.table import TableRows
 
 NOTHING = b""
-_OF_CLIENTS = (r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)
 
 
 class TableMachine(StateMachine):
@@ -82,7 +81,7 @@ class TableMachine(StateMachine):
             known = self.sessions.result(asked.client, asked.sequence)
             if known is not None:
                 return Decision((), r.encode_result(self._again(asked, known)))
-        elif isinstance(asked, _OF_CLIENTS):
+        elif isinstance(asked, r.CHANGES):
             raise ProtocolMismatch("a request that changes a table needs a sequence, so that it is not done twice")
         self._decoded = request, asked
         return Decision((request,))
@@ -146,7 +145,7 @@ class TableMachine(StateMachine):
 
     def _done(self, asked: r.Command) -> r.AnyResult:
         try:
-            if isinstance(asked, _OF_CLIENTS):
+            if isinstance(asked, r.CHANGES):
                 self._check_open()
             return _APPLY[type(asked)](self, asked) or Succeeded()
         except DataplaneError as error:

@@ -12,16 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from dataplane.errors import Corrupt
 from dataplane.stream import requests as s
 from dataplane.stream.packing import PackedIntegers, decoder, hook
-from dataplane.stream.page import Index
+from dataplane.stream.page import NONE, Index
 from dataplane.stream.requests import CommandRefused, HeldRows, ListHeldColumns, StreamRequest, StreamResult, Succeeded
-
-_NONE: Index = np.empty(0, np.int64)
-
 
 # Commands of clients
 
@@ -31,7 +27,7 @@ class Upsert(StreamRequest, frozen=True, tag=1, kw_only=True):
     `tags`: a dict for each row, or no dicts. Answered by `RowNumbers` or, with `look`, by `Looked` for all columns."""
 
     keys: list[str] = []
-    rows: Index = _NONE
+    rows: Index = NONE
     ref: bytes = b""
     tags: list[dict[str, Any]] = []
     look: bool = False
@@ -41,7 +37,7 @@ class ClearRows(StreamRequest, frozen=True, tag=2, kw_only=True):
     """Remove rows."""
 
     keys: list[str] = []
-    rows: Index = _NONE
+    rows: Index = NONE
 
 
 class Claim(StreamRequest, frozen=True, tag=3, kw_only=True):
@@ -58,12 +54,16 @@ class Release(StreamRequest, frozen=True, tag=4, kw_only=True):
     """Undo the claims of the task (empty: of all tasks) on these rows, or on all."""
 
     task: str
-    rows: Index = _NONE
+    rows: Index = NONE
     all: bool = False
 
 
 class DropTable(StreamRequest, frozen=True, tag=5, kw_only=True):
     """Drop the table. If it is written again later, the numbers of rows continue."""
+
+
+CHANGES = (Upsert, ClearRows, Claim, Release, DropTable)
+"""The requests of clients that change the table."""
 
 
 # Commands of the driver, besides those that a stream has too: `Lose`, `Return`, `OutboxReceived`, `EndClients` (and
@@ -95,7 +95,7 @@ class Read(StreamRequest, frozen=True, tag=61, kw_only=True):
     `Referred`."""
 
     keys: list[str] = []
-    rows: Index = _NONE
+    rows: Index = NONE
     columns: list[str] | None = None
 
 
@@ -109,7 +109,7 @@ class LookRows(StreamRequest, frozen=True, tag=63, kw_only=True):
     keys are left out. Answered by `Looked`, which has no rows if the table has not changed since `since`."""
 
     keys: list[str] = []
-    rows: Index = _NONE
+    rows: Index = NONE
     all: bool = False
     after: int = -1
     columns: list[str] = []
@@ -142,7 +142,7 @@ class Claimed(StreamRequest, frozen=True, tag=66, kw_only=True):
     Answered by `Flagged`."""
 
     task: str
-    rows: Index = _NONE
+    rows: Index = NONE
     all: bool = False
     after: int = -1
 
@@ -184,7 +184,7 @@ class Looked(StreamResult, frozen=True, tag=5):
     requested."""
 
     changes: int
-    rows: Index = _NONE
+    rows: Index = NONE
     keys: list[str] = []
     tags: list[dict[str, Any]] = []
     have: bytes = b""
@@ -196,7 +196,7 @@ class ClaimedRows(StreamResult, frozen=True, tag=6):
     """The rows of a claim. `granted` is False if some rows were claimed before, or if no claim has the id."""
 
     granted: bool
-    rows: Index = _NONE
+    rows: Index = NONE
 
 
 class Flagged(StreamResult, frozen=True, tag=7):

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -42,6 +42,7 @@ from dataplane.node.partitions.waiters import NOTHING
 from dataplane.node.sessions.interface import ASK_S, NOT_ASKED, Outcome, R
 from dataplane.replication.sessions import WINDOW
 from dataplane.stream import requests as r
+from dataplane.table import requests as t
 
 log = logging.getLogger(__name__)
 
@@ -58,22 +59,15 @@ _UNFINISHED = (r.ExtendRow, r.ResumeRow, r.AbandonRow)
 _RESTORING = (r.Restore, r.RestoreBlock, r.RestoreColumnBatch, r.FinishRestore)
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionProtocol:
-    """The protocol of one kind of partitions. `numbered`: the requests that change rows. `reads`: the requests that
-    change nothing."""
-
-    numbered: frozenset[type]
-    reads: frozenset[type]
-    decode: Callable[[bytes], Any]
-
-
-STREAMS = PartitionProtocol(
-    frozenset((r.Append, r.Extend, *_ACKS, r.Drop, r.Retry, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING)),
-    frozenset(r.READS),
-    r.decode_result,
+_NUMBERED = frozenset(
+    (
+        *(r.Append, r.Extend, *_ACKS, r.Drop, r.Retry, r.Close, r.Clear, r.TakeLost, *_UNFINISHED, *_RESTORING),
+        *t.CHANGES,
+    )
 )
-
+"""The requests that change rows, of a stream or a table."""
+_READS = frozenset((*r.READS, *get_args(t.Question)))
+"""The requests that change nothing."""
 
 _NOT_ASKED = Rejected(NOT_ASKED)
 
@@ -125,13 +119,13 @@ class PartitionSession:
         client: str,
         partitions: Partitions,
         background: BackgroundTasks,
-        calls: PartitionProtocol = STREAMS,
+        decode: Callable[[bytes], Any] = r.decode_result,
         together: AppendMerger | None = None,
     ) -> None:
-        """`together` merges appends with those of other clients of this node."""
+        """`decode`: the decoder of answers. `together` merges appends with those of other clients of this node."""
         self.client = client
         self._together = together
-        self._calls = calls
+        self._decode = decode
         self._partitions = partitions
         self._background = background
         self._asked: dict[str, _Sequences] = {}
@@ -155,8 +149,8 @@ class PartitionSession:
 
         Raises the error with which the partition refuses; at the deadline NotReady or, for an append, Backpressure;
         Lost, PeerUnavailable, OutcomeUnknown."""
-        call = _Call(partition, request, deadline, "" if waits is None else waits(), settled, self._calls.decode)
-        if type(request) in self._calls.numbered:
+        call = _Call(partition, request, deadline, "" if waits is None else waits(), settled, self._decode)
+        if type(request) in _NUMBERED:
             outcome = await self._once(call)
         else:
             outcome = await self._plainly(call, kind, late)
@@ -270,7 +264,7 @@ class PartitionSession:
             until = Deadline.after(wait_s + _BEYOND_S)
             return await router.ask(key, body, until, queue=queue, wait_s=wait_s, late=late)
         except OutcomeUnknown as error:
-            if type(call.request) in self._calls.reads:
+            if type(call.request) in _READS:
                 raise PeerUnavailable(str(error)) from error
             raise
 
@@ -287,7 +281,7 @@ class PartitionSession:
         while True:
             try:
                 result = await self._partitions.router.ask(key, body, Deadline.after(ASK_S))
-                return _outcome(result, None, self._calls.decode)
+                return _outcome(result, None, self._decode)
             except (OutcomeUnknown, PeerUnavailable, Unavailable) as error:
                 log.debug("the outcome of a request of %s to %s is not known yet: %s", self.client, key, error)
             except DataplaneError as error:
@@ -300,7 +294,7 @@ class PartitionSession:
 
     def soon(self, partition: str, request: r.StreamRequest) -> asyncio.Task[Any]:
         """Send a request without waiting for its answer. It is repeated until there is an answer."""
-        if type(request) in self._calls.numbered:
+        if type(request) in _NUMBERED:
             return self.run_soon(lambda: self.ask(partition, request, r.StreamResult))  # `ask` repeats it
         body = r.encode_request(msgspec.structs.replace(request, client=self.client))
         return self._background.spawn(self._settled(partition, body))

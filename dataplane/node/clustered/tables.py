@@ -15,7 +15,7 @@ import hashlib
 import itertools
 import logging
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 
@@ -26,7 +26,7 @@ from dataplane.coordinator.base import Coordinator
 from dataplane.errors import Closed, DataplaneError, Lost, NotReady, OwnerDied
 from dataplane.node.clustered.column_holders import ColumnHolders
 from dataplane.node.clustered.open_streams import token_of
-from dataplane.node.clustered.session import PartitionProtocol, PartitionSession, patiently
+from dataplane.node.clustered.session import PartitionSession, patiently
 from dataplane.node.clustered.table_directory import TableDirectory, past
 from dataplane.node.local.tables import TABLES, TableRequest, checked, figures_of, not_ready
 from dataplane.node.partitions import record as kinds
@@ -53,12 +53,6 @@ SWEEP_S = 2.0
 _PAUSE_S = 0.02  # the pause between reads of a table's record while it changes
 _LIST_S = 5.0
 _UNKNOWN_S = 120.0  # the time after which a partition without a record counts as removed
-
-CALLS = PartitionProtocol(
-    frozenset((r.Upsert, r.ClearRows, r.Claim, r.Release, r.DropTable)),
-    frozenset(get_args(r.Question)),
-    r.decode_result,
-)
 
 
 def machine(partition: str) -> StateMachine:
@@ -96,7 +90,7 @@ class ClusteredTables:
     def client(self, staged: StagedColumns) -> TableClient:
         """The handler of a new client's requests."""
         name = f"{self._me}/t{next(self._numbers)}"
-        return TableClient(self, PartitionSession(name, self.partitions, self._background, CALLS), staged)
+        return TableClient(self, PartitionSession(name, self.partitions, self._background, r.decode_result), staged)
 
     def start(self) -> None:
         self._background.spawn(self.directory.run())
