@@ -100,7 +100,8 @@ class Hosts:
         key = self._key or auth.own(Path(environment().state_dir))
         self._peers = Peers(node.hex(), config.listen, key, self._answer, freed=freed)
         self._transports: list[Transport] = []
-        self._offers = Offers(node, store, self._transports, self)
+        member, copy = (lambda node: node in self.membership.members), (lambda *key: self.fetcher.copy(*key))
+        self._offers = Offers(node, store, self._transports, member, copy)
         self._inline_bytes = 0
         self.graphs: Callable[[], dict[str, Any]] = dict
         """Returns the reports of this node's clients about their performance."""
@@ -119,12 +120,6 @@ class Hosts:
         """The address at which other nodes reach this one."""
         listens = self._peers.address
         return f"tcp://{self._config.told}:{listens.rpartition(':')[2]}" if self._config.told and listens else listens
-
-    def member(self, node: bytes) -> bool:
-        return node in self.membership.members
-
-    def copy(self, owner: bytes, shard: int) -> int | None:
-        return self.fetcher.copy(owner, shard)
 
     async def start(self) -> None:
         """Listen for other nodes, start the partitions, and recover the columns in the data directory. Raises OSError,

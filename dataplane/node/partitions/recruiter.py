@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from dataplane.clock import monotonic
@@ -60,33 +61,30 @@ class Recruiter:
     def _candidates(self, hosted: HostedReplica, now: float) -> list[str]:
         """The nodes to ask for a replica: on other hosts than the present replicas, if there are any. A node is not
         asked twice within `lease_s` + `retry_s`."""
-        configuration, members = hosted.configuration, self._members.current
-        wanted = self.wanted(hosted.partition)
+        configuration, wanted = hosted.configuration, self.wanted(hosted.partition)
         if len(configuration.followers) >= wanted:
             return []
         again_s = self._replicas.settings.lease_s + self._replicas.settings.retry_s
         hosted.recruited = {node: at for node, at in hosted.recruited.items() if now - at < again_s}
         hosted.refused = {node: at for node, at in hosted.refused.items() if now - at < again_s}
         taken = {replica[0] for replica in (configuration.leader, *configuration.followers)}
-        unfit = taken | hosted.refused.keys()
-        free = [name for name in members if name not in unfit and not self._members.away(name)]
-        if hosted.durable:
-            free = [name for name in free if members[name].keeps]
-        hosts = {members[name].host for name in taken if name in members}
-        apart = [name for name in free if members[name].host not in hosts]
+        free, apart = self._fit(hosted.partition, taken, hosted.refused)
         wanted -= sum(node in free for node in hosted.recruited)
         chosen = choose(hosted.partition, configuration, [(name, 0) for name in apart or free], wanted)
         return [name for name, _ in chosen if name not in hosted.recruited]
 
+    def _fit(self, partition: str, taken: Collection[str], refused: Collection[str]) -> tuple[list[str], list[str]]:
+        """The members that can host another replica, and those of them that are on other hosts than `taken`."""
+        members, durable = self._members.current, is_durable(partition)
+        hosts = {members[name].host for name in taken if name in members}
+        free = [name for name in members if name not in taken and name not in refused]
+        free = [name for name in free if members[name].keeps or not durable]
+        return free, [name for name in free if members[name].host not in hosts]
+
     def others(self, partition: str, leader: str, wanted: int) -> list[str]:
         """Choose at most `wanted` followers of a new partition: nodes on other hosts than the leader, if there are
         any."""
-        members = self._members.current
-        host = members[leader].host if leader in members else ""
-        free = [name for name in members if name != leader and not self._members.away(name)]
-        if is_durable(partition):
-            free = [name for name in free if members[name].keeps]
-        apart = [name for name in free if members[name].host != host]
+        free, apart = self._fit(partition, (leader,), ())
         chosen = choose(partition, Configuration(0, (leader, 0)), [(name, 0) for name in apart or free], wanted)
         return [name for name, _ in chosen]
 

@@ -12,10 +12,9 @@ import asyncio
 import functools
 import secrets
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Protocol
 
 from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline
@@ -65,24 +64,22 @@ class _Offer:
     undo: AsyncExitStack
 
 
-class Others(Protocol):
-    """The members, and the copies of other nodes' shards, as one node knows them."""
-
-    def member(self, node: bytes) -> bool:
-        """Whether this is a member."""
-
-    def copy(self, owner: bytes, shard: int) -> int | None:
-        """The local number of a copy that is in memory as a whole, or None."""
-
-
 class Offers:
-    """The offers of one node."""
+    """The offers of one node. `member(node)`: whether this is a member. `copy(owner, shard)`: the local number of a
+    copy that is in memory as a whole, or None."""
 
-    def __init__(self, node: bytes, store: Store, transports: Sequence[Transport], others: Others) -> None:
+    def __init__(
+        self,
+        node: bytes,
+        store: Store,
+        transports: Sequence[Transport],
+        member: Callable[[bytes], bool],
+        copy: Callable[[bytes, int], int | None],
+    ) -> None:
         self._node = node
         self._store = store
         self._transports = transports
-        self._others = others
+        self._member, self._copy = member, copy
         self._sources = Sources(node)
         self._gate = asyncio.Semaphore(MAX_OFFERS)
         self._offers: dict[bytes, _Offer] = {}
@@ -129,7 +126,7 @@ class Offers:
     def _check_member(self, node: bytes) -> None:
         """Refuse a node that is no member: its end would not be noticed, so its pins would stay. Raises
         Backpressure."""
-        if not self._others.member(node):
+        if not self._member(node):
             raise Backpressure(f"node {node[:8].hex()} is not known here as a member, or not yet")
 
     def _is_own(self, request: pm.Offer) -> bool:
@@ -139,7 +136,7 @@ class Offers:
         """The shard's local number."""
         if self._is_own(request):
             return request.shard
-        number = self._others.copy(request.owner, request.shard)
+        number = self._copy(request.owner, request.shard)
         if number is None:
             raise PeerUnavailable("this node has no copy of the shard")
         return number

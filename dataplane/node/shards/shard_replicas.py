@@ -51,7 +51,7 @@ class ShardReplicas:
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
         self._background = BackgroundTasks()
-        self._untold: list[Part] = []  # freed parts of shards from before the restart, not told to all members yet
+        self._pending_frees: list[Part] = []  # parts of shards from before the restart, not sent to all members yet
         self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
         self._taking: Counter[ShardKey] = Counter()  # requests that store each now; removed when its owner frees it
         self.freeing: Callable[[ShardKey, tuple[int, ...], RowIndices | None], None] = lambda key, columns, rows: None
@@ -171,14 +171,14 @@ class ShardReplicas:
 
     def freed_lost(self, parts: Sequence[Part]) -> None:
         """Free replicas of parts of this node's shards from before the restart, wherever they are."""
-        if not self._untold:
-            self._background.spawn(self._tell_all())
-        self._untold += parts
+        if not self._pending_frees:
+            self._background.spawn(self._send_frees())
+        self._pending_frees += parts
 
-    async def _tell_all(self) -> None:
-        """Tell all members what was freed since the last call, in few messages."""
+    async def _send_frees(self) -> None:
+        """Send the pending frees to all members, in few messages."""
         await self._membership.joined()  # before, this node does not know the others
-        parts, self._untold = self._untold, []
+        parts, self._pending_frees = self._pending_frees, []
         for first in range(0, len(parts), pm.MAX_SHARDS):
             self.free_all(self._node, parts[first : first + pm.MAX_SHARDS])
 

@@ -54,7 +54,7 @@ async def tcp() -> AsyncIterator[Tcp]:
 
 @pytest.fixture
 async def offered(store: Store, tcp: Tcp) -> AsyncIterator[Offers]:
-    made = Offers(ME, store, (tcp,), NoCopies())
+    made = Offers(ME, store, (tcp,), NoCopies().member, NoCopies().copy)
     yield made
     await made.aclose()
     assert len(made) == 0
@@ -131,7 +131,7 @@ async def test_a_node_that_leaves_while_waiting_gets_no_offer(
     """Its offer would be there until it runs out."""
     monkeypatch.setattr(offers, "MAX_OFFERS", 1)
     others = NoCopies()
-    made = Offers(ME, store, (tcp,), others)
+    made = Offers(ME, store, (tcp,), others.member, others.copy)
     shard = await put(store, 1)
     try:
         first = await made.offer(offer(shard))
@@ -151,7 +151,7 @@ async def test_a_node_that_leaves_while_waiting_gets_no_offer(
 
 async def test_a_reader_of_a_copy_is_no_source_of_a_local_shard_with_that_number(store: Store, tcp: Tcp) -> None:
     others = NoCopies()
-    made = Offers(ME, store, (tcp,), others)
+    made = Offers(ME, store, (tcp,), others.member, others.copy)
     own, copy = await put(store, 1), await put(store, 2)
     others.copies[OTHERS, own] = copy
     try:
