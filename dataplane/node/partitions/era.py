@@ -49,35 +49,25 @@ class Era:
     async def run(self) -> None:
         """Compare the era of the coordinator with that of the directory. Then write each new era of the coordinator
         into the directory, until cancelled. Raises DirectoryUnusable if the two differ at the start."""
-        await self._note(await self._first())
-        self.known.set()
         while True:
             try:
                 async for value in self._coordinator.watch(KEY):
-                    await self._note(value or await current(self._coordinator))
+                    await self._saw(value or b"")
             except (Unavailable, OutcomeUnknown) as error:
                 log.debug("reading the era from the coordinator failed: %s", error)
             await asyncio.sleep(_AGAIN_S)
 
-    async def _first(self) -> bytes:
-        while True:
-            try:
-                found = await self._coordinator.read(KEY)
-                value = found or (b"" if self._noted else await current(self._coordinator))
-            except (Unavailable, OutcomeUnknown) as error:
-                log.debug("reading the era from the coordinator failed: %s", error)
-                await asyncio.sleep(_AGAIN_S)
-                continue
-            if self._noted in (b"", value):
-                return value
+    async def _saw(self, era: bytes) -> None:
+        if not era and (self.known.is_set() or not self._noted):
+            era = await current(self._coordinator)
+        if not self.known.is_set() and self._noted not in (b"", era):
             raise DirectoryUnusable(
                 f"{self._path} goes with values that this coordinator does not have: it has lost them, or is another."
                 " Restore etcd's data, or give the node another --data-dir",
                 path=self._path,
                 reason="another cluster's",
             )
-
-    async def _note(self, era: bytes) -> None:
         if era != self._noted:
             await self._notes.write({KEY: era})
             self._noted = era
+        self.known.set()
