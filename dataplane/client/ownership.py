@@ -197,10 +197,16 @@ async def free(connection: Connection, ref: BatchRef | None, scope: str) -> None
     if scope:
         await connection.request(sm.Free(connection.next_id(), scope=scope), m.Done, 0.0)
     own = connection.welcome.node
+    failed: DataplaneError | None = None
     for owner in sorted(parts, key=lambda owner: owner != own):  # other nodes last, because they may not answer
-        for some in portions(parts[owner], part_nbytes):
-            request = sm.Free(connection.next_id(), parts=some, node=b"" if owner == own else owner)
-            await connection.request(request, m.Done, 0.0)
+        try:
+            for some in portions(parts[owner], part_nbytes):
+                request = sm.Free(connection.next_id(), parts=some, node=b"" if owner == own else owner)
+                await connection.request(request, m.Done, 0.0)
+        except DataplaneError as error:
+            failed = failed or error  # the other nodes' rows are freed all the same
+    if failed is not None:
+        raise failed
 
 
 def parts_of(shard: int, ordinals: Sequence[int], rows: RowIndices) -> Iterator[Part]:

@@ -402,7 +402,7 @@ def run(node: NodeServer, *, starter: int | None = None, ready: Callable[[], Non
     A node that was started for the process `starter` ignores SIGINT, which a terminal sends to both. It serves until
     that process ends or, after SIGUSR1, until no client is connected.
     """
-    gc.freeze()  # what is imported by now is not garbage: whole collections traverse a fifth of the objects
+    gc.freeze()  # imported modules are no garbage: whole collections traverse a fifth of the objects
     gc.set_threshold(*_GARBAGE)
     try:
         with asyncio.Runner(loop_factory=polling_loop) as runner:

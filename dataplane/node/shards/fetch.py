@@ -23,7 +23,7 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
-from dataplane.node.shards.reading import ShardReads, member_of
+from dataplane.node.shards.reading import ShardReads, absent, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
 from dataplane.node.shards.shard_replicas import Part, ShardReplicas
 from dataplane.store.store import Store
@@ -131,11 +131,13 @@ class Fetcher:
                     return error  # else the owner has ended meanwhile: ask holders of replicas
         return None
 
-    async def _joined(self, deadline: Deadline) -> None:
-        """Wait, until the deadline, for this node to know the other nodes."""
+    async def _joined(self, deadline: Deadline) -> bool:
+        """Wait, until the deadline, for this node to know the other nodes. Returns whether it does."""
         with suppress(TimeoutError):
             async with asyncio.timeout(deadline.remaining_s):
                 await self._membership.joined()
+                return True
+        return False
 
     async def regain(self, shards: Sequence[int], deadline: Deadline) -> dict[int, int]:
         """The local numbers of copies of shards that this node lost when it was restarted on its data directory. The
@@ -209,8 +211,11 @@ class Fetcher:
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, of their local copies and, if the owner is gone, of their replicas. Raises
-        OutcomeUnknown if the owner does not answer, ProtocolMismatch for invalid parts."""
-        await self._joined(Deadline.after(_CONTROL_S))
+        PeerUnavailable if the owner may be alive but is no member, OutcomeUnknown if it does not answer,
+        ProtocolMismatch for invalid parts."""
+        joined = await self._joined(Deadline.after(_CONTROL_S))
+        if not joined or owner.hex() in self._membership.missing:
+            raise absent(self._membership, owner)
         member = self._membership.members.get(owner)
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
@@ -219,7 +224,7 @@ class Fetcher:
                 self._free_here(owner, parts, frozenset(freed.owned))
                 return
             except PeerUnavailable as error:
-                if owner in self._membership.members:
+                if owner in self._membership.members or owner.hex() in self._membership.missing:
                     raise OutcomeUnknown(f"{error}; whether this is freed is not known: free it again") from error
         self._free_here(owner, parts, frozenset())  # the owner has ended
         self.replicas.free_all(owner, parts)

@@ -18,6 +18,7 @@ import dataplane as dp
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
 from dataplane.batch.rows import RowIndices
+from dataplane.client import ownership
 from dataplane.client.connection import Connection
 from dataplane.client.ownership import part_nbytes, parts_of, portions
 from dataplane.client.reader import Getter
@@ -218,6 +219,23 @@ async def test_a_prefetch_that_is_too_large_for_a_message_is_skipped(
     scripted.answer = lambda request: [m.Figures(request.id, {})]
     await connection.request(stats(connection), m.Figures, 5.0)
     assert scripted.kinds() == ["ReadStats"]
+
+
+async def test_a_free_that_fails_at_one_node_frees_the_rows_of_the_others(
+    scripted: Scripted, connection: Connection
+) -> None:
+    away, there = b"a" * 8, b"b" * 8
+    ref = dp.concat([ref_to(node, 1, [("x", Field("dense", "uint8"), 1, 1, 0)]) for node in (away, there)])
+
+    def answer(request: Any) -> list[m.Message]:
+        if request.node == away:
+            return [m.Failure(request.id, "PeerUnavailable", "away", {"address": ""})]
+        return [m.Done(request.id)]
+
+    scripted.answer = answer
+    with pytest.raises(dp.PeerUnavailable, match="away"):
+        await ownership.free(connection, ref, "")
+    assert [request.node for request in scripted.asked] == [away, there]
 
 
 async def test_heartbeats_are_sent_only_while_reservations_exist(scripted: Scripted, connection: Connection) -> None:

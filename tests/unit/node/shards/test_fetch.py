@@ -221,6 +221,25 @@ async def test_frees_of_many_shards_from_before_a_restart_are_one_message_to_eac
         await fetcher.aclose()
 
 
+@each_case("why", ["this node has not joined", "the owner is away"])
+async def test_a_free_that_reaches_no_owner_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    monkeypatch.setattr(fetch, "_CONTROL_S", 0.1)
+    async with (
+        owning() as (_, mine, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        there = members.members[OWNER]
+        members.lose(OWNER)
+        if why == "the owner is away":
+            members._missing[OWNER.hex()] = there, members._clock()
+        else:
+            members._seen.clear()
+        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
+        with pytest.raises(PeerUnavailable, match="may come back"):
+            await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
+        await fetcher.aclose()
+
+
 async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: Path) -> None:
     heard: list[Any] = []
 
