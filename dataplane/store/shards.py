@@ -6,7 +6,7 @@ pin is dropped. A scope without shards does not exist. Only the store adds and r
 
 from __future__ import annotations
 
-from array import array
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, cast
@@ -108,14 +108,8 @@ class Shards(dict[int, Shard]):
         return shard is not None
 
 
-# The last freed shards and their causes, for the errors of later readers.
-#
-# Invariant: `Freeings` has the last `_KEPT` shards that were freed as a whole and the last `_SAYINGS` causes, in memory
-# of a fixed size. It copies names, because a name that is kept as an object would keep its page of memory.
-
-_KEPT = 4096
-_SAYINGS, _SAYING = 128, 256  # the number of causes, and the most bytes of each
-_NAME = 120  # bytes of a name
+_KEPT = 4096  # the freed shards whose causes are kept, for the errors of later readers
+_NAME = 120  # the most characters of a name in these errors
 _HOW = {
     "free": "by plane.free of {who}",
     "scope": "with its scope by plane.free of {who}",
@@ -134,57 +128,27 @@ UNKNOWN = FreeCause("", "")
 
 
 class Freeings:
-    """The last freed shards of a store. `cause`: the cause of the next frees; the caller of the store sets it."""
+    """The last shards of a store that were freed as a whole. `cause`: the cause of the next frees; the caller of the
+    store sets it."""
 
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
         self._clock = clock
-        self._numbers = array("q", [-1]) * _KEPT
-        self._times = array("d", [0.0]) * _KEPT
-        self._said = array("q", [-1]) * _KEPT
-        self._next = 0
-        self._sayings = bytearray(_SAYINGS * _SAYING)
-        self._saying = -1  # the number of the last cause
-        self._last: tuple[FreeCause, str] | None = None
+        self._last: OrderedDict[int, tuple[float, FreeCause, str]] = OrderedDict()  # the time, the cause and the scope
 
     def note(self, number: int, scope: str) -> None:
         """Record the free of a shard that was put under this scope (empty: none)."""
-        if self._last is None or self._last[1] != scope or self._last[0] != self.cause:
-            self._say(scope)
-        at = self._next
-        self._numbers[at], self._times[at], self._said[at] = number, self._clock(), self._saying
-        self._next = (at + 1) % _KEPT
-
-    def _say(self, scope: str) -> None:
-        self._last = self.cause, scope
-        self._saying += 1
-        how, who = self.cause
-        text = b"\0".join((how.encode(), _cut(who), _cut(scope))).ljust(_SAYING, b"\0")
-        start = self._saying % _SAYINGS * _SAYING
-        self._sayings[start : start + _SAYING] = text
+        self._last[number] = self._clock(), self.cause, scope[:_NAME]
+        if len(self._last) > _KEPT:
+            self._last.popitem(last=False)
 
     def error(self, number: int) -> Freed:
         """The error for a shard that no longer exists."""
-        try:
-            at = self._numbers.index(number)
-        except ValueError:
+        if number not in self._last:
             return Freed(f"shard {number} was freed", shard=number)
-        age_s = max(0.0, self._clock() - self._times[at])
-        how, who, scope = self._heard(self._said[at])
+        at, (how, who), scope = self._last[number]
+        age_s, who = max(0.0, self._clock() - at), who[:_NAME]
         under = f", put under scope {scope!r}," if scope else ""
         why = " " + _HOW[how].format(who=who) if how else ""
         message = f"shard {number}{under} was freed {age_s:.1f} s ago{why}"
         return Freed(message, shard=number, scope=scope, freed_by=who, age_s=age_s)
-
-    def _heard(self, saying: int) -> tuple[str, str, str]:
-        """The operation, the client or stream, and the scope of a recorded cause; all empty if it was overwritten."""
-        if saying <= self._saying - _SAYINGS:
-            return "", "", ""
-        start = saying % _SAYINGS * _SAYING
-        how, who, scope, *_ = self._sayings[start : start + _SAYING].decode().split("\0")
-        return how, who, scope
-
-
-def _cut(name: str) -> bytes:
-    """The first `_NAME` bytes of a name, without a partial character."""
-    return name[:_NAME].encode(errors="replace")[:_NAME].decode(errors="ignore").encode()
