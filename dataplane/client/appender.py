@@ -217,7 +217,7 @@ class AsyncAppender:
     def __init__(
         self,
         stream: AsyncStream,
-        begin: Callable[[Coroutine[Any, Any, None]], None],
+        begin: Callable[[Coroutine[Any, Any, None]], object],
         soon: Callable[[Callable[[], object]], object],
         *,
         max_rows: int,

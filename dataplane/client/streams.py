@@ -6,12 +6,13 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_args
 
 import numpy as np
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.batch.put_options import Narrow, Objects
 from dataplane.batch.put_plan import PutPlan, columns_of
 from dataplane.batch.ref import BatchRef
@@ -163,15 +164,8 @@ class AsyncStream:
         max_rows: the number of rows at which a block is full. max_delay: seconds that a block waits for further rows.
         timeout, narrow: as for `append`, for each block.
         """
-        tasks: set[asyncio.Task[None]] = set()
-
-        def begin(running: Coroutine[Any, Any, None]) -> None:
-            task = asyncio.get_running_loop().create_task(running)
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-
         how: dict[str, Any] = {"max_rows": max_rows, "max_delay": max_delay, "timeout": timeout, "narrow": narrow}
-        return AsyncAppender(self, begin, lambda work: work(), **how)
+        return AsyncAppender(self, BackgroundTasks().spawn, lambda work: work(), **how)
 
     async def extend(
         self,

@@ -22,9 +22,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 
+from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.errors import DataplaneError, Freed
@@ -39,8 +39,6 @@ from dataplane.store.small_extents import SmallExtents
 from dataplane.store.spill import Disk
 from dataplane.store.spill_file import SpillFile, aligned
 from dataplane.store.stored import StoredBytes
-
-log = logging.getLogger(__name__)
 
 _RETRY_S = 0.5  # seconds between attempts to write to a disk that refused
 _BATCH_BYTES, _BATCH_SHARDS = 32 << 20, 32  # of the writes at a time: enough to keep the disk busy with small shards
@@ -80,7 +78,7 @@ class Residency:
         self.disk_full = False
         """Whether the shard that is to go to disk next does not fit the disk's quota."""
         self._wake = asyncio.Event()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = BackgroundTasks()
         self._batch: set[asyncio.Task[None]] = set()  # the writes that the next batch waits for
         self._late_s = 0.0  # the time until which no clean memory is taken while the batch is written
         disk.removed = self.wake_up
@@ -197,9 +195,7 @@ class Residency:
         for shard in shards:
             if shard.extent is None and shard.moving is None and shard.damage is None:
                 await self._budget.reserve(shard.room, deadline, "restore")
-                shard.moving = task = asyncio.create_task(self._read(shard))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                shard.moving = self._background.spawn(self._read(shard))
 
     async def _read(self, shard: Shard) -> None:
         """Read the shard into memory that the budget has granted.
@@ -303,9 +299,7 @@ class Residency:
             need = (self._budget.waiting or self._ahead) and not self._batch
             if ((need and self._disk.room < self._disk.quota) or self._refused) and not self._retrying:
                 self._retrying = True
-                task = asyncio.create_task(self._retry())
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+                self._background.spawn(self._retry())
 
     def _make_room(self) -> None:
         """Take the memory of clean shards for waiting requests. Then, if needed, begin to write a batch of dirty ones.
@@ -330,8 +324,7 @@ class Residency:
             self.disk_full = self._disk.short = False
         for shard in self._victims(need) if need and not self._refused else []:
             shard.moving = asyncio.get_running_loop().create_future()
-            task = asyncio.create_task(self._save(shard))
-            self._tasks.add(task)
+            task = self._background.spawn(self._save(shard))
             self._batch.add(task)
             task.add_done_callback(self._saved)
         if self._batch:
@@ -345,10 +338,7 @@ class Residency:
             self._refused = True
 
     def _saved(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         self._batch.discard(task)
-        if not task.cancelled() and task.exception() is not None:  # a defect here; the shard is still in memory
-            log.error("a shard could not be written", exc_info=task.exception())
         self.wake_up()
 
     async def _retry(self) -> None:
@@ -418,7 +408,4 @@ class Residency:
 
     async def aclose(self) -> None:
         """Cancel restores and writes, and wait until they have ended. A shard that was being restored stays on disk."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.aclose()

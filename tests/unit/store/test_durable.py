@@ -129,7 +129,7 @@ async def test_a_shard_being_spilled_while_made_durable_leaves_no_durable_row(
         residency._make_room()
         assert residency._batch
         await persisting
-        await asyncio.wait(residency._tasks or {persisting})
+        await asyncio.wait(residency._background._tasks or {persisting})
         assert residency._stored.clean == 3 * MIB
         store.free(numbers)
         await until(lambda: not persistence.durable._files)
