@@ -160,9 +160,6 @@ class ShardLayout(msgspec.Struct, frozen=True, array_like=True, gc=False):
         left = iter(numbers.tolist())
         return cls(tuple([(name, _column(header, left)) for name, header in outline.columns]))
 
-    def column(self, name: str) -> ColumnLayout | None:
-        return next((layout for known, layout in self.columns if known == name), None)
-
 
 def header_of(column: ColumnLayout, numbers: list[int]) -> ColumnHeader:
     """The header of a column. Appends the column's numbers to `numbers`."""

@@ -9,7 +9,6 @@ the result of a get does. A draft that is dropped, or whose block is left by an 
 
 from __future__ import annotations
 
-import math
 import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ import numpy as np
 
 from dataplane.batch.dtypes import storage
 from dataplane.batch.field import Field, is_text
-from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned
+from dataplane.batch.layout import ColumnLayout, ShardLayout, aligned, buffer_sizes
 from dataplane.batch.locations import ref_to
 from dataplane.batch.put_plan import check_counts
 from dataplane.batch.ref import BatchRef
@@ -253,14 +252,8 @@ class Draft:
 
 def _layout(spec: Spec, base: int) -> tuple[ColumnLayout, int]:
     """Place the column's buffers from the offset `base` on. Returns the layout, and the offset of the next column."""
-    width = storage(spec.field.dtype).itemsize
-    if spec.lengths is None:
-        sizes = [spec.rows * math.prod(n or 0 for n in spec.field.shape) * width]
-    else:
-        items = math.prod(n or 0 for n in spec.field.shape[1:])
-        sizes = [8 * (spec.rows + 1), sum(spec.lengths) * items * width]
-    buffers = []
-    for size in sizes:
-        buffers.append((base, size))
-        base += aligned(size)
+    values, buffers = sum(spec.lengths or ()) * spec.field.item_nbytes, []
+    for size in buffer_sizes(spec.field, spec.rows, spec.rows, indexed=False):
+        buffers.append((base, values if size is None else size))
+        base += aligned(buffers[-1][1])
     return ColumnLayout(spec.field, spec.rows, spec.rows, tuple(buffers)), base

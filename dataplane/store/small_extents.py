@@ -32,10 +32,6 @@ class SmallExtents:
         self._segment = -1
         self._at = self._end = 0  # in `_segment`: the start of the next shard, and the end of the last page
 
-    @property
-    def nbytes(self) -> int:
-        return PAGE * sum(map(len, self._shards.values()))
-
     def fits(self, nbytes: int) -> bool:
         """Whether a shard of this size, a multiple of 64, fits without another page."""
         return self._open and self._at + nbytes <= self._end

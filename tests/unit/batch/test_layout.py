@@ -149,8 +149,7 @@ def test_rows_that_take_no_bytes_are_bounded(what: str) -> None:
 
 def test_a_column_reads_by_the_tables_it_has_checked() -> None:
     layout, memory = _shard()
-    column = layout.column("ragged")
-    assert column is not None
+    column = dict(layout.columns)["ragged"]
     read = of_pieces("ragged", column.field, [StoredPiece(column, LocalMemory(memory), RowIndices.range(0, 4))])
     assert [len(row) for row in read.numpy()] == [2, 0, 3, 1]
     memory.setflags(write=True)
@@ -177,8 +176,7 @@ class Changing(LocalMemory):
 @each_case("name", [name for name, _ in _shard()[0].columns])
 def test_bytes_changed_during_a_read_cause_wrong_values_or_corrupt_only(name: str) -> None:
     layout, memory = _shard()
-    column = layout.column(name)
-    assert column is not None
+    column = dict(layout.columns)[name]
     for reads in range(12):
         for seed in range(6):
             changing = Changing(memory.copy(), reads, seed)
