@@ -24,7 +24,11 @@ import heapq
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from dataplane.background_tasks import BackgroundTasks
+from dataplane.batch.layout_check import check_layout
+from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.config import NodeConfig
 from dataplane.errors import DataplaneError, Freed
@@ -32,6 +36,7 @@ from dataplane.store.arena import OWN, Arena, Extent
 from dataplane.store.budget import Budget
 from dataplane.store.durable.shards import DurableShard
 from dataplane.store.extents import RangeSet
+from dataplane.store.live_cells import dead_pages
 from dataplane.store.pins import Pins
 from dataplane.store.shard import Shard
 from dataplane.store.shards import Shards
@@ -143,11 +148,20 @@ class Residency:
             self._arena.release(extent, extent.size - held)
             self._budget.release(held)
 
-    def punch(self, shard: Shard, parts: Iterable[tuple[int, int]]) -> None:
-        """Return parts of a dirty shard's memory to the host: ranges (start, end) of whole pages in its extent."""
+    def punch(self, shard: Shard, columns: Iterable[int], rows: RowIndices) -> None:
+        """Return the memory of these freed rows of a dirty shard to the host, now or when its last pin is dropped. A
+        shard that is on disk too gets no holes, because all of its memory can be taken."""
         extent = shard.extent
-        if extent is None or shard.shared:
+        shard.unpunched = self._pins.holds(shard.number)
+        if shard.unpunched or extent is None or shard.file is not None or shard.moving is not None:
             return
+        if shard.shared or shard.live is None:  # shared pages are returned with the last shard in them
+            return
+        layout = check_layout(shard.layout, shard.size).layout
+        with self._arena.view(extent) as view:
+            memory = np.frombuffer(view, dtype=np.uint8)
+            parts = [each for column in set(columns) for each in dead_pages(layout, column, shard.live, rows, memory)]
+            del memory
         shard.holes = shard.holes or RangeSet()
         for start, end in parts:
             nbytes = shard.holes.add(start, end)

@@ -76,6 +76,8 @@ class Shard:
     """The cells that were not freed; None: all."""
     holes: RangeSet | None = field(default=None)
     """The bytes of its extent that went back to the host because their rows were freed; they read as zeros."""
+    unpunched: bool = False
+    """Whether rows were freed whose memory goes back to the host when the last pin is dropped."""
     links: Links | None = None
     """Its owners if rows of it were retained; None: the client that put it is the only one."""
     next_link: int = 1

@@ -2,7 +2,7 @@
 
 The store owns the budget, the arena, the pins and the disk. Its parts, most of which callers use directly: `shards`,
 `reservations`, `residency` (moves between memory and disk), `persistence` (durable shards), `client_shards` (shards
-that clients keep), `row_owners`, `hole_punching`, `holders`. Invariants:
+that clients keep), `row_owners`, `holders`. Invariants:
 
 - a reservation belongs to one client, is invisible to all others, and is given back when it is aborted, when its client
   ends, or when its client sends no heartbeat for the lease;
@@ -39,7 +39,6 @@ from dataplane.store.budget import Budget, BudgetStatistics, Purpose
 from dataplane.store.client_shards import ClientShard, ClientShards
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.holders import MemoryHolders
-from dataplane.store.hole_punching import HolePunching
 from dataplane.store.links import Selected
 from dataplane.store.live_cells import LiveBlock, LiveCells
 from dataplane.store.persistence import Persistence
@@ -122,7 +121,6 @@ class Store:
         """Shards whose bytes clients keep."""
         self.owners = RowOwners(shards, self.free)
         """The owners of rows with several."""
-        self._holes = HolePunching(arena, self.residency, pins)
         self.holders = MemoryHolders(shards, pins, self.reservations, self.client_shards, self.residency, disk, clock)
         self._prewarmed: Hashable | None = None  # the client that pages were made ready for
         self._admission = asyncio.Lock()
@@ -357,7 +355,8 @@ class Store:
             freed = self.shards.freed.pop(number, None) if self.shards.freed else None
             if freed is None:
                 shard = self.shards[number]
-                self._holes.unpinned(shard)
+                if shard.unpunched:
+                    self.residency.punch(shard, range(shard.columns), RowIndices.range(0, shard.rows))
                 used.append(shard)
             elif freed.moving is None:
                 self.residency.discard(freed)
@@ -385,7 +384,6 @@ class Store:
         self.shards.freeings.note(shard.number, shard.scope)
         self.shards.unscope([shard.number])
         self.shards.remove(shard)
-        self._holes.forget(shard)
         shard.freed = True
         if isinstance(shard.file, ClientShard):
             self.client_shards.end(shard.file)
@@ -418,7 +416,7 @@ class Store:
             self.freed(number, (), None)
             return
         elif punch:
-            self._holes.freed(shard, columns, rows)
+            self.residency.punch(shard, columns, rows)
         self.freed(number, columns, rows)
 
     def _release(self, shard: Shard, number: int, selected: Selected | None, *, punch: bool) -> None:
@@ -429,7 +427,7 @@ class Store:
                 self._discard(shard)
                 return
         for column, rows in died if punch else ():
-            self._holes.freed(shard, [column], rows)
+            self.residency.punch(shard, [column], rows)
 
     # Clients
 
