@@ -158,6 +158,9 @@ async def describe_wait(stream: AsyncStream, task: str, columns: Sequence[str], 
     said.append(f"{of['leased']} leased" + (f" ({', '.join(held)})" if held else ""))
     said += [f"dead letters: {of['dead']}"] * (of["dead"] > 0)
     said += [f"{'' if pending else 'waits for '}{_count(begun, 'row')} in progress, until finish()"] * (begun > 0)
+    said += [f"{_count(figures['lost'], 'row')} lost with a host: stream.lost() returns their keys"] * bool(
+        figures["lost"]
+    )
     missing = [name for name in columns if name not in known]
     if missing and figures["rows"]:
         said.append(f"no row has {', '.join(map(repr, missing))}: the columns are {', '.join(known) or 'none yet'}")

@@ -70,7 +70,8 @@ class MemoryHolders:
             full = f"the disk of {self._disk.directory} is full: {used} of the {room} that it has for spill files"
         else:
             full = f"the disk budget is full: {used} of {room}"
-        return f"{full}, some of it kept for exchanges of shards with memory"
+        largest = format_size(self._shards.rooms.largest)
+        return f"{full}; to read shards back, twice the largest one ({largest}) stays free in memory and disk together"
 
     def _held_by(self, now: float) -> tuple[dict[str, Any], ...]:
         """See `all`."""

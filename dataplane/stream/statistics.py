@@ -30,6 +30,7 @@ def figures(leased: LeasedRows, now: float, waiting: Waiting) -> dict[str, Any]:
         "rows": leased.partition.rows.count,
         "bytes": leased.partition.nbytes,
         "appended": leased.partition.appended,
+        "lost": len(leased.lost),
         "oldest_s": 0.0 if oldest is None else max(0.0, now - oldest),
         "latest_version": leased.partition.metadata.latest,
         "closed": leased.closed,

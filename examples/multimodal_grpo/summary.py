@@ -63,7 +63,10 @@ def table(job: Job, watch: Watch) -> Table:
     if watch.finished is not None:
         books = watch.finished.books
         shown.add_row("rows appended", f"{books.appended:,}", f"{books.left_out:,} left out")
-        shown.add_row("rows counted", f"{sum(books.counted.values()):,}", f"{books.again:,} of them twice")
+        counted = sum(books.counted.values())
+        shown.add_row("rows counted", f"{counted:,}", f"{books.again:,} of them twice")
+        after = counted - sum(s.rows for s in steps)
+        shown.add_row("  after the last update", f"{after:,}", "left in the stream at the end")
         for name, rows in books.counted.items():
             worker, _, life = name.partition(".")
             shown.add_row(f"  by rollout {worker}", f"{rows:,}", "after its restart" if int(life) else "")

@@ -147,16 +147,17 @@ def test_rows_with_lost_columns_are_reported_once_and_can_be_appended_again(clus
     streams = [plane.stream("rollouts", tasks=["actor"]) for plane in cluster.planes]
     streams[2].append(ids(30), group=GROUPS, version=4)
     cluster.kill(2)
-    told: list[Any] = []
-
-    def all_told() -> bool:
-        told.extend([*streams[0].lost(), *streams[1].lost()])
-        return len(told) >= 30
-
-    eventually(all_told, "each of them is told, also those that the dead host led")
+    eventually(lambda: streams[0].stats()["lost"] == 30, "each of them is counted, also if the dead host led")
+    with (
+        pytest.raises(dp.NotReady, match="30 rows lost with a host"),
+        streams[1].consume("actor", rows=1, columns=["id"], timeout=0.01),
+    ):
+        pass
+    told = streams[1].lost()
     assert sorted(str(row.group) for row in told) == sorted(GROUPS)
     assert {row.version for row in told} == {4}
     assert streams[0].lost() == []
+    assert streams[0].stats()["lost"] == 0
     streams[0].append(ids(30), group=GROUPS)
     streams[0].close()
     assert sorted(drained(streams[1], "actor", ["id"])) == list(range(30))

@@ -190,9 +190,8 @@ class PartitionSession:
             async with asyncio.timeout(ASK_S):
                 outcome = await asyncio.shield(self._unknown[key])
         except TimeoutError:
-            raise OutcomeUnknown(
-                f"the leader of {called(key[0])} has not answered in time whether these rows are acked"
-            ) from None
+            unknown = OutcomeUnknown("it is not known whether these rows are acked: ack them again")
+            raise self._partitions.router.unanswered(key[0], unknown) from None
         self._unknown.pop(key, None)
         if isinstance(outcome, DataplaneError):
             raise outcome

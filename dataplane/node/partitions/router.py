@@ -112,15 +112,17 @@ class Router:
                     raise
                 kept = error
             if deadline.remaining_s <= pause_s:
-                raise self._unanswered(partition, unknown, kept) from kept
+                if unknown is None and isinstance(kept, Backpressure):
+                    raise kept
+                raise self.unanswered(partition, unknown, kept) from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
 
-    def _unanswered(self, partition: str, unknown: DataplaneError | None, kept: DataplaneError) -> DataplaneError:
+    def unanswered(
+        self, partition: str, unknown: DataplaneError | None, kept: DataplaneError | None = None
+    ) -> DataplaneError:
         """The error of a request without an answer by its deadline. `unknown`: the error of the last attempt that may
         have been executed, if any. `kept`: the error of the last attempt."""
-        if unknown is None and isinstance(kept, Backpressure):
-            return kept
         coordination = self._members.coordination
         text = f"the leader of {called(partition)} has not answered in time: {unknown or kept}"
         if not coordination.answers:

@@ -56,7 +56,8 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
     name = node.hex()
     if not membership.may_return(name):
         return OwnerDied(
-            f"node {name} is not in the cluster: it has died, or never existed; its data are lost: put them again",
+            f"node {name} is not in the cluster: it has died, or never existed; its data are lost: put them again;"
+            " stream.lost() returns the keys of a stream's lost rows",
             node=name,
         )
     return PeerUnavailable(f"node {name} is away from the cluster, and may come back")
