@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from dataplane.client.connection import Exchange
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, Misuse
-from dataplane.wire.polling import PollingSelector, polling_loop
+from dataplane.wire.polling import BLOCK_S, PollingSelector, polling_loop
 
 T = TypeVar("T")
 _clock = time.monotonic_ns
@@ -38,9 +38,6 @@ _clock = time.monotonic_ns
 WITHIN = "a plane was used within a call of it, by a finalizer or a signal's handler; it would wait forever"
 _ALONE_S = 0.02
 """Seconds for which a call waits for its answer outside of the loop. Timers of the loop may be late by as much."""
-_SIGNAL_S = 1.0
-"""The longest time to block. A signal that comes just before a thread blocks does not wake it, and its handler runs
-only afterwards."""
 
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
@@ -269,7 +266,7 @@ class LoopRunner:
         try:
             self._begin(coroutine, begun, done.release)
             interrupts.cancel_by(cancel)
-            while not done.acquire(timeout=_SIGNAL_S):
+            while not done.acquire(timeout=BLOCK_S):
                 pass
         except BaseException:
             cancel()

@@ -24,8 +24,8 @@ _FIRST_S = 20e-6
 _FRESH_S = 50e-6
 _LOST_S = 50e-6  # a longer time between two polls, which take 1 to 2 us, means that another process had the processor
 _CROWDED_S = 20e-3  # for which the loop then does not poll
-_BLOCK_S = 1.0
-"""The longest time to block. A signal that comes just before the loop blocks does not wake it, and its handler runs
+BLOCK_S = 1.0
+"""The longest time to block. A signal that comes just before a thread blocks does not wake it, and its handler runs
 only afterwards."""
 
 
@@ -61,7 +61,7 @@ class PollingSelector(selectors.EpollSelector):
             if now - before > _LOST_S:
                 self._crowded_until = now + _CROWDED_S
                 break
-        ready = super().select(_BLOCK_S if timeout is None else min(timeout, _BLOCK_S))
+        ready = super().select(BLOCK_S if timeout is None else min(timeout, BLOCK_S))
         self._learn(bool(ready), time.perf_counter() - began)
         return ready
 
