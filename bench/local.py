@@ -1,7 +1,7 @@
 """One host: the cost of put, get, connect and spill, compared with limits of the machine. `make bench`.
 
 Each function measures promises that share their set-up, on a node of its own, and returns rows. They run one after
-another. `--peer ray` and `--peer transferqueue` put the same 288 MiB through these systems.
+another.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import numpy as np
 import dataplane as dp
 from bench import workload
 from bench.measure import Row, row, table, timed, write_json
-from bench.peers import inside as peers
 
 RUNS = 7
 MIB = 1 << 20
@@ -319,22 +318,17 @@ def main() -> int:
     """Measure, print, write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(prog="python -m bench.local", description=__doc__.splitlines()[0])
     parser.add_argument("--only", action="append", choices=[m.__name__ for m in MEASUREMENTS], help="measure only this")
-    parser.add_argument("--peer", action="append", default=[], choices=sorted(peers.PEERS), help="a peer beside it")
     parser.add_argument("--spill-dir", type=Path, help="a directory on the disk to measure (default: /var/tmp)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/local.json"))
     chosen = parser.parse_args()
     rows: list[Row] = []
-    beside: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=chosen.spill_dir or "/var/tmp") as scratch:
         for measurement in MEASUREMENTS:
             if chosen.only is None or measurement.__name__ in chosen.only:
                 measured = measurement(Path(scratch))
                 rows += measured
                 print(table(measured), flush=True)
-        if chosen.peer:
-            beside = peers.compare(chosen.peer, Path(scratch))
-            print(peers.table(beside), flush=True)
-    write_json(chosen.json, rows, {"peers": beside})
+    write_json(chosen.json, rows, {})
     print(f"written to {chosen.json}")
     return 0 if all(r.met for r in rows) else 1
 

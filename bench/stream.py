@@ -1,6 +1,6 @@
-"""Streams: the cost of bookkeeping, delivery and waiting, compared with fixed limits, the machine and a peer.
+"""Streams: the cost of bookkeeping, delivery and waiting, compared with fixed limits and the machine.
 
-`python -m bench.stream [--only NAME] [--peer transferqueue]`.
+`python -m bench.stream [--only NAME]`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import psutil
 import dataplane as dp
 from bench import workload
 from bench.measure import Row, row, table, timed, write_json
-from bench.peers import inside as peers
 from bench.workloads import generate
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
@@ -342,16 +341,6 @@ def checkpoint(scratch: Path) -> list[Row]:
     ]
 
 
-def against(names: list[str], found: dict[str, Any], ours: Row) -> list[Row]:
-    """The time of a put and a get of each peer, over our time from append to tensors."""
-    rows = []
-    for name in names:
-        times = [(put + get) * 1e3 / ours.value for put, get in found[name].get("runs_s", ())]
-        if times:
-            rows.append(row(f"288 MiB, put to got: {name}'s time over ours", times, at_least=20.0, unit="x"))
-    return rows
-
-
 SECTIONS = {
     f.__name__: f for f in (bookkeeping, latency, single, consumed, producers, idle, balance, pipeline, checkpoint)
 }
@@ -361,22 +350,15 @@ def main() -> int:
     """Measure, print, and write JSON. Returns 1 if a promise is not kept, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=SECTIONS, help="measure only this")
-    parser.add_argument("--peer", action="append", choices=["transferqueue"], default=[], help="a peer beside it")
     parser.add_argument("--spill-dir", type=Path, default=Path("/var/tmp"), help="a directory on disk")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "stream.json")
     arguments = parser.parse_args()
     rows: list[Row] = []
-    extra: dict[str, Any] = {}
     for name in arguments.only or SECTIONS:
         measured = SECTIONS[name](arguments.spill_dir)
         rows += measured
         print(table(measured), flush=True)
-    if arguments.peer:
-        extra["peers"] = found = peers.compare(arguments.peer, arguments.spill_dir)
-        measured = against(arguments.peer, found, pipeline(arguments.spill_dir)[0])
-        rows += measured
-        print(table(measured) if measured else found, flush=True)
-    write_json(arguments.json, rows, extra)
+    write_json(arguments.json, rows, {})
     print(f"written to {arguments.json}")
     return 0 if all(each.met for each in rows) else 1
 
