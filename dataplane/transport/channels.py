@@ -44,10 +44,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.threads import Pool, stopped
-from dataplane.transport.base import Memory, TransportError
 from dataplane.transport.listener import Listener
 from dataplane.transport.offers import DONE, OfferedMemory
-from dataplane.transport.sockets import IDLE_S, ByteRange, connect, exactly, mapping
+from dataplane.transport.sockets import IDLE_S, ByteRange, Memory, connect, exactly, mapping
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +60,10 @@ _CONNECTIONS = 256
 _SAY_S = 5.0  # seconds for a request
 _KEPT_S = 20.0
 _PIECE = 4 << 20  # bytes, at least, of a connection's share
+
+
+class TransportError(Exception):
+    """The read failed, perhaps after a part of the bytes; the contents of the target are invalid."""
 
 
 class DataChannel(ABC):
@@ -141,6 +144,8 @@ class Transport(ABC):
     """Connections that are kept for the next read, at most."""
     patience_s = 0.5
     """Seconds that a reader has to stop when an offer ends."""
+    sends_files = False
+    """Whether it also sends files from disk."""
 
     def __init__(self, host: str, told: str = "") -> None:
         self._offers: dict[bytes, OfferedMemory] = {}
@@ -174,6 +179,11 @@ class Transport(ABC):
     def offer(self, memory: Memory) -> bytes:
         """A ticket to read this memory once. The memory must not change until the offer is withdrawn."""
         return self._offer(OfferedMemory(memory))
+
+    def offer_file(self, file: Memory) -> bytes:
+        """As `offer`, for a file on disk, if it `sends_files`. The file may be deleted meanwhile, and its contents may
+        be damaged: the reader has to check them."""
+        return self._offer(OfferedMemory(file, on_disk=True))
 
     def _offer(self, offered: OfferedMemory) -> bytes:
         ticket = secrets.token_bytes(16)

@@ -15,8 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.transport.base import Memory
-from dataplane.transport.sockets import mapping
+from dataplane.transport.sockets import Memory, mapping
 
 Asked: TypeAlias = npt.NDArray[np.int64]
 """[n, 2]: the start and the stop of each range."""

@@ -23,9 +23,8 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
-
-from dataplane.transport.base import Memory
 
 SMALL = 128 << 10
 """Bytes of a range below which it is gathered."""
@@ -41,6 +40,15 @@ _LOOK_S = 0.1  # seconds between checks whether a connection is still wanted
 
 ByteRange = tuple[int, int]
 """The start and the stop of a range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A range of a file in memory: a readable descriptor, an offset and a size in bytes."""
+
+    fd: int
+    offset: int
+    size: int
 
 
 def connect(host: str, port: int, timeout_s: float, over: Callable[[], bool]) -> socket.socket:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from dataplane.transport.base import Memory
 from dataplane.transport.channels import DataChannel, Transport
 from dataplane.transport.offers import OfferedMemory
 from dataplane.transport.sockets import IDLE_S, receive, send
@@ -31,15 +30,13 @@ class Tcp(Transport):
     at_once = 1 << 10
     kept = 0
     patience_s = 0.0
+    sends_files = True
 
     def _prepare(self) -> None:
         """Does nothing: no library is needed."""
 
     def _channel(self, stream: socket.socket) -> DataChannel:
         return _TcpChannel(stream)
-
-    def offer_file(self, file: Memory) -> bytes:
-        return self._offer(OfferedMemory(file, on_disk=True))
 
 
 class _TcpChannel(DataChannel):

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from dataplane.transport import channels, listener
-from dataplane.transport.base import TransportError
-from dataplane.transport.channels import Transport
+from dataplane.transport.channels import Transport, TransportError
 from dataplane.transport.tcp import STREAMS, Tcp
 from tests.cases import each_case
 from tests.conformance.transports import KIB, MIB, PAGE, Shelf, Shelves, Target, TransportSuite, until

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dataplane.transport.base import Memory, TransportError
-from dataplane.transport.channels import Transport
+from dataplane.transport.channels import Transport, TransportError
+from dataplane.transport.sockets import Memory
 from tests.processes import until
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -17,7 +17,7 @@ import pytest
 import dataplane as dp
 from dataplane import cli
 from dataplane.transport import choice
-from dataplane.transport.base import TransportError
+from dataplane.transport.channels import TransportError
 from dataplane.transport.tcp import Tcp
 from tests.integration.test_hosts import Host, _serve, connected, members
 from tests.processes import MIB, eventually

@@ -21,8 +21,8 @@ from dataplane.clock import Deadline
 from dataplane.errors import Backpressure, PeerUnavailable, ProtocolMismatch
 from dataplane.store.spill_file import CHUNK, SpillFile
 from dataplane.store.store import Store
-from dataplane.transport.base import Memory, SendsFiles
 from dataplane.transport.channels import Transport
+from dataplane.transport.sockets import Memory
 from dataplane.wire import peer_messages as pm
 
 MAX_OFFERS = 48
@@ -155,7 +155,7 @@ class Offers:
         """Offer a shard that is only on disk to a reader that verifies checksums. The shard is sent from its file, and
         takes no memory. Returns None if the shard cannot be offered so."""
         found = self._store.shards.find(shard)
-        if not request.checks or not isinstance(transport, SendsFiles):
+        if not request.checks or not transport.sends_files:
             return None
         if found.extent is not None or not isinstance(found.file, SpillFile):
             return None

@@ -25,8 +25,7 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import Backpressure, DataplaneError, OwnerDied, PeerUnavailable
 from dataplane.node.shards.offers import MAX_OFFERS
 from dataplane.threads import Pool, stopped
-from dataplane.transport.base import TransportError
-from dataplane.transport.channels import Transport
+from dataplane.transport.channels import Transport, TransportError
 from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done

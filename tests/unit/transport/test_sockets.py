@@ -15,11 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataplane.transport import choice
-from dataplane.transport.base import Memory, TransportError
-from dataplane.transport.channels import Transport
+from dataplane.transport.channels import Transport, TransportError
 from dataplane.transport.choice import TransportChoice, started
 from dataplane.transport.offers import DONE, OfferedMemory
-from dataplane.transport.sockets import SMALL, ByteRange, connect, exactly, mapping, receive, send
+from dataplane.transport.sockets import SMALL, ByteRange, Memory, connect, exactly, mapping, receive, send
 from dataplane.transport.tcp import Tcp
 
 SIZE, OFFSET = 4 << 20, 5000  # not at the start of a page

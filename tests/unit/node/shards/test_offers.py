@@ -16,7 +16,7 @@ from dataplane.errors import Backpressure, Freed, PeerUnavailable, ProtocolMisma
 from dataplane.node.shards import offers
 from dataplane.node.shards.offers import SHARED, Offers
 from dataplane.store.store import Store
-from dataplane.transport.base import TransportError
+from dataplane.transport.channels import TransportError
 from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
 from tests.processes import until

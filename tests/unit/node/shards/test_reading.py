@@ -16,8 +16,8 @@ from dataplane.cluster.membership import Member
 from dataplane.errors import PeerUnavailable
 from dataplane.node.shards.offers import MAX_OFFERS
 from dataplane.node.shards.reading import ShardReads, WantedRanges
-from dataplane.transport.base import Memory
 from dataplane.transport.choice import TransportChoice
+from dataplane.transport.sockets import Memory
 from dataplane.transport.tcp import Tcp
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done, Message
