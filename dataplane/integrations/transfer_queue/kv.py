@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from dataplane.batch import tensordicts
@@ -15,7 +14,7 @@ from dataplane.integrations.transfer_queue import coalescing, row_access
 from dataplane.integrations.transfer_queue.client import named_keys
 from dataplane.integrations.transfer_queue.partition import has_own_key, shown
 from dataplane.integrations.transfer_queue.row_access import Parser
-from dataplane.integrations.transfer_queue.session import executor, joined, run, session, twin
+from dataplane.integrations.transfer_queue.session import joined, run, session, twin
 
 if TYPE_CHECKING:
     from transfer_queue.metadata import KVBatchMeta
@@ -68,15 +67,7 @@ def _put(keys: Sequence[str], partition_id: str, columns: Any, tags: Any) -> KVB
     found, fields = row_access.put_by_key(
         own.partition(partition_id), named, columns, tags, grouped=own.settings.grouped and columns is not None
     )
-    return _meta(partition_id, named, found.tags, fields)
-
-
-def _meta(partition_id: str, keys: list[str], tags: Sequence[Mapping[str, Any]], fields: list[str]) -> KVBatchMeta:
-    from transfer_queue.metadata import KVBatchMeta
-
-    made = KVBatchMeta(partition_id=partition_id, fields=fields)
-    made.keys, made.tags, made._size = keys, list(map(shown, tags)), len(keys)  # its copies of 1,024 tags take 5 ms
-    return made
+    return coalescing.metadata(partition_id, named, found.tags, fields)
 
 
 def kv_batch_get(keys: list[str] | str, partition_id: str, select_fields: list[str] | str | None = None) -> Any:
@@ -164,32 +155,8 @@ async def _put_beside(one: coalescing.Asked) -> KVBatchMeta:
     return await (_large_puts if one.large else _puts).put(one)
 
 
-def _together(
-    partition_id: str,
-    keys: list[str],
-    columns: Any,
-    tags: list[Mapping[str, Any]] | None,
-    known_keys: Mapping[str, Sequence[bytes | None]] | None,
-) -> list[KVBatchMeta]:
-    """Put these rows. Returns the metadata of each."""
-    found, names = row_access.put(session().partition(partition_id), keys, columns, tags, known_keys)
-    return [
-        _meta(partition_id, [key], [own], sorted(compress(names, have)))
-        for key, own, have in zip(keys, found.tags, found.have, strict=True)
-    ]
-
-
-def _singly(one: coalescing.Asked) -> KVBatchMeta | None:
-    """Put a single row by the direct path; None if that does not apply."""
-    made = coalescing.put_row(session().partition(one.partition), one)
-    if made is None:
-        return None
-    found, names = made
-    return _meta(one.partition, one.keys, found.tags[:1], sorted(compress(names, found.have[0])))
-
-
-_puts = coalescing.Coalescing(lambda: executor("puts"), _together, _singly)
-_large_puts = coalescing.Coalescing(lambda: executor("puts"), _together, _singly)  # which may wait for room
+_puts = coalescing.Coalescing()
+_large_puts = coalescing.Coalescing()  # which may wait for room
 async_kv_batch_get = twin(kv_batch_get)
 async_kv_batch_get_by_meta = twin(kv_batch_get_by_meta)
 async_kv_list = twin(kv_list)

@@ -13,7 +13,7 @@ import torch
 from tensordict import NonTensorStack, TensorDict
 
 import dataplane as dp
-from dataplane.integrations.transfer_queue import coalescing, kv, row_access
+from dataplane.integrations.transfer_queue import coalescing, row_access
 from tests.integrations.images import check, trajectories
 from tests.integrations.marks import PLANE
 
@@ -200,10 +200,10 @@ def test_puts_continue_after_the_thread_pool_was_shut_down(
     ours: Any, pid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As when another thread closes and begins anew between the choice of the threads and their use."""
-    ended, executor = ThreadPoolExecutor(1), kv.executor
+    ended, executor = ThreadPoolExecutor(1), coalescing.executor
     ended.shutdown()
     first = [ended]
-    monkeypatch.setattr(kv, "executor", lambda name: first.pop() if first else executor(name))
+    monkeypatch.setattr(coalescing, "executor", lambda name: first.pop() if first else executor(name))
     gathered([ours.async_kv_put("k", pid, {"x": torch.tensor(1)})])
     assert ours.kv_batch_get("k", pid)["x"].tolist() == [1]
 
@@ -214,7 +214,7 @@ def test_puts_continue_after_no_thread_could_be_started(ours: Any, pid: str, mon
 
     puts = [ours.async_kv_put("k", pid, {"x": torch.tensor(1)}), ours.async_kv_put("l", [pid], {"x": torch.tensor(1)})]
     with monkeypatch.context() as patched:
-        patched.setattr(kv, "executor", refuse)
+        patched.setattr(coalescing, "executor", refuse)
         assert [type(each) for each in gathered(puts)] == [RuntimeError, TypeError]
     gathered([ours.async_kv_put("m", pid, {"x": torch.tensor(1)})])
     assert [*ours.kv_list(pid)[pid]] == ["m"]
