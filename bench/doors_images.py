@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.jobs import by_turns, serve, transfer_queue
-from bench.measure import Row, row, table, write_json
+from bench.measure import Row, finished, row, table
 
 PROMPTS, RESPONSES, PATCHES, WIDTH, TOKENS = 64, 8, 112, 1176, 256
 PARTITION = "images"
@@ -127,9 +127,7 @@ def main() -> int:
     found = by_turns("bench.doors_images", DOORS, chosen.rounds)
     rows = rows_of(found)
     print(table(rows))
-    write_json(chosen.json, rows, {"doors": found})
-    print(f"written to {chosen.json}")
-    return 0 if all(r.met for r in rows) else 1
+    return finished(chosen.json, rows, {"doors": found})
 
 
 if __name__ == "__main__":

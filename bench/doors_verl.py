@@ -29,7 +29,7 @@ from verl.protocol import DataProto
 
 import dataplane as dp
 from bench.doors_verl_workers import PARTITION, PATCHES, WIDTH
-from bench.measure import Row, row, table, write_json
+from bench.measure import Row, finished, row, table
 from dataplane.integrations import process
 from dataplane.integrations import ray as nodes
 from dataplane.integrations.verl.proto import put
@@ -200,9 +200,7 @@ def main() -> int:
     for path, found in results.items():
         peak, passed = max(max(each["peaks"]) for each in found), found[0]["passed"]
         print(f"{path}: {passed / 1e6:.3f} MB through the driver; workers' peak {peak / MIB:.0f} MiB")
-    write_json(chosen.json, rows, {"scale": chosen.scale, "paths": results})
-    print(f"written to {chosen.json}")
-    return 0 if all(r.met for r in rows) else 1
+    return finished(chosen.json, rows, {"scale": chosen.scale, "paths": results})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.measure import Row, row, table, timed, write_json
+from bench.measure import Row, finished, row, table, timed
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
 from dataplane.batch.locations import ref_to
@@ -238,9 +238,7 @@ def main() -> int:
             shutil.rmtree(scratch)
         rows += measured
         print(table(measured), flush=True)
-    write_json(arguments.json, rows, {})
-    print(f"written to {arguments.json}")
-    return 0 if all(each.met for each in rows) else 1
+    return finished(arguments.json, rows, {})
 
 
 if __name__ == "__main__":

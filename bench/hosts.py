@@ -26,7 +26,7 @@ import numpy as np
 import dataplane as dp
 from bench import host_streams, workload
 from bench.copier import Copier
-from bench.measure import Row, row, table, write_json
+from bench.measure import Row, finished, row, table
 from bench.namespaces import End, Host, inside, link, nodes, switch, together, why_not
 
 RUNS = 5
@@ -34,8 +34,8 @@ _STREAMS = 4
 _RATE = "200mbit"
 
 
-def iperf(server: End, client: End) -> float:
-    """Bytes a second that iperf3 sends to the client over `_STREAMS` connections."""
+def iperf(server: End, client: End, streams: int = _STREAMS) -> float:
+    """Bytes a second that iperf3 sends to the client over so many connections."""
     listening = subprocess.Popen(
         [*inside(server[0]), "iperf3", "-s", "-1", "-B", server[1], "--forceflush"], stdout=subprocess.PIPE, text=True
     )
@@ -43,7 +43,7 @@ def iperf(server: End, client: End) -> float:
     for line in listening.stdout:
         if "listening" in line:
             break
-    command = ["iperf3", "-c", server[1], "-R", "-P", str(_STREAMS), "-t", "2", "-J"]
+    command = ["iperf3", "-c", server[1], "-R", "-P", str(streams), "-t", "2", "-J"]
     found = subprocess.run([*inside(client[0]), *command], capture_output=True, check=True)
     listening.communicate(timeout=10)
     return float(json.loads(found.stdout)["end"]["sum_received"]["bits_per_second"]) / 8
@@ -195,9 +195,7 @@ def main() -> int:
         rows += measured
         print(table(measured), flush=True)
         extra |= host_streams.BREAKDOWN
-    write_json(arguments.json, rows, extra)
-    print(f"written to {arguments.json}")
-    return 0 if all(each.met for each in rows) else 1
+    return finished(arguments.json, rows, extra)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import numpy as np
 
 import dataplane as dp
 from bench import workload
-from bench.measure import Row, row, table, timed, write_json
+from bench.measure import Row, finished, measured, row, timed
 
 RUNS = 7
 MIB = 1 << 20
@@ -321,16 +321,10 @@ def main() -> int:
     parser.add_argument("--spill-dir", type=Path, help="a directory on the disk to measure (default: /var/tmp)")
     parser.add_argument("--json", type=Path, default=Path("bench/results/local.json"))
     chosen = parser.parse_args()
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=chosen.spill_dir or "/var/tmp") as scratch:
-        for measurement in MEASUREMENTS:
-            if chosen.only is None or measurement.__name__ in chosen.only:
-                measured = measurement(Path(scratch))
-                rows += measured
-                print(table(measured), flush=True)
-    write_json(chosen.json, rows, {})
-    print(f"written to {chosen.json}")
-    return 0 if all(r.met for r in rows) else 1
+        asked = [m for m in MEASUREMENTS if chosen.only is None or m.__name__ in chosen.only]
+        rows = measured(asked, Path(scratch))
+    return finished(chosen.json, rows, {})
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,3 +104,20 @@ def write_json(path: Path, rows: Sequence[Row], extra: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"machine": machine(), "rows": [asdict(r) | {"met": r.met} for r in rows], **extra}
     path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def finished(path: Path, rows: Sequence[Row], extra: dict[str, Any]) -> int:
+    """Write the rows as `write_json`, and say so. Returns the exit code: 1 if a promise is not kept, else 0."""
+    write_json(path, rows, extra)
+    print(f"written to {path}")
+    return 0 if all(each.met for each in rows) else 1
+
+
+def measured(measurements: Iterable[Callable[[Path], list[Row]]], scratch: Path) -> list[Row]:
+    """The rows of the measurements, one after another. Prints those of each."""
+    rows: list[Row] = []
+    for measurement in measurements:
+        found = measurement(scratch)
+        rows += found
+        print(table(found), flush=True)
+    return rows

@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 import dataplane as dp
-from bench.measure import Row, row, table, write_json
+from bench.measure import Row, finished, measured, row
 
 RUNS = 30
 IMAGES, RESPONSES = 64, 8
@@ -119,16 +119,10 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=[m.__name__ for m in MEASUREMENTS], help="measure only this")
     parser.add_argument("--json", type=Path, default=Path("bench/results/media.json"))
     chosen = parser.parse_args()
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir="/var/tmp") as scratch:
-        for measurement in MEASUREMENTS:
-            if chosen.only is None or measurement.__name__ in chosen.only:
-                measured = measurement(Path(scratch))
-                rows += measured
-                print(table(measured), flush=True)
-    write_json(chosen.json, rows, {})
-    print(f"written to {chosen.json}")
-    return 0 if all(r.met for r in rows) else 1
+        asked = [m for m in MEASUREMENTS if chosen.only is None or m.__name__ in chosen.only]
+        rows = measured(asked, Path(scratch))
+    return finished(chosen.json, rows, {})
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from bench.measure import Row, row, table, write_json
+from bench.measure import Row, finished, row, table
 from dataplane.cluster.membership import LEASE_S, EntrySeal, Member, Membership
 from dataplane.cluster.server import program
 from dataplane.coordinator.base import Unavailable
@@ -172,9 +172,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory, server(Path(directory)) as (address, etcd):
         rows, extra = measure(address, etcd)
     print(table(rows))
-    write_json(chosen.json, rows, json.loads(json.dumps(extra)))
-    print(f"written to {chosen.json}")
-    return 0 if all(each.met for each in rows) else 1
+    return finished(chosen.json, rows, json.loads(json.dumps(extra)))
 
 
 if __name__ == "__main__":

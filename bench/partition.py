@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 import dataplane as dp
-from bench.measure import row, table, write_json
+from bench.measure import finished, row, table
 from bench.membership import ready, server
 from bench.namespaces import together
 
@@ -247,8 +247,7 @@ def main() -> int:
         row("append of a row to its delivery over four nodes, p99", found[0]["travel_p99_ms"], at_most=10, unit="ms"),
     ]
     print(table(rows))
-    write_json(_RESULTS, rows, {"nodes": chosen.nodes, "found": {str(each): what for each, what in found.items()}})
-    return 0 if all(each.met for each in rows) else 1
+    return finished(_RESULTS, rows, {"nodes": chosen.nodes, "found": {str(each): what for each, what in found.items()}})
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bench.jobs import actors, by_turns, serve, transfer_queue
-from bench.measure import Row, row, table, timed, write_json
+from bench.measure import Row, finished, row, table, timed
 
 ROW = {"ids": [list(range(512))], "logp": np.zeros((1, 512), np.float32), "reward": np.array([0.5])}
 PROCESSES, IN_FLIGHT, TOGETHER = 8, 32, 64
@@ -255,8 +255,7 @@ def main() -> int:
     found = by_turns("bench.singly", (OURS, QUEUE, OBJECTS), chosen.rounds)
     rows = compared(found)
     print(table(rows), flush=True)
-    write_json(chosen.json, rows, found)
-    return 0 if all(each.met for each in rows) else 1
+    return finished(chosen.json, rows, found)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 import dataplane as dp
-from bench.measure import Row, row, table, write_json
+from bench.measure import Row, finished, row, table
 from bench.namespaces import End, Host, keygen, seeds_at, together
 from bench.peers.work import EXPERTS, LAYERS, TOP
 
@@ -88,8 +88,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="dp-") as scratch:
         rows = measure(asked.tokens, Path(scratch))
     print(table(rows))
-    write_json(asked.json, rows, {"tokens": asked.tokens, "load": os.getloadavg()[0]})
-    return 0 if all(each.met for each in rows) else 1
+    return finished(asked.json, rows, {"tokens": asked.tokens, "load": os.getloadavg()[0]})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import psutil
 
 import dataplane as dp
 from bench import workload
-from bench.measure import Row, row, table, timed, write_json
+from bench.measure import Row, finished, measured, row, timed
 from bench.workloads import generate
 from dataplane.batch.field import Field
 from dataplane.batch.locations import ref_to
@@ -353,14 +353,8 @@ def main() -> int:
     parser.add_argument("--spill-dir", type=Path, default=Path("/var/tmp"), help="a directory on disk")
     parser.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "stream.json")
     arguments = parser.parse_args()
-    rows: list[Row] = []
-    for name in arguments.only or SECTIONS:
-        measured = SECTIONS[name](arguments.spill_dir)
-        rows += measured
-        print(table(measured), flush=True)
-    write_json(arguments.json, rows, {})
-    print(f"written to {arguments.json}")
-    return 0 if all(each.met for each in rows) else 1
+    rows = measured([SECTIONS[name] for name in arguments.only or SECTIONS], arguments.spill_dir)
+    return finished(arguments.json, rows, {})
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 
 import dataplane as dp
 from bench import workload
-from bench.measure import Row, row, table, timed, write_json
+from bench.measure import Row, finished, row, table, timed
 from bench.namespaces import End, nodes, together
 
 RUNS = 9
@@ -189,9 +189,7 @@ def main() -> int:
         os.environ["DATAPLANE_SPILL_DIR"] = scratch
         rows = [measure(name) for name in there]
     print(table(rows))
-    write_json(arguments.json, rows, {})
-    print(f"written to {arguments.json}")
-    return 0 if all(each.met for each in rows) else 1
+    return finished(arguments.json, rows, {})
 
 
 if __name__ == "__main__":

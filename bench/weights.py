@@ -8,10 +8,8 @@ of a ratio are measured alternately in one run. Weights are in bfloat16, in tens
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +22,7 @@ import numpy as np
 
 import dataplane as dp
 from bench import namespaces
+from bench.hosts import iperf
 from bench.measure import Row, row, table, timed, write_json
 from dataplane.config import parse_size
 from dataplane.weights import Slice
@@ -240,22 +239,6 @@ def hosts(count: int, size: int, rate: str) -> Iterator[tuple[list[namespaces.En
         yield ends, nodes, planes
 
 
-def iperf3(ends: Sequence[namespaces.End], seconds: float = 2.0) -> float:
-    """Bytes a second over one connection between two hosts."""
-    (here, _), (there, address) = ends[:2]
-    server = subprocess.Popen(
-        [*namespaces.inside(there), "iperf3", "-s", "-1", "-p", str(_PORT)], stdout=subprocess.DEVNULL
-    )
-    try:
-        time.sleep(0.5)
-        command = [*namespaces.inside(here), "iperf3", "-c", address, "-p", str(_PORT), "-t", str(seconds), "-J"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 8
-    finally:
-        server.kill()
-        server.wait()
-
-
 def spreading(size: int, runs: int, rate: str) -> list[Row]:
     """Reads by four hosts after a publication: the rate until the last has all, and the publisher's sent bytes."""
     tensors = tensors_of(size)
@@ -265,7 +248,7 @@ def spreading(size: int, runs: int, rate: str) -> list[Row]:
         readers = [undo.enter_context(Process(_read, node.address)) for node in nodes[1:]]
         for version in range(1, runs + 2):
             renewed(tensors)
-            before, single = nodes[0].sent(), iperf3(ends)
+            single = iperf(ends[0], ends[1], streams=1)
             before = nodes[0].sent()
             weights.publish(version, tensors)
             began = time.time()

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from bench import membership, partition
-from bench.measure import row, table, write_json
+from bench.measure import finished, row, table
 from bench.scale.model import Costs, Line, outcomes, scaling, text
 
 HELD_AGAINST = 64
@@ -54,9 +54,7 @@ def main() -> int:
     found = outcomes(costs, HOSTS, ROWS_S, BLOCKS)
     print(table(rows), text(found), f"load {os.getloadavg()[0]:.1f}", sep="\n")
     content = {"leader_us_a_block": {str(block): us for block, us in a_block.items()}, "member": node, "etcd": etcd}
-    write_json(chosen.json, rows, content | {"scaling": scaling(found), "load": os.getloadavg()})
-    print(f"written to {chosen.json}")
-    return 0 if all(each.met for each in rows) else 1
+    return finished(chosen.json, rows, content | {"scaling": scaling(found), "load": os.getloadavg()})
 
 
 if __name__ == "__main__":
