@@ -42,6 +42,7 @@ class _Echo:
     """A channel that answers every request at once with the same reply."""
 
     open = quiet = True
+    broken = False
 
     def __init__(self, connection: Connection, reply: m.Reply) -> None:
         self._pending = connection._pending
