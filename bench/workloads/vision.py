@@ -11,17 +11,11 @@ import numpy.typing as npt
 
 PATCH_BYTES = 1176 * 4
 PATCHES_PER_TOKEN = 4
-TOKEN_PIXELS = 28
 
 # PolyTrace's generate.py (arXiv 2509.25279) has five sizes of video, chosen by the tokens of the prompt: grids of
 # 1x32x60, 2x32x60, 7x36x46, 9x36x46 and 10x36x46 patches. About 100 tokens of text are left.
 _VIDEO_BELOW = np.array([960, 1500, 3500, 4000])
 _VIDEO_TOKENS = np.array([480, 960, 2898, 3726, 4140])
-
-
-def image_patches(height: int, width: int) -> int:
-    """The patches of an image of this size in pixels: 448 x 448 has 1024, 1024 x 1024 has 5476."""
-    return PATCHES_PER_TOKEN * max(1, round(height / TOKEN_PIXELS)) * max(1, round(width / TOKEN_PIXELS))
 
 
 def video_tokens(input_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
