@@ -20,7 +20,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataplane.batch import locations
 from dataplane.batch.concat import concat
@@ -89,7 +89,7 @@ class AsyncWeights:
         number, mine = arguments.whole("a version", version), arguments.whole("a rank", rank)
         if not 0 <= mine < arguments.whole("ranks", ranks):
             raise Misuse(f"rank is 0 to ranks - 1: not {rank} of {ranks}")
-        deadline = Deadline.after(arguments.seconds(timeout))
+        deadline, mark = Deadline.after(arguments.seconds(timeout)), secrets.token_hex(8)
         seen = await self._seen()
         newest = max(seen.complete, default=None)
         if newest is not None and number <= newest:
@@ -101,22 +101,26 @@ class AsyncWeights:
             part = PublishedPart(number, mine, ranks, chunks, entries, bases)
             if self.replicas > 1 and publication.refs:
                 await self._writer.replicate(concat(publication.refs), self.replicas, deadline.remaining_s)
-            keys = [_chunk_key(number, mine, at) for at in range(len(chunks))]
-            keys += [_delta_key(number, mine, at) for at in publication.deltas]
+            keys = [_key("c", number, mine, mark, at) for at in range(len(chunks))]
+            keys += [_key("d", number, mine, mark, at) for at in publication.deltas]
             await publication.give(self._chunks, keys)
             placed = publication.placement(part.layout)
         encoded = zlib.compress(part.encode(), 1)
         pages = [encoded[start : start + _TAG] for start in range(0, len(encoded), _TAG)]
-        keys = [f"q/{number}/{mine}/{page}" for page in range(len(pages))]
+        keys = [_key("q", number, mine, mark, page) for page in range(len(pages))]
         await self._chunks.upsert(keys, tags=[{"part": page} for page in pages])
         said = {} if len(placed) > _TAG else {PLACED: placed}
-        own = f"p/{number}/{mine}/{ranks}/{len(pages)}"
+        own = _key("p", number, mine, mark, f"{ranks}/{len(pages)}")
         await self._register.upsert([own], tags=[said])
         with suppress(Retryable, OutcomeUnknown):  # the version is published: waiting readers will see it without this
             seen = await self._seen()
-            if number in seen.complete and own == seen.last(number):  # only the last rank announces the version
+            late = mark not in seen.marks(number) and number in seen.complete
+            if seen.last.get(number) == own:  # only the last rank announces the version
                 await self._announce(seen.news)
+            if seen.last.get(number) == own or late:
                 await self._tidy(seen)
+            if late:
+                raise Misuse(f"version {number} of {self!r} was published by another meanwhile: publish a higher one")
 
     async def _older(
         self, seen: KnownVersions, version: int, rank: int, ranks: int, deadline: Deadline
@@ -129,7 +133,7 @@ class AsyncWeights:
             part = (await self._parts(seen, version, [rank]))[rank]
             roomy = 2 * part.nbytes <= self._connection.welcome.capacity  # pinned while the new part is written
             if part.chunks and roomy:
-                rows = await self._read([_chunk_key(version, rank, at) for at in range(len(part.chunks))], COLUMN)
+                rows = await self._read([seen.key("c", version, rank, at) for at in range(len(part.chunks))], COLUMN)
                 pieces = locations.pieces(locations.unlinked(rows), COLUMN)
                 if all(piece.node == self._connection.welcome.node for piece in pieces):
                     held = await self._getter.hold(rows, deadline.remaining_s)
@@ -149,15 +153,15 @@ class AsyncWeights:
                     return
 
     async def _tidy(self, seen: KnownVersions) -> None:
-        """Remove all but the newest `keep` complete versions, the remains of older incomplete ones, and old
-        announcements."""
-        kept = sorted(seen.complete)[-self.keep :]
+        """Remove all but the newest `keep` complete versions, the remains of older incomplete ones and of publications
+        that were repeated or late, and old announcements."""
+        kept = {version: seen.marks(version) for version in sorted(seen.complete)[-self.keep :]}
 
         def old(key: str) -> bool:
-            kind, number, *_ = key.split("/")
+            kind, number, *more = key.split("/")
             if kind == "n":
                 return int(number) <= seen.news - _NEWS // 2
-            return int(number) <= kept[-1] and int(number) not in kept
+            return int(number) <= max(kept) and more[1] not in kept.get(int(number), ())
 
         for table, keys in ((self._register, seen.keys), (self._chunks, (await self._chunks.look(tags=False)).keys)):
             gone = [key for key in keys if old(key)]
@@ -246,7 +250,7 @@ class AsyncWeights:
         wanted = plan.chunks
         if not wanted:
             return {}
-        ref = await self._read([_chunk_key(version, *place) for place in wanted], COLUMN)
+        ref = await self._read([seen.key("c", version, *place) for place in wanted], COLUMN)
         shards = [(piece.node, piece.shard) for piece in locations.pieces(locations.unlinked(ref), COLUMN)]
         own = self._connection.welcome.node
         asked: dict[ShardKey, tuple[bytes, list[sm.Step]]] = {}
@@ -262,9 +266,9 @@ class AsyncWeights:
         """Read the layouts of these ranks' parts of a complete version. Raises _VersionGone, Corrupt."""
         if version not in seen.complete:
             raise _VersionGone(f"version {version} has gone")
-        pages = [(rank, page) for rank in ranks for page in range(seen.complete[version][rank])]
+        pages = [(rank, page) for rank in ranks for page in range(seen.complete[version][rank].pages)]
         try:
-            rows = await self._chunks.look([f"q/{version}/{rank}/{page}" for rank, page in pages])
+            rows = await self._chunks.look([seen.key("q", version, *place) for place in pages])
         except Misuse:
             raise _VersionGone(f"version {version} has gone") from None
         encoded: dict[int, bytes] = {}
@@ -286,7 +290,7 @@ class AsyncWeights:
         with suppress(Lost, _VersionGone):
             while left:
                 left = [(rank, chunk) for rank, chunk in left if rank in of and chunk in of[rank].bases]
-                keys = [_delta_key(of[rank].version, rank, chunk) for rank, chunk in left]
+                keys = [seen.key("d", of[rank].version, rank, chunk) for rank, chunk in left]
                 pieces = locations.pieces(locations.unlinked(await self._read(keys, COLUMN)), COLUMN) if keys else ()
                 for place, piece in zip(left, pieces, strict=True):
                     base = of[place[0]].bases[place[1]]
@@ -358,12 +362,9 @@ class _VersionGone(Exception):
     """A version was removed."""
 
 
-def _delta_key(version: int, rank: int, chunk: int) -> str:
-    return f"d/{version}/{rank}/{chunk}"
-
-
-def _chunk_key(version: int, rank: int, chunk: int) -> str:
-    return f"c/{version}/{rank}/{chunk}"
+def _key(kind: str, version: int, rank: int, mark: str, what: int | str) -> str:
+    """The key of a row. `mark`: of the publication, so that another one of the same version has other rows."""
+    return f"{kind}/{version}/{rank}/{mark}/{what}"
 
 
 def _wanted(version: int | str | None) -> tuple[int | None, int | None]:
@@ -387,43 +388,56 @@ PLACED = "placed"
 _PLANS = 4  # the most plans that are cached, each for other names or slices
 
 
+class CompletePart(NamedTuple):
+    """A rank's part of a complete version: the mark of its publication, the number of rows of its layout, and the
+    location of its chunks, or None."""
+
+    mark: str
+    pages: int
+    placed: Any
+
+
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """The content of the register. For each complete version and rank, `complete` has the number of rows of the part's
-    layout, and `placed` the location of its chunks, or None. `news`: the number of the last announcement."""
+    """The content of the register. `complete`: the parts of each complete version, by rank. `last`: the key of the part
+    that completed it; later parts do not count. `news`: the number of the last announcement."""
 
-    complete: dict[int, list[int]]
-    placed: dict[int, list[Any]]
+    complete: dict[int, list[CompletePart]]
+    last: dict[int, str]
     news: int
     keys: list[str]
 
     @staticmethod
     def of(keys: list[str], tags: Sequence[Mapping[str, Any]]) -> KnownVersions:
-        """The content of the register with these rows."""
-        parts: dict[tuple[int, int], dict[int, tuple[int, Any]]] = {}  # by version and its number of ranks
+        """The content of the register with these rows, the oldest first."""
+        parts: dict[tuple[int, int], dict[int, CompletePart]] = {}  # by version and its number of ranks
+        complete: dict[int, list[CompletePart]] = {}
+        last: dict[int, str] = {}
         news = 0
         for key, said in zip(keys, tags, strict=True):
-            kind, *numbers = key.split("/")
+            kind, number, *more = key.split("/")
             if kind == "n":
-                news = max(news, int(numbers[0]))
+                news = max(news, int(number))
             elif kind == "p":
-                version, rank, ranks, pages = map(int, numbers)
-                parts.setdefault((version, ranks), {})[rank] = pages, said.get(PLACED)
-        complete: dict[int, list[int]] = {}
-        placed: dict[int, list[Any]] = {}
-        for (version, ranks), each in parts.items():
-            if len(each) == ranks:
-                complete[version] = [pages for _, (pages, _) in sorted(each.items())]
-                placed[version] = [where for _, (_, where) in sorted(each.items())]
-        return KnownVersions(complete, placed, news, keys)
+                version, rank, mark, ranks, pages = int(number), int(more[0]), more[1], int(more[2]), int(more[3])
+                each = parts.setdefault((version, ranks), {})
+                each[rank] = CompletePart(mark, pages, said.get(PLACED))
+                if len(each) == ranks and version not in complete:
+                    complete[version] = [part for _, part in sorted(each.items())]
+                    last[version] = key
+        return KnownVersions(complete, last, news, keys)
 
-    def last(self, version: int) -> str:
-        """The key of the version's part that was published last."""
-        return next(key for key in reversed(self.keys) if key.startswith(f"p/{version}/"))
+    def marks(self, version: int) -> set[str]:
+        """The marks of the parts of a version; empty if it is not complete."""
+        return {part.mark for part in self.complete.get(version, [])}
+
+    def key(self, kind: str, version: int, rank: int, what: int) -> str:
+        """The key of a row of a part of a complete version."""
+        return _key(kind, version, rank, self.complete[version][rank].mark, what)
 
     def placements(self, version: int) -> list[PartLocation] | None:
         """The locations of all parts of a version, by rank; None if one is unknown."""
-        found = [placement(where) for where in self.placed.get(version, [])]
+        found = [placement(part.placed) for part in self.complete.get(version, [])]
         told = [each for each in found if each is not None]
         return told if told and len(told) == len(found) else None
 

@@ -299,6 +299,21 @@ def test_dtensors_are_published_by_their_ranks_and_read_as_one(
         assert plane.weights("actor").versions() == [1, 2]
 
 
+def test_a_late_publication_does_not_change_a_complete_version(plane: Any, node: StandingNode) -> None:
+    weights = plane.weights("actor")
+
+    def late() -> Iterator[tuple[str, Any]]:
+        with dp.connect(node.address) as other:
+            other.weights("actor").publish(1, {"w": np.full(4, 1.0, np.float32)})
+        yield "other", np.full(4, 2, np.int32)
+
+    with pytest.raises(dp.Misuse, match="published by another meanwhile"):
+        weights.publish(1, late())
+    found = weights.get(1)
+    assert {name: found.numpy(name).tolist() for name in found} == {"w": [1.0] * 4}
+    assert plane.tables()["chunks/actor"]["rows"] == 2, "nothing of the late one stays"
+
+
 def test_parts_left_by_a_job_with_other_ranks_do_not_count(plane: Any) -> None:
     weights = plane.weights("actor")
     for rank in (0, 1, 3):
