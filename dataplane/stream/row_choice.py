@@ -51,9 +51,10 @@ def needed(columns: tuple[str, ...], sampler: Any) -> tuple[str, ...]:
 def choose(
     partition: StreamState, demand: Demand, now: float, *, closed: bool, expire: Callable[[int, Index], None]
 ) -> Index:
-    """The rows for the demand: at least as many as `least` returns, or none. If the sampler declares its choice `full`,
-    fewer are allowed. Rows that the sampler expires are passed to `expire(task, rows)`, with all rows of their groups
-    if it has a `group_size`. Raises Misuse, and the errors of the sampler."""
+    """The rows for the demand: at least as many as `least` returns, or none. Fewer are allowed if the sampler declares
+    its choice `full`, or if it was shown all rows left in a closed stream. Rows that the sampler expires are passed to
+    `expire(task, rows)`, with all rows of their groups if it has a `group_size`. Raises Misuse, and the errors of the
+    sampler."""
     ready_rows, enough = partition.progress.ready, least(partition, demand, closed=closed)
     if demand.sampler is None or isinstance(demand.sampler, Fifo):  # takes the first ready rows
         first = ready_rows(demand.task, demand.columns, demand.rows)
@@ -73,8 +74,8 @@ def choose(
         expire(demand.task, stale)
         if choice.full or whole or len(choice.rows) >= demand.rows:
             chosen: Index = ready[choice.rows]
-            enough = least(partition, demand, closed=closed)  # computed again: fewer are left if some have expired
-            return chosen if choice.full or len(chosen) >= enough else chosen[:0]
+            last = closed and len(ready) == partition.progress.is_left(demand.task)  # no more rows can be chosen
+            return chosen if choice.full or last or len(chosen) >= enough else chosen[:0]
         window *= 4
 
 

@@ -170,6 +170,15 @@ def test_a_closed_stream_delivers_what_a_sampler_chooses_though_it_is_less_than_
     assert [take(stream, **how) for _ in range(3)] == [[2], [1], [0]]
 
 
+def test_a_closed_stream_delivers_what_a_built_in_sampler_chooses_though_it_is_less_than_min_rows(
+    plane: dp.Plane,
+) -> None:
+    stream = plane.stream("s", ["a"])
+    stream.append({"x": range(4)}, tags={"kind": ["a", "b", "a", "b"]})
+    stream.close()
+    assert take(stream, rows=3, min_rows=3, sampler=dp.Weighted("kind", {"a": 1.0})) == [0, 2]
+
+
 async def test_a_replica_whose_grant_ends_as_it_asks_for_it_chooses_again(
     node: StandingNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
