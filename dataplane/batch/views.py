@@ -234,9 +234,9 @@ def _filled(column: Column, shape: tuple[Any, ...], value: Any) -> Any:
 
     dtype = getattr(torch, column.dtype)
     try:
-        one = torch.full((), value, dtype=dtype)
-        if not (dtype.is_floating_point or dtype.is_complex) and one.item() != value:  # torch has truncated it
-            raise ValueError(f"it would be {one.item()!r}")
+        two = torch.full((2,), value, dtype=dtype)  # a single element that overflows would be inf
+        if not (dtype.is_floating_point or dtype.is_complex) and two[0].item() != value:  # torch has truncated it
+            raise ValueError(f"it would be {two[0].item()!r}")
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise Misuse(f"column {column.name!r} of {column.dtype} can not be padded with {value!r}: {error}") from error
     return torch.full(shape, value, dtype=dtype, device=column.device)

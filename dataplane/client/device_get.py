@@ -128,7 +128,7 @@ def _memory(column: Column, target: Any) -> Bytes:
             raise Misuse(
                 f"column {column.name!r}: a tensor that requires grad cannot be written in place: pass tensor.detach()"
             )
-        if target.is_contiguous():
+        if target.is_contiguous() and not target.is_conj() and not target.is_neg():
             _, array = tensors.host_bits(column.name, target)
             return array.reshape(-1).view(np.uint8)
     elif isinstance(target, np.ndarray):

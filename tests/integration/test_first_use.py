@@ -201,6 +201,9 @@ def test_ragged_rows_become_one_padded_tensor(plane: dp.Plane) -> None:
     assert made["reward"].tolist() == [0.5, 1, 2]
     assert made["ids"].dtype is torch.int64
     assert list(batch.padded("ids", value=7)) == ["ids"]
+    half = plane.get(plane.put({"x": [torch.ones(2).half(), torch.ones(1).half()]}))["x"]
+    with pytest.raises(dp.Misuse, match="can not be padded with 1000000000"):
+        half.padded(1e9)
     made["ids"][0, 0] = 9
     assert batch["ids"].to_list()[0] == [1, 2]
 

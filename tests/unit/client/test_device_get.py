@@ -32,7 +32,9 @@ RAGGED = [np.arange(2 * n, dtype=np.int64).reshape(n, 2) for n in (3, 0, 2, 1)]
 @pytest.fixture
 def batch() -> Batch:
     bits = torch.arange(4).bfloat16()
-    return local_batch({"dense": DENSE, "ragged": RAGGED, "bits": bits, "text": list("abcd")})
+    return local_batch(
+        {"dense": DENSE, "ragged": RAGGED, "bits": bits, "text": list("abcd"), "complex": torch.zeros(4).cfloat()}
+    )
 
 
 def fill(batch: Batch, **out: Any) -> None:
@@ -58,6 +60,8 @@ def test_columns_are_copied_into_given_tensors_and_arrays(batch: Batch) -> None:
         ({"text": torch.zeros(4)}, SchemaMismatch, "text"),
         ({"absent": torch.zeros(4)}, SchemaMismatch, "absent"),
         ({"dense": torch.zeros(3, 4).T}, Misuse, "contiguous"),
+        ({"dense": torch._neg_view(torch.zeros(4, 3))}, Misuse, "contiguous"),
+        ({"complex": torch.zeros(4, dtype=torch.complex64).conj()}, Misuse, "contiguous"),
         ({"dense": torch.zeros(4, 3, requires_grad=True)}, Misuse, "detach"),
         ({"dense": [0.0] * 12}, Misuse, "list"),
         ([torch.zeros(4, 3)], Misuse, "mapping"),
