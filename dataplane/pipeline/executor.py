@@ -25,7 +25,7 @@ import numpy as np
 from dataplane.batch.concat import concat
 from dataplane.batch.ref import BatchRef
 from dataplane.client.sync import Plane, connect
-from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable
+from dataplane.errors import DataplaneError, OutcomeUnknown, OwnerDied, PeerUnavailable
 from dataplane.pipeline import messages as m
 from dataplane.pipeline.crews import Crew, Processes
 from dataplane.pipeline.functions import Chunk, Functions
@@ -347,7 +347,7 @@ class Executor:
             step.left[need] -= 1
             if not step.left[need] and self._free_early(step.plan.instructions[need].stage) and step.made[need]:
                 step.freed.add(need)
-                self._plane.free(BatchRef.decode(step.made[need]))
+                self._free_refs([step.made[need]])
 
     def _free_early(self, stage: int) -> bool:
         """Whether the output of the stage can be freed once its consumers are done, because no consumer may be executed
@@ -379,7 +379,7 @@ class Executor:
 
     def _free_refs(self, refs: Iterable[bytes]) -> None:
         for ref in filter(None, refs):
-            with suppress(PeerUnavailable, OwnerDied):  # its host has gone
+            with suppress(PeerUnavailable, OutcomeUnknown, OwnerDied):  # its host is away: the step is valid without it
                 self._plane.free(BatchRef.decode(ref))
 
     def _kept_columns(self, step: _Step) -> BatchRef | None:

@@ -70,6 +70,30 @@ def test_a_result_is_given_out_before_an_error_of_the_source_of_steps(plane: dp.
         nothing_is_left(plane)
 
 
+@each_case("error", [dp.PeerUnavailable, dp.OutcomeUnknown])
+def test_outputs_that_cannot_be_freed_do_not_fail_their_step(
+    plane: dp.Plane, monkeypatch: pytest.MonkeyPatch, error: type[dp.DataplaneError]
+) -> None:
+    free, away = plane.free, []
+
+    def fails(ref: dp.BatchRef | None = None, *, scope: str | None = None) -> None:
+        if ref is not None:
+            away.append(ref)
+            raise error("the node is away")
+        free(scope=scope)
+
+    pipeline = stages.pipeline()
+    with Executor(plane, pipeline, planned(pipeline), method=METHOD) as executor:
+        ref = plane.put({"x": X})
+        with monkeypatch.context() as patched:
+            patched.setattr(plane, "free", fails)
+            (result,) = executor.run([ref])
+        assert away
+        assert values(plane, result.ref, "z") == (3 * X).tolist()
+    plane.free(ref)
+    nothing_is_left(plane)
+
+
 @each_case("rows", [7, 12])
 def test_a_step_of_another_number_of_rows_than_the_plan_is_refused(plane: dp.Plane, rows: int) -> None:
     pipeline = stages.pipeline()
