@@ -233,8 +233,8 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
 
     Each value's share of `want` is rounded up or down, so that it is right on average over many deliveries, also for a
     value whose share is less than a row (systematic sampling, Madow 1949; drawn from `seed` and the candidates). If a
-    value has too few rows, the others fill its share by their weights. Rows whose value has no weight, or 0, are not
-    chosen.
+    value has too few rows, the others fill its share by their weights. Rows whose value has no weight, or 0, stay
+    pending.
 
     Raises Misuse if no candidate has the tag.
     """
