@@ -11,8 +11,8 @@ async def close_each(*closes: Callable[[], object], within_s: float | None = Non
     """Make each of these calls, in order, and await its result. If one raises, hangs or is cancelled, the others are
     still made.
 
-    within_s: seconds for all calls together; then the waiting call is cancelled, and so is each later call once it
-        waits.
+    within_s: seconds for all calls together; then the waiting call is cancelled; each later call runs until it first
+        waits, and is then cancelled.
 
     Raises the first error at the end, with the others as its notes: TimeoutError for a call that was cancelled because
     of `within_s`. If the caller is cancelled, CancelledError comes before other errors.

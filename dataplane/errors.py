@@ -71,8 +71,9 @@ class Backpressure(Retryable):
 
 
 class NotReady(Retryable):
-    """Before the deadline, after `waited_s` seconds, no rows of `stream` were ready for `task`. Also if a table has too
-    few rows, or weights lack the wanted version: then `stream` is their name."""
+    """Before the deadline, after `waited_s` seconds, no rows of `stream` were ready for `task`. Also raised for a table
+    with too few rows, and for weights without the wanted version; `stream` is then the name of the table or the
+    weights."""
 
     FIELDS = {"stream": "", "task": "", "waited_s": 0.0}
 

@@ -357,8 +357,8 @@ def mismatch(column: str, message: str, *, row: int = -1, expected: str = "", fo
 
 
 def mismatch_in(error: SchemaMismatch, column: str, rows: Sequence[int]) -> SchemaMismatch:
-    """The error of a part of a column, as an error of the column. `rows`: for each row of the part, its number in the
-    column."""
+    """Translate an error about a part of a column into one about the whole column. `rows`: for each row of the part,
+    its number in the column."""
     message = str(error).removeprefix(_where(error.column, error.row))
     row = rows[error.row] if error.row >= 0 else -1
     return mismatch(column, message, row=row, expected=error.expected, found=error.found)

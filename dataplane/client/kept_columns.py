@@ -304,9 +304,9 @@ class KeptColumns:
         return bool(self._kept)
 
     async def keep(self, columns: Any, planned: PutPlan, scope: str, timeout: float) -> list[Placed]:
-        """Keep the planned columns whose values in `columns` are tensors, each as a separate shard. Returns the kept
-        columns with their shards; none if the budget has no room, or the device cannot share memory. Raises as
-        `AsyncPlane.put`; nothing is kept then."""
+        """Leave the planned columns whose values in `columns` are tensors in this process's memory, each as a separate
+        shard, and tell the node. Returns these columns with their shards; none if the budget for kept columns has no
+        room, or the device cannot share memory. Raises as `AsyncPlane.put`; nothing is kept then."""
         pairs = columns.items() if hasattr(columns, "items") and planned.rows else ()
         names = {name for name, values in pairs if _are_tensors(values)}
         chosen = [column for column in planned.columns if column.name in names and column.nbytes]

@@ -94,8 +94,8 @@ def loader(
 
     Iterating raises NotReady at the deadline; LeaseExpired if a step took longer than the lease, so that its rows are
     delivered again; Closed if the plane was closed or the stream dropped; Misuse, Lost, and the errors of `collate`.
-    After an error, a new iteration can begin. A loader must be iterated in the process that connected. It is no dataset
-    for torch's `DataLoader`.
+    After an error, a new iteration can begin. A loader must be iterated in the process that connected. It cannot be
+    passed to torch's `DataLoader`.
     """
     how: dict[str, Any] = {"rows": rows, "columns": columns, "min_rows": min_rows, "sampler": sampler}
     how |= {"member": member, "replica": replica, "replicas": replicas}

@@ -210,8 +210,8 @@ class AsyncPlane:
         return self._getter.getting(_reference(ref), arguments.seconds(timeout))
 
     async def read(self, ref: BatchRef, timeout: float) -> Batch:
-        """Read a reference as `get` does without a group, device and `out`. The caller may move the batch by
-        `device_get.placed`."""
+        """Read a reference as `get` does without a group, device and `out`: the batch is in host memory.
+        `device_get.placed` copies it to a device."""
         self.check()
         return await self._getter.get(_reference(ref), arguments.seconds(timeout))
 

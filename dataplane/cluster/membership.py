@@ -56,9 +56,9 @@ _LEAVE_S = 1.0
 
 class Member(msgspec.Struct, frozen=True):
     """The published entry of a member. `life`: the incarnation of its process. `address`: of its control channel.
-    `host`: equal for nodes that fail together. `transports`: their addresses, by name. `keeps`: whether its data
-    outlives its process, which is restarted under the same name. `first`: the lowest number of a shard that this
-    process has stored. `node`: its name, which `Membership` sets."""
+    `host`: equal for nodes that fail together. `transports`: their addresses, by name. `keeps`: whether it has a data
+    directory: its data outlives its process, and a restarted node has the same name. `first`: the lowest number of a
+    shard that this process has stored. `node`: its name, which `Membership` sets."""
 
     life: int
     address: str

@@ -67,8 +67,8 @@ class DeviceLink:
         self._over = threading.Event()
 
     def meet(self, before: Sequence[int], after: Sequence[int], deadline: Deadline) -> None:
-        """Make the connections to neighbours with which there is none yet: receive a byte from the ranks `before`, and
-        send one to the ranks `after`. Raises TimeoutError at the deadline."""
+        """Connect to each neighbour that is not connected yet: receive a byte from the ranks `before`, and send one to
+        the ranks `after`. Raises TimeoutError at the deadline."""
         import torch
 
         with self._current():

@@ -69,8 +69,8 @@ class DataplaneCheckpointEngine:
     # before an update, and after it
 
     def prepare(self) -> dict[str, Any]:
-        """The message of this rank to the others: the newest version that it sees. Raises Misuse if no node is
-        known, PeerUnavailable."""
+        """The message of this rank to the others: the newest version that it sees. Raises Misuse if no node is known,
+        PeerUnavailable if it does not answer."""
         return {"version": max(self.weights.versions(), default=0)}
 
     def expect(self, version: int, *, publishes: bool) -> None:

@@ -87,8 +87,8 @@ def nonnegative(matrix: Floats, values: Floats) -> Floats:
 
 
 def measure_cluster(cluster: Cluster, steps: Iterable[tuple[Plan, Result]]) -> Cluster:
-    """The cluster with the transfer costs measured in these steps: the first decile over all instructions. Longer ones
-    are mostly due to other computations, which are simulated.
+    """The cluster with the transfer costs measured in these steps: the first decile over all instructions. Longer times
+    mostly come from waits for other computations, which the simulation models itself.
 
     overhead_s: of an instruction, beyond its function. hop_s: from an instruction's end until a worker that waited for
     its output continued.

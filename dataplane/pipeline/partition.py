@@ -1,7 +1,7 @@
 """Cuts a model's layers into chunks with equal work for each worker, and computes a lower bound for all plans.
 
-With one chunk for each worker, the cuts have the smallest possible maximum, found by bisection. With several chunks,
-these begin equal, and cuts are moved by a layer while the loads of workers become more equal.
+With one chunk for each worker, the cuts have the smallest possible maximum, found by bisection. With several chunks, it
+starts with equal ones, and moves a cut by one layer as long as that makes the loads of the workers more equal.
 """
 
 from __future__ import annotations

@@ -204,7 +204,8 @@ class Arena:
 
     def extend(self, number: int, start: int, size: int) -> bool:
         """Take `size` bytes of pages at `start` of a segment, as extents of one page each. Returns whether a free range
-        of that size begins there. Raises MemoryError beyond the capacity, OSError if no free pages are given back."""
+        of that size begins there. Raises MemoryError beyond the capacity, OSError if the system takes no free pages
+        back to make room."""
         segment = self._segments[number]
         if self.used + size > self.capacity:
             raise MemoryError(f"{size} bytes on top of {self.used} exceed the arena's {self.capacity}")

@@ -83,9 +83,9 @@ class Links:
         return _LINK + sum(2 * _BLOCK + 5 * self._size(block) for _, block in places)
 
     def retain(self, selected: Selected, holder: str, link: int | None = None) -> int:
-        """Add a link to these cells, each of which has an owner. Returns the link's number. `link`: its number
-        where the shard was first stored; a link that exists here stays as it is. None: the next number. Raises
-        LimitExceeded if no numbers are left."""
+        """Add a link to these cells, each of which has an owner. Returns the link's number. `link`: the number to use,
+        as given by the node that first stored the shard; if that link exists, nothing changes. None: the next number.
+        Raises LimitExceeded if no numbers are left."""
         link = self.next_link if link is None else link
         if link > MAX_LINK:
             what = "links to a shard"

@@ -90,7 +90,8 @@ def listen(path: Path, backlog: int = 128) -> socket.socket:
 
 
 def connect(path: Path, limit_s: float | None = None) -> socket.socket:
-    """A non-blocking socket connected to the node at `path`, within `limit_s` (5 s) if it is too busy to accept.
+    """A non-blocking socket connected to the node at `path`. Waits up to `limit_s` (5 s if None) for a busy node to
+    accept.
 
     Raises PeerUnavailable if none listens, Unauthenticated if the socket is another user's.
     """

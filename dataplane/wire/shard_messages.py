@@ -219,9 +219,9 @@ KeptOne: TypeAlias = tuple[int, int, int, bytes, list[LiveBlock], bytes]
 
 
 class Held(Reply, frozen=True, tag="held"):
-    """The place of each pinned shard (`wire.places`), each distinct layout once, and the live blocks of shards of
-    which rows were freed. `gone`: as in `Reserved`. `kept`: shards that a client keeps. `carried`: the bytes of shards
-    that were not pinned."""
+    """The place of each pinned shard (`wire.places`), each distinct layout once, and the live blocks of shards of which
+    rows were freed. `gone`: as in `Reserved`. `kept`: shards whose bytes are in a client's memory, with the handle that
+    opens them. `carried`: the bytes of shards that were not pinned."""
 
     places: bytes
     layouts: list[bytes]

@@ -113,5 +113,5 @@ def test_the_settings_of_the_verl_tutorial_are_settings() -> None:
     text = (DOCS / "tutorials/verl.md").read_text()
     named = set(re.findall(r"backend\.Dataplane\.(\w+)=", text))
     assert named >= {"memory", "spill", "spill_dir"}
-    own = {"transports", "key", "timeout", "dense", "fallback"}
+    own = {"transports", "key", "dense", "job"}
     assert named <= own | {each.name for each in dataclasses.fields(dataplane.NodeConfig)}

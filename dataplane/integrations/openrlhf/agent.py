@@ -53,8 +53,8 @@ class LazyInputs:
         llm_engine: Any,
         images: Any = None,
     ) -> Any:
-        """Run the executor that this mixin precedes. Returns its result, with handles in place of inputs. Raises as
-        that executor, and as `Plane.put`."""
+        """Call `execute` of the next class, the user's executor. Returns its result, with handles in place of inputs.
+        Raises as that executor, and as `Plane.put`."""
         execute = super().execute  # type: ignore[misc]  # of the executor that it is mixed into
         if not images:
             return await execute(prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images)
