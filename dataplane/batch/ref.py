@@ -37,6 +37,7 @@ ShardKey = tuple[bytes, int]
 
 #: The most rows that `repeat` returns: their positions take 2 GiB.
 _MOST_REPEATED = 1 << 28
+_KEPT = 1 << 16  # the most bytes of an encoded reference that are kept, since most references are passed on
 
 
 class BatchRef:
@@ -44,7 +45,7 @@ class BatchRef:
     (`Freed`) by the time they are read. Rows are counted as in a Python sequence: a position beyond the end raises
     IndexError."""
 
-    __slots__ = ("_columns", "_frames", "_origin", "_rows", "traces")
+    __slots__ = ("_columns", "_encoded", "_frames", "_origin", "_rows", "traces")
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class BatchRef:
         self._origin = origin
         self.traces = traces
         """The trace spans in which its rows were made, as W3C trace parents; see `client.traced`."""
+        self._encoded: tuple[tuple[str, ...], bytes] | None = None  # traces, and the bytes with these
 
     # its own properties
 
@@ -134,14 +136,22 @@ class BatchRef:
 
     def encode(self) -> bytes:
         """The reference as bytes, which `decode` reads in any process."""
-        return ref_codec.pack(self._rows, self._columns, self._frames, self._origin, self.traces)
+        if self._encoded is not None and self._encoded[0] is self.traces:
+            return self._encoded[1]
+        encoded = ref_codec.pack(self._rows, self._columns, self._frames, self._origin, self.traces)
+        if len(encoded) <= _KEPT:
+            self._encoded = self.traces, encoded
+        return encoded
 
     @classmethod
     def decode(cls, encoded: bytes | bytearray | memoryview) -> BatchRef:
         """The reference that `encode` gave. Raises ProtocolMismatch for other bytes; executes nothing."""
         if not isinstance(encoded, bytes | bytearray | memoryview):
             raise Misuse(f"a reference is decoded from bytes, not {type(encoded).__name__}")
-        return cls(*ref_codec.unpack(encoded))
+        found = cls(*ref_codec.unpack(encoded))
+        if len(encoded) <= _KEPT:
+            found._encoded = found.traces, bytes(encoded)
+        return found
 
     # rows
 

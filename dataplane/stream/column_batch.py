@@ -35,8 +35,6 @@ class ColumnBatch:
     spares: tuple[bytes, ...] = ()
     nodes: tuple[bytes, ...] = ()
     """The nodes that store its columns. The nodes in `spares` have copies of all of them."""
-    encoded: bytes = b""
-    """The encoded reference, cached by `encode`."""
     pieces: tuple[ColumnBatch, ...] = ()
     """For a row in pieces: the column batches of the pieces. Until the row is finished, `ref` is that of the first."""
 
@@ -56,11 +54,6 @@ class ColumnBatch:
     def each(self) -> tuple[ColumnBatch, ...]:
         """Its pieces, or itself if it has none."""
         return self.pieces or (self,)
-
-    def encode(self) -> bytes:
-        """The reference as bytes."""
-        self.encoded = self.encoded or self.ref.encode()
-        return self.encoded
 
     def _in(self, which: There) -> Flags:
         """The rows of the reference that have some column in one of these shards."""

@@ -87,7 +87,7 @@ class ReplicatedStream:
             self.columns.free(batches)
             return
         for batch in batches:
-            self.outboxes.release(batch.encode(), (*batch.nodes, *batch.spares))
+            self.outboxes.release(batch.ref.encode(), (*batch.nodes, *batch.spares))
 
     def _holds(self, ref: BatchRef, nodes: Sequence[bytes]) -> None:
         """For each node, count the needed columns of this reference that it stores."""
@@ -266,7 +266,7 @@ class ReplicatedStream:
         for _, batch in partition.rows.batches.stored():
             if command.node in batch.spares:
                 batch.spares = tuple(spare for spare in batch.spares if spare != command.node)
-                self.outboxes.tell(batch.encode(), [command.node])
+                self.outboxes.tell(batch.ref.encode(), [command.node])
         dead = partition.rows.dead(self.lost_nodes.there)
         self.leased.lose_rows(dead[~partition.progress.dropped(partition.rows.places(dead), len(dead))])
         self._count_holders()

@@ -133,7 +133,7 @@ def held_rows(needed: Iterable[tuple[int, Any]], after: int, pieces: int, last: 
             continue
         if nbytes > MAX_HELD:
             return HeldRows(refs, at, last, given)
-        refs.append(batch.encode())
+        refs.append(batch.ref.encode())
         given = given + 1 if number == at else 1
         nbytes, at = nbytes + len(refs[-1]), number
     return HeldRows(refs, -1, last)

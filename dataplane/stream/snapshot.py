@@ -250,17 +250,17 @@ def columns_state(partition: StreamState, rows: Index, kept: Sequence[Index]) ->
 
 def _batch_state(number: int, batch: ColumnBatch) -> BatchState:
     hold = PackedIntegers(1, batch.hold) if isinstance(batch.hold, int) else pack(batch.hold)
-    pieces = [(piece.encode(), piece.spares) for piece in batch.pieces]
-    return BatchState(number, batch.encode(), hold, batch.spares, pieces)
+    pieces = [(piece.ref.encode(), piece.spares) for piece in batch.pieces]
+    return BatchState(number, batch.ref.encode(), hold, batch.spares, pieces)
 
 
 def _batch(state: BatchState) -> ColumnBatch:
     ref, one = BatchRef.decode(state.ref), state.hold.count == 1 and state.hold.step == 0
     hold: Hold = state.hold.first if one and state.hold.first < 1 << 63 else _integers(state.hold, len(ref))
-    pieces = tuple(ColumnBatch(BatchRef.decode(piece), 1, spares=nodes, encoded=piece) for piece, nodes in state.pieces)
+    pieces = tuple(ColumnBatch(BatchRef.decode(piece), 1, spares=nodes) for piece, nodes in state.pieces)
     if pieces and len(ref) != 1:
         raise ValueError("pieces of more than one row")
-    return ColumnBatch(ref, 0, hold, state.nodes, encoded=state.ref, pieces=pieces)
+    return ColumnBatch(ref, 0, hold, state.nodes, pieces=pieces)
 
 
 def restore_columns(partition: StreamState, rows: Index, state: ColumnsState) -> list[Index]:

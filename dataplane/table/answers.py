@@ -148,14 +148,12 @@ def check_write(asked: r.Upsert, ref: BatchRef | None) -> None:
         raise ProtocolMismatch(f"{len(ref)} rows of columns for {count} rows")
 
 
-def write(
-    table: TableRows, asked: r.Upsert, ref: BatchRef | None, encoded: bytes = b""
-) -> tuple[Index, list[UnneededCells]]:
-    """Write rows. Returns their numbers, and the cells that are no longer needed. `encoded`: as for `TableRows.upsert`.
-    Raises as `TableRows.upsert`; LimitExceeded if the tags of a row become too large."""
+def write(table: TableRows, asked: r.Upsert, ref: BatchRef | None) -> tuple[Index, list[UnneededCells]]:
+    """Write rows. Returns their numbers, and the cells that are no longer needed. Raises as `TableRows.upsert`;
+    LimitExceeded if the tags of a row become too large."""
     rows = named(asked.keys, asked.rows)
     sizes = _tag_bytes(table, rows, asked.tags)
-    return table.upsert(rows, ref, asked.tags, sizes, encoded)
+    return table.upsert(rows, ref, asked.tags, sizes)
 
 
 def _tag_bytes(table: TableRows, rows: list[str] | Index, tags: Sequence[Mapping[str, Any]]) -> Index:

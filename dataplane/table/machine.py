@@ -158,7 +158,7 @@ class TableMachine(StateMachine):
             answers.there(self.name, self.table if self.there else None)
         if ref is not None and self.lost_nodes:
             self.lost_nodes.require(unlinked(ref).shards())
-        numbers, over = answers.write(self.table, asked, ref, encoded=asked.ref)
+        numbers, over = answers.write(self.table, asked, ref)
         self.there = True
         if ref is not None and len(ref):
             self.outboxes.hold(node for node, _ in ref.shards())

@@ -112,12 +112,11 @@ class TableRows:
         ref: BatchRef | None = None,
         tags: Sequence[Mapping[str, Any]] = (),
         tag_bytes: Sequence[int] | Index = (),
-        encoded: bytes = b"",
     ) -> tuple[Index, list[UnneededCells]]:
         """Write rows by key, adding missing ones, or by number: the columns of `ref` replace theirs, and the tags are
         merged. Returns their numbers, and the cells that are no longer needed.
 
-        tag_bytes: an upper bound of the encoded size of the merged tags of each row. encoded: `ref` as bytes.
+        tag_bytes: an upper bound of the encoded size of the merged tags of each row.
 
         Raises Misuse (a row is named twice, or a number has no row), SchemaMismatch, LimitExceeded.
         """
@@ -130,7 +129,7 @@ class TableRows:
             numbers[numbers < 0] = added
             self._add(new, added)
             self.next += len(new)
-        over = [] if ref is None else self.cells.put(WriteEffect.of(ref, encoded), fields, at)
+        over = [] if ref is None else self.cells.put(WriteEffect.of(ref), fields, at)
         if len(tags):
             self._tag(at, tags, tag_bytes)
         self.changes = self._change()

@@ -169,13 +169,13 @@ class TableCells:
 
     def writes_state(self) -> list[WrittenState]:
         """The writes of which some cells are still in the table."""
-        return [WrittenState(number, of.encode(), of.left, of.exact) for number, of in self.writes.items()]
+        return [WrittenState(number, of.ref.encode(), of.left, of.exact) for number, of in self.writes.items()]
 
     def restore(self, writes: Iterable[WrittenState], columns: Iterable[ColumnState], count: int) -> None:
         """Restore the cells of `count` lines. Raises ValueError for an impossible state."""
         for each in writes:
             ref = BatchRef.decode(each.ref)
-            self.writes[each.number] = written = WriteEffect(ref, each.left, ref.stored_nbytes, each.exact, each.ref)
+            self.writes[each.number] = written = WriteEffect(ref, each.left, ref.stored_nbytes, each.exact)
             self.nbytes += written.share
         for column in columns:
             came, row = unpack(column.written, count), unpack(column.row, count)

@@ -19,13 +19,12 @@ from dataplane.stream.page import Index
 @dataclass(slots=True, eq=False)
 class WriteEffect:
     """The cells of one write. `left`: how many of them are still in the table. `exact`: no two cells share storage, so
-    each can be freed separately. `encoded`: the encoded reference, if known."""
+    each can be freed separately."""
 
     ref: BatchRef
     left: int
     nbytes: int
     exact: bool
-    encoded: bytes = b""
 
     @property
     def share(self) -> int:
@@ -33,17 +32,14 @@ class WriteEffect:
         return self.nbytes * self.left // (len(self.ref) * len(self.ref.columns))
 
     @classmethod
-    def of(cls, ref: BatchRef, encoded: bytes = b"") -> WriteEffect:
+    def of(cls, ref: BatchRef) -> WriteEffect:
         """A write of this reference, with all cells in the table."""
-        return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, locations.are_apart(ref), encoded)
+        return cls(ref, len(ref) * len(ref.columns), ref.stored_nbytes, locations.are_apart(ref))
 
     @property
     def nodes(self) -> tuple[bytes, ...]:
         """The nodes that store some of its cells."""
         return tuple(dict.fromkeys(node for node, _ in self.ref.shards()))
-
-    def encode(self) -> bytes:
-        return self.encoded or self.ref.encode()
 
 
 class UnneededCells(NamedTuple):
@@ -74,7 +70,7 @@ def tell(over: Iterable[UnneededCells], outboxes: Outboxes) -> None:
     """Add entries to the outboxes of the nodes that store these cells."""
     for each in over:
         if each.done:
-            outboxes.release(each.written.encode(), each.written.nodes)
+            outboxes.release(each.written.ref.encode(), each.written.nodes)
         elif each.written.exact:
             ref = each.ref
             outboxes.tell(_CELLS + ref.encode(), (node for node, _ in ref.shards()))

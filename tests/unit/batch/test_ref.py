@@ -298,3 +298,10 @@ def test_no_rows_are_split_into_one_part_without_rows() -> None:
 def test_invalid_row_selections_are_misuse(mistake: Callable[[BatchRef], Any]) -> None:
     with pytest.raises(Misuse):
         mistake(one(3))
+
+
+def test_a_reference_is_encoded_with_the_traces_that_it_has_now() -> None:
+    ref = ref_to(bytes(8), 1, [("x", Field("dense", "uint8"), 1, 1, 0)])
+    for of in (ref, BatchRef.decode(ref.encode())):
+        of.traces = ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",)
+        assert BatchRef.decode(of.encode()).traces == of.traces

@@ -298,4 +298,4 @@ def test_a_restarted_node_is_told_all_pieces_of_rows_in_several_answers(monkeypa
         answers.append(rows.part.ask(r.ListHeldColumns(node=NODES[0], after=last.next, pieces=last.pieces)))
     refs = [ref for answer in answers for ref in answer.refs]
     assert [len(answer.refs) for answer in answers] == [1] * 8
-    assert refs == [each.encode() for _, each in rows.part.leader.leased.partition.rows.batches.stored()]
+    assert refs == [each.ref.encode() for _, each in rows.part.leader.leased.partition.rows.batches.stored()]
