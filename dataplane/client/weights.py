@@ -117,10 +117,11 @@ class AsyncWeights:
             late = mark not in seen.marks(number) and number in seen.complete
             if seen.last.get(number) == own:  # only the last rank announces the version
                 await self._announce(seen.news)
-            if seen.last.get(number) == own or late:
+            if seen.last.get(number) == own or late or seen.replaced:
                 await self._tidy(seen)
             if late:
-                raise Misuse(f"version {number} of {self!r} was published by another meanwhile: publish a higher one")
+                by = "by another publication, or by an earlier attempt of this one"
+                raise Misuse(f"version {number} of {self!r} was completed meanwhile {by}: publish a higher one")
 
     async def _older(
         self, seen: KnownVersions, version: int, rank: int, ranks: int, deadline: Deadline
@@ -154,14 +155,17 @@ class AsyncWeights:
 
     async def _tidy(self, seen: KnownVersions) -> None:
         """Remove all but the newest `keep` complete versions, the remains of older incomplete ones and of publications
-        that were repeated or late, and old announcements."""
+        that were repeated or late, and old announcements. Of a version that is not complete, only parts that were
+        replaced are removed: rows without one may be of a publication that has not ended."""
         kept = {version: seen.marks(version) for version in sorted(seen.complete)[-self.keep :]}
+        newest = max(kept, default=None)
 
         def old(key: str) -> bool:
             kind, number, *more = key.split("/")
             if kind == "n":
                 return int(number) <= seen.news - _NEWS // 2
-            return int(number) <= max(kept) and more[1] not in kept.get(int(number), ())
+            ended = newest is not None and int(number) <= newest
+            return more[1] not in kept.get(int(number), ()) if ended else more[1] in seen.replaced
 
         for table, keys in ((self._register, seen.keys), (self._chunks, (await self._chunks.look(tags=False)).keys)):
             gone = [key for key in keys if old(key)]
@@ -400,10 +404,12 @@ class CompletePart(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
     """The content of the register. `complete`: the parts of each complete version, by rank. `last`: the key of the part
-    that completed it; later parts do not count. `news`: the number of the last announcement."""
+    that completed it; later parts do not count. `replaced`: the marks of parts that the same rank published again
+    before their version was complete. `news`: the number of the last announcement."""
 
     complete: dict[int, list[CompletePart]]
     last: dict[int, str]
+    replaced: set[str]
     news: int
     keys: list[str]
 
@@ -413,6 +419,7 @@ class KnownVersions:
         parts: dict[tuple[int, int], dict[int, CompletePart]] = {}  # by version and its number of ranks
         complete: dict[int, list[CompletePart]] = {}
         last: dict[int, str] = {}
+        replaced: set[str] = set()
         news = 0
         for key, said in zip(keys, tags, strict=True):
             kind, number, *more = key.split("/")
@@ -421,11 +428,13 @@ class KnownVersions:
             elif kind == "p":
                 version, rank, mark, ranks, pages = int(number), int(more[0]), more[1], int(more[2]), int(more[3])
                 each = parts.setdefault((version, ranks), {})
+                if rank in each and version not in complete:
+                    replaced.add(each[rank].mark)
                 each[rank] = CompletePart(mark, pages, said.get(PLACED))
                 if len(each) == ranks and version not in complete:
                     complete[version] = [part for _, part in sorted(each.items())]
                     last[version] = key
-        return KnownVersions(complete, last, news, keys)
+        return KnownVersions(complete, last, replaced, news, keys)
 
     def marks(self, version: int) -> set[str]:
         """The marks of the parts of a version; empty if it is not complete."""

@@ -307,11 +307,21 @@ def test_a_late_publication_does_not_change_a_complete_version(plane: Any, node:
             other.weights("actor").publish(1, {"w": np.full(4, 1.0, np.float32)})
         yield "other", np.full(4, 2, np.int32)
 
-    with pytest.raises(dp.Misuse, match="published by another meanwhile"):
+    with pytest.raises(dp.Misuse, match="completed meanwhile by another publication"):
         weights.publish(1, late())
     found = weights.get(1)
     assert {name: found.numpy(name).tolist() for name in found} == {"w": [1.0] * 4}
     assert plane.tables()["chunks/actor"]["rows"] == 2, "nothing of the late one stays"
+
+
+def test_a_part_that_is_published_again_replaces_the_earlier_one_at_once(plane: Any) -> None:
+    weights = plane.weights("actor")
+    for value in (1.0, 2.0):
+        weights.publish(1, {"w0": np.full(4, value)}, rank=0, ranks=2)
+        assert plane.tables()["chunks/actor"]["rows"] == 2, "the chunk and the layout of one part"
+    weights.publish(1, {"w1": np.zeros(4)}, rank=1, ranks=2)
+    assert weights.get(1).numpy("w0").tolist() == [2.0] * 4
+    assert plane.tables()["chunks/actor"]["rows"] == 4
 
 
 def test_parts_left_by_a_job_with_other_ranks_do_not_count(plane: Any) -> None:
