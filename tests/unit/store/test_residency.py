@@ -13,6 +13,7 @@ import pytest
 
 from dataplane.batch.field import Field
 from dataplane.batch.layout import ColumnLayout, ShardLayout
+from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.errors import Backpressure
 from dataplane.store import residency, spill
@@ -280,6 +281,24 @@ async def test_appends_are_admitted_again_once_the_disk_works_again(tmp_path: Pa
             where: Any = {"scope": "", "holder": "producer", "purpose": "append"}
             await store.put("producer", content(seed), LAYOUT, soon(), **where)
         assert not store.disk.error
+
+
+async def test_the_memory_of_rows_that_are_freed_while_pinned_is_released_with_the_last_pin(tmp_path: Path) -> None:
+    rows, width = 16, SIZE
+    column = ColumnLayout(Field("dense", "uint8", (width,)), rows, rows, ((0, rows * width),))
+    described = ShardLayout((("x", column),)).encode()
+    async with running(tmp_path) as store:
+        number = await store.put("a", bytes(rows * width), described, soon(), scope="", holder="a")
+        used = store.budget.used
+        await pin(store, number)
+        await pin(store, number)
+        store.free_part(number, [0], RowIndices.range(0, rows // 2), punch=True)
+        store.unpin("reader", [number])
+        assert store.budget.used == used
+        store.unpin("reader", [number])
+        assert store.budget.used == used - rows // 2 * width
+        store.free([number])
+        assert store.budget.used == 0
 
 
 async def test_a_freed_shard_that_is_pinned_has_no_file(tmp_path: Path) -> None:
