@@ -108,8 +108,8 @@ class PlaneCalls(Blocking):
         Existing views stay valid. Once the last view of a shard is dropped, the whole pages of its freed rows are
         released. The rest of the shard is released when all of its rows and columns are freed.
 
-        Raises OwnerDied if the rows are on another node and this node is in no cluster, Misuse, PeerUnavailable (a node
-        of the rows is away and may come back), OutcomeUnknown (it does not answer): free the reference again.
+        Raises OwnerDied if the rows are on another node and this node is in no cluster, Misuse, PeerUnavailable;
+        OutcomeUnknown if a node of the rows does not answer, or is away and may come back: free the reference again.
         """
 
     def retain(self, ref: BatchRef) -> BatchRef:

@@ -419,6 +419,6 @@ def get(
 
 
 def free(there: RemoteExperience) -> None:
-    """Free the stored rows; idempotent. Batches that were read stay valid."""
+    """Free the stored rows; idempotent. Batches that were read stay valid. Raises as `Plane.free`."""
     for ref in there.refs:
         plane_of_process().free(ref)

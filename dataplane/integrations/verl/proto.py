@@ -116,7 +116,7 @@ class StoredProto(DataProto):  # type: ignore[misc]  # verl has no types
         return DataProto(batch=batch, non_tensor_batch=others, meta_info=self.meta_info)
 
     def free(self, plane: Plane | None = None) -> None:
-        """Free its rows in its columns, for all references to them."""
+        """Free its rows in its columns, for all references to them. Raises as `Plane.free`."""
         if self._columns.ref is not None:
             (plane or plane_of_process()).free(self._columns.ref)
 

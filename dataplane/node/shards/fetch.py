@@ -210,12 +210,10 @@ class Fetcher:
         return reply.shards
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
-        """Free parts of the owner's shards, of their local copies and, if the owner is gone, of their replicas. Raises
-        PeerUnavailable if the owner may be alive but is no member, OutcomeUnknown if it does not answer,
-        ProtocolMismatch for invalid parts."""
-        joined = await self._joined(Deadline.after(_CONTROL_S))
-        if not joined or owner.hex() in self._membership.missing:
-            raise absent(self._membership, owner)
+        """Free parts of the owner's shards, of their local copies and, if the owner is no member, of their replicas.
+        Raises OutcomeUnknown if the owner may be alive but is no member, or does not answer; ProtocolMismatch for
+        invalid parts."""
+        away = not await self._joined(Deadline.after(_CONTROL_S)) or owner.hex() in self._membership.missing
         member = self._membership.members.get(owner)
         if member is not None:
             request = pm.FreeParts(self._peers.next_id(), parts)
@@ -226,8 +224,10 @@ class Fetcher:
             except PeerUnavailable as error:
                 if owner in self._membership.members or owner.hex() in self._membership.missing:
                     raise OutcomeUnknown(f"{error}; whether this is freed is not known: free it again") from error
-        self._free_here(owner, parts, frozenset())  # the owner has ended
+        self._free_here(owner, parts, frozenset())
         self.replicas.free_all(owner, parts)
+        if away:
+            raise OutcomeUnknown(f"{absent(self._membership, owner)}; its own copy is not freed: free it again")
 
     def free_lost(self, lost: Sequence[tuple[int, Sequence[int], RowIndices]]) -> None:
         """Free parts of shards that this node lost when it was restarted: of their replicas, and of the copies here."""
@@ -261,12 +261,16 @@ class Fetcher:
         request = pm.RetainParts(self._peers.next_id(), shards)
 
         def unlink(linked: pm.Linked) -> None:
-            self._background.spawn(self.free(owner, [(link, [], (0, 0, b"")) for link in linked.links]))
+            self._background.spawn(self._unlink(owner, linked.links))
 
         linked = await self._peers.request(member, request, pm.Linked, _CONTROL_S, unlink)
         if len(linked.links) != len(shards):
             raise ProtocolMismatch(f"node {owner.hex()} made {len(linked.links)} links to {len(shards)} shards")
         return linked.links
+
+    async def _unlink(self, owner: bytes, links: Sequence[int]) -> None:
+        with suppress(DataplaneError):  # the owner is away
+            await self.free(owner, [(link, [], (0, 0, b"")) for link in links])
 
     def patch(self, number: int, patch: Patch) -> Callable[[], None]:
         """Let a read of the copy with this number make the copy by `patch`, until the returned function is called."""

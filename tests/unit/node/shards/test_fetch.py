@@ -235,7 +235,7 @@ async def test_a_free_that_reaches_no_owner_raises(tmp_path: Path, monkeypatch: 
         else:
             members._seen.clear()
         fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
-        with pytest.raises(PeerUnavailable, match="may come back"):
+        with pytest.raises(OutcomeUnknown, match="may come back; its own copy is not freed: free it again"):
             await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
         await fetcher.aclose()
 
