@@ -53,6 +53,23 @@ def hosts(
                 pass
 
 
+@contextmanager
+def restarted(
+    path: Path, etcd: EtcdServer, processes: list[Command], planes: list[dp.Plane]
+) -> Iterator[list[dp.Plane]]:
+    """Planes of all nodes after the last one was killed and started again on its data directory."""
+    last = len(planes) - 1
+    with processes[last] as killed:
+        killed.kill()
+    eventually(lambda: len(planes[0].members()["members"]) == last, "the others notice", SLOW_S)
+    processes[last] = started(path, last, f"etcd://{etcd.address}/durable")
+    assert processes[last].stdout.readline()
+    with dp.connect(f"unix://{path / f's{last}'}") as again:
+        found = [*planes[:last], again]
+        eventually(lambda: all(len(each.members()["members"]) == last + 1 for each in found), "it is back", SLOW_S)
+        yield found
+
+
 def opened(plane: dp.Plane) -> dp.Stream:
     return plane.stream("rows", ["train"], durable=True)
 
@@ -145,14 +162,8 @@ def test_a_restarted_owner_frees_replicas_of_columns_that_no_row_took(tmp_path: 
         stream = planes[1].stream("rows", ["train"], durable=True, replicas=2)
         ref = planes[1].put({"x": [b"x" * 20_000] * 4, "y": [b"y" * 20_000] * 4}, replicas=2)
         stream.append(ref.select("x"), timeout=SLOW_S)
-        with processes[1] as killed:
-            killed.kill()
-        eventually(lambda: len(planes[0].members()["members"]) == 1, "the other notices", SLOW_S)
-        processes[1] = started(tmp_path, 1, f"etcd://{etcd.address}/durable")
-        assert processes[1].stdout.readline()
-        with dp.connect(f"unix://{tmp_path / 's1'}") as again:
-            both = planes[0], again
-            eventually(lambda: all(len(each.members()["members"]) == 2 for each in both), "it is back", SLOW_S)
+        with restarted(tmp_path, etcd, processes, planes) as both:
+            again = both[1]
             assert len(take(again.stream("rows"), 4)) == 4
             eventually(lambda: not any(each.stats().shards - each.stats().copies for each in both), "all is freed")
 
@@ -166,20 +177,13 @@ def test_replicas_outlive_the_restart_of_their_owner_on_its_data_directory(tmp_p
         rows = {str(at): bytes([at]) * 20_000 for at in range(4)}
         for key, row in rows.items():
             stream.append({"x": [row]}, keys=[key], timeout=SLOW_S)
-        with processes[2] as killed:
-            killed.kill()
-        eventually(lambda: len(planes[0].members()["members"]) == NODES - 1, "the others notice", SLOW_S)
-        processes[2] = started(tmp_path, 2, f"etcd://{etcd.address}/durable")
-        assert processes[2].stdout.readline()
-        with dp.connect(f"unix://{tmp_path / 's2'}") as again:
-            readers = (*planes[:2], again)
-            eventually(lambda: all(len(each.members()["members"]) == NODES for each in readers), "it is back", SLOW_S)
+        with restarted(tmp_path, etcd, processes, planes) as readers:
             for plane in readers:
                 for at, ref in enumerate(refs):
                     assert bytes(plane.get(ref.select("x"))["x"][0]) == bytes([at]) * sizes[at]
             found: dict[str, bytes] = {}
             while len(found) < len(rows):
-                found |= take(again.stream("rows"), 4)
+                found |= take(readers[-1].stream("rows"), 4)
             assert found == rows
             for plane, ref in zip(readers, refs, strict=True):
                 plane.free(ref)
@@ -195,14 +199,8 @@ def test_replicas_of_lost_columns_stay_while_rows_of_a_table_share_them(tmp_path
         led.upsert(["there"], {"y": [1]})
         for keys in (["a", "b"], ["c", "d"]):
             planes[1].table("rows").upsert(keys, ref)
-        with processes[1] as killed:
-            killed.kill()
-        eventually(lambda: len(planes[0].members()["members"]) == 1, "the other notices", SLOW_S)
-        processes[1] = started(tmp_path, 1, f"etcd://{etcd.address}/durable")
-        assert processes[1].stdout.readline()
-        with dp.connect(f"unix://{tmp_path / 's1'}") as again:
-            both = planes[0], again
-            eventually(lambda: all(len(each.members()["members"]) == 2 for each in both), "it is back", SLOW_S)
+        with restarted(tmp_path, etcd, processes, planes) as both:
+            again = both[1]
             assert bytes(again.get(led.read(["c"], ["x"]))["x"][0]) == b"x" * 20_000
             again.table("rows").upsert(["later"], {"x": [b"y" * 20_000]})
             led.clear(["a", "b"])
