@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dataplane.store.durable.database import Database
 from dataplane.store.durable.log import SQLiteStorage
-from tests.conformance.storages import ME, write_until_killed
+from tests.conformance.test_storages import ME, write_until_killed
 
 if __name__ == "__main__":
     write_until_killed(SQLiteStorage(Database(Path(sys.argv[1]) / "node.sqlite"), "p", ME))
