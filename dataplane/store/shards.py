@@ -6,10 +6,11 @@ pin is dropped. A scope without shards does not exist. Only the store adds and r
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Literal, NamedTuple, cast
+
+import numpy as np
 
 from dataplane.batch.locations import shard_of
 from dataplane.clock import Clock
@@ -109,7 +110,8 @@ class Shards(dict[int, Shard]):
 
 
 _KEPT = 4096  # the freed shards whose causes are kept, for the errors of later readers
-_NAME = 120  # the most characters of a name in these errors
+_NAME = "U120"  # NumPy drops the characters of a name beyond these
+_CAUSE = np.dtype([("at_s", "f8"), ("how", "U6"), ("who", _NAME), ("scope", _NAME)])
 _HOW = {
     "free": "by plane.free of {who}",
     "scope": "with its scope by plane.free of {who}",
@@ -129,25 +131,31 @@ UNKNOWN = FreeCause("", "")
 
 class Freeings:
     """The last shards of a store that were freed as a whole. `cause`: the cause of the next frees; the caller of the
-    store sets it."""
+    store sets it.
+
+    Both arrays are rings of the last `_KEPT`, of a fixed size: each object that is kept would keep 1 MiB of an arena.
+    """
 
     def __init__(self, clock: Clock) -> None:
         self.cause = UNKNOWN
         self._clock = clock
-        self._last: OrderedDict[int, tuple[float, FreeCause, str]] = OrderedDict()  # the time, the cause and the scope
+        self._numbers = np.full(_KEPT, -1)
+        self._causes = np.zeros(_KEPT, _CAUSE)
+        self._count = 0
 
     def note(self, number: int, scope: str) -> None:
         """Record the free of a shard that was put under this scope (empty: none)."""
-        self._last[number] = self._clock(), self.cause, scope[:_NAME]
-        if len(self._last) > _KEPT:
-            self._last.popitem(last=False)
+        at = self._count % _KEPT
+        self._numbers[at], self._causes[at] = number, (self._clock(), *self.cause, scope)
+        self._count += 1
 
     def error(self, number: int) -> Freed:
         """The error for a shard that no longer exists."""
-        if number not in self._last:
+        found = np.flatnonzero(self._numbers == number)
+        if not found.size:
             return Freed(f"shard {number} was freed", shard=number)
-        at, (how, who), scope = self._last[number]
-        age_s, who = max(0.0, self._clock() - at), who[:_NAME]
+        at_s, how, who, scope = self._causes[found[0]].item()
+        age_s = max(0.0, self._clock() - at_s)
         under = f", put under scope {scope!r}," if scope else ""
         why = " " + _HOW[how].format(who=who) if how else ""
         message = f"shard {number}{under} was freed {age_s:.1f} s ago{why}"
