@@ -1,4 +1,4 @@
-"""What `pyproject.toml` can not say: the package has seven extensions, and does without where there is no compiler."""
+"""The C extensions of the package, which `pyproject.toml` cannot declare. Their installation needs a C compiler."""
 
 from setuptools import Extension, setup
 
@@ -18,7 +18,6 @@ setup(
             f"dataplane.{package}.{name}",
             [f"dataplane/{package}/{name}.c"],
             extra_compile_args=["-O3"],
-            optional=True,
             py_limited_api=True,
         )
         for package, name in _EXTENSIONS

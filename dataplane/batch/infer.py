@@ -11,13 +11,14 @@ must be equal as floats. Lists that are all empty get the dtype of the column's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch import _lists as extension
 from dataplane.batch import object_codec, tensors
 from dataplane.batch.dtypes import is_bits, name_of, storage
 from dataplane.batch.field import EMPTY_LISTS, MAX_DEPTH, Field, is_text
@@ -37,12 +38,6 @@ from dataplane.batch.values import (
     struct,
 )
 from dataplane.errors import SchemaMismatch
-
-_read: Callable[[list[list[object]]], tuple[bool, bytes, bytes] | None] | None
-try:
-    from dataplane.batch._lists import numbers as _read
-except ImportError:  # there was no C compiler
-    _read = None
 
 _MAX_KEYS = 1024  # dicts with more keys than this between them are maps, not records
 INTS, FLOATS = Field("ragged", "int64", (None,)), Field("ragged", "float64", (None,))
@@ -161,8 +156,8 @@ def _mixed_arrays(column: str, rows: Sequence[Any]) -> Values:
 
 def numbers_of(rows: Sequence[list[Any]]) -> tuple[bool, bytes, bytes] | None:
     """For lists that are all of 64-bit ints, or all of floats: whether they are floats, the bytes of the numbers in 64
-    bits each, and the bytes of the rows' offsets, int64. None for other rows, and without the extension `_lists`."""
-    return None if _read is None else _read(rows if type(rows) is list else list(rows))
+    bits each, and the bytes of the rows' offsets, int64. None for other rows."""
+    return extension.numbers(rows if type(rows) is list else list(rows))
 
 
 def _lists(column: str, rows: Sequence[list[Any]]) -> Values:

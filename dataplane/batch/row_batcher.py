@@ -11,25 +11,18 @@ been stored alone. A refused row changes nothing. The caller may change its arra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from dataplane.batch import _lists
 from dataplane.batch.dtypes import is_bits, storage
 from dataplane.batch.field import Field
 from dataplane.batch.infer import FLOATS, INTS
 from dataplane.batch.layout import Bytes, Index
 from dataplane.batch.values import Rectangle, RowRun, RowSource, Values, bounds_of, dense, offsets_of, ragged_run
-
-_write: Callable[[list[Any], bytearray, int, bool], tuple[int, ...] | None] | None
-_copy: Callable[[Any, bytearray, int], None] | None
-try:
-    from dataplane.batch._lists import copy as _copy
-    from dataplane.batch._lists import write as _write
-except ImportError:  # there was no C compiler
-    _copy = _write = None
 
 _LEAST = 16 << 10  # bytes of a column's first memory
 
@@ -148,7 +141,7 @@ class RowMemory:
 def _column_memory(field: Field) -> _DenseMemory | _NumbersMemory | None:
     if field.kind == "dense" and not is_bits(field.dtype):
         return _DenseMemory(field)
-    return _NumbersMemory(field == FLOATS) if field in (INTS, FLOATS) and _write is not None else None
+    return _NumbersMemory(field == FLOATS) if field in (INTS, FLOATS) else None
 
 
 class _DenseMemory:
@@ -161,7 +154,7 @@ class _DenseMemory:
         self._one = (1, *field.shape)  # the shape of a single row, as most are
         self._unit = field.item_nbytes
         self._memory = bytearray(_LEAST)
-        self._copies = _copy if self._dtype.kind in "biufc" else None  # NumPy exports no buffer of other dtypes
+        self._copies = self._dtype.kind in "biufc"  # NumPy exports no buffer of other dtypes
 
     def take(self, given: Any) -> int:
         """Take rows, if a quick check shows that they are of this field. Returns their count, or 0."""
@@ -179,9 +172,9 @@ class _DenseMemory:
         if end > len(self._memory):
             self._memory = _grown(self._memory, end)
         try:
-            if self._copies is None:
+            if not self._copies:
                 raise BufferError
-            self._copies(given, self._memory, start)
+            _lists.copy(given, self._memory, start)
         except (BufferError, ValueError):  # not consecutive, or not of numbers
             self._memory[start:end] = given.tobytes()
         self.nbytes = end
@@ -208,9 +201,9 @@ class _NumbersMemory:
         self._lengths: list[int] = []
 
     def take(self, given: Any) -> int:
-        if type(given) is not list or not given or _write is None:
+        if type(given) is not list or not given:
             return 0
-        lengths = _write(given, self._memory, self.nbytes, self._floats)
+        lengths = _lists.write(given, self._memory, self.nbytes, self._floats)
         if lengths is None:
             if set(map(type, given)) != {list}:
                 return 0

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.batch import _memory
 from dataplane.batch.dtypes import name_of, storage
 from dataplane.batch.field import MAX_NDIM, Field, Kind
 from dataplane.batch.layout import Bytes, Index
@@ -28,9 +29,8 @@ from dataplane.errors import SchemaMismatch
 # of all others. NumPy releases the GIL while it copies, so jobs may run in several threads at once, and large copies
 # are split into several jobs. A job reads its source when it runs, so the source must not change before.
 #
-# Large copies bypass the processor's caches if the extension `_memory` was built (it says why), since other processes
-# will read them. Small copies stay in the caches for the next reader. Without the extension NumPy makes all copies,
-# with the same result.
+# Large copies bypass the processor's caches (the extension `_memory`), since other processes will read them. Small
+# copies stay in the caches for the next reader.
 #
 # Rejected: a separate copy for each row. For a thousand rows of a few KiB the calls then take more time than the bytes;
 # concatenation into the destination does the same work in one call.
@@ -40,27 +40,21 @@ Job = Callable[[], Any]
 _SMALL_ROW = 1024  # bytes: for smaller rows, joining byte strings is faster than making an array of each
 _STREAMED = 4 << 20  # the least bytes of a copy that bypasses the caches: about a core's own cache
 
-_join: Callable[[Bytes, tuple[Any, ...]], None] | None
-try:
-    from dataplane.batch._memory import join as _join
-except ImportError:  # there was no C compiler
-    _join = None
-
 
 def copy(target: Bytes, source: Bytes) -> None:
     """Write `source` into `target`, which has the same length."""
-    if _join is None or len(target) < _STREAMED:
+    if len(target) < _STREAMED:
         np.copyto(target, source)
     else:
-        _join(target, (source,))
+        _memory.join(target, (source,))
 
 
 def join(target: Bytes, rows: Sequence[npt.NDArray[Any]], item_shape: tuple[int, ...] | None = None) -> None:
     """Write the concatenation of arrays of one dtype into `target`, which has the same length. `item_shape`: the shape
     after the first dimension, or None if the arrays differ in it."""
-    if _join is not None and len(target) >= _STREAMED:
+    if len(target) >= _STREAMED:
         with suppress(BufferError, ValueError):  # a row with strides, or of a dtype without buffers, as datetime64
-            _join(target, tuple(rows))
+            _memory.join(target, tuple(rows))
             return
     into = target.view(rows[0].dtype)
     if item_shape is None:

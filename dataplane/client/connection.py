@@ -19,14 +19,15 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dataplane.client.events import code
+from dataplane.client.events import code, ring_writer
 from dataplane.client.memory import Mapping, NodeSegment
 from dataplane.client.ownership import changes, undo
 from dataplane.client.pins import ClientPins, let_go
-from dataplane.config import environment, program
+from dataplane.config import program
 from dataplane.diagnosis import recorder
 from dataplane.errors import Closed, DataplaneError, Forked, OutcomeUnknown, PeerUnavailable, ProtocolMismatch, revive
-from dataplane.observe.ring import CODE, RING_BYTES, PlainWriter, RingWriter
+from dataplane.observe import _writer
+from dataplane.observe.ring import CODE
 from dataplane.waiting import BITS
 from dataplane.wire import messages as m
 from dataplane.wire import row_messages as rm
@@ -132,7 +133,7 @@ class Connection:
         self.keeping: Callable[[sm.Keeping], None] = lambda told: None
         """Called with the node's messages about shards that this client keeps."""
         self._prewarm: list[Mapping] = []
-        self.events: PlainWriter | None = None
+        self.events: _writer.Writer | None = None
         """Records the events of this connection; None if none are recorded."""
         self._socket = connected = connect(parse_address(address))
         self._channel = LocalChannel(connected, _decoder, self._received, self._closed, descriptors=True, paced=False)
@@ -330,7 +331,7 @@ class Connection:
             segment = self.segments.setdefault(grant.segment, NodeSegment(grant.segment, grant.size, self.pins.access))
             segment.grant(fd, writable=grant.writable)
         if isinstance(reply, m.Welcome) and reply.ring:
-            self.events = _recording(reply.ring, *self._channel.take_descriptors(1))
+            self.events = ring_writer(reply.ring, *self._channel.take_descriptors(1))
         if isinstance(reply, m.Failure) and reply.id == 0:
             self._gone = revive(reply.name, reply.message, reply.fields)
             return
@@ -470,19 +471,6 @@ class Connection:
         for mapping, (segment, offset) in list(self.unsealed.items()):
             with suppress(DataplaneError):  # if this fails, accesses to the mapping fail too
                 segment.unshare(mapping, offset)
-
-
-def _recording(size: int, fd: int) -> PlainWriter | None:
-    """The writer of events to the ring of the node's `Welcome`. None if the ring has the format of another version or
-    cannot be mapped, or if `observe` is off."""
-    try:
-        if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
-            return RingWriter(fd).writer
-    except OSError as error:  # no memory to map it: continue without
-        log.warning("this process records no events: %s", error)
-    finally:
-        os.close(fd)
-    return None
 
 
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()

@@ -7,6 +7,8 @@ them only.
 
 from __future__ import annotations
 
+import logging
+import os
 import zlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from dataplane.client.ownership import asked_in
-from dataplane.observe.ring import CODE
+from dataplane.config import environment
+from dataplane.observe import _writer
+from dataplane.observe.ring import CODE, RING_BYTES, RingWriter
 from dataplane.stream import requests as r
 from dataplane.table import requests as t
 from dataplane.wire import row_messages as rm
@@ -22,6 +26,8 @@ from dataplane.wire import shard_messages as sm
 
 if TYPE_CHECKING:
     from dataplane.client.connection import Connection
+
+log = logging.getLogger(__name__)
 
 _OPERATIONS: dict[str, tuple[type[Any], ...]] = {
     "put": (sm.PutShard,),
@@ -103,3 +109,16 @@ def _of_key(key: str) -> int:
         if number.isdecimal():
             return _of(mark, int(number))
     return xxhash.xxh3_64_intdigest(key.encode())
+
+
+def ring_writer(size: int, fd: int) -> _writer.Writer | None:
+    """The writer of events to the ring of the node's `Welcome`. None if the ring has the format of another version or
+    cannot be mapped, or if `observe` is off."""
+    try:
+        if size == RING_BYTES and os.fstat(fd).st_size >= RING_BYTES and environment().observe:
+            return RingWriter(fd).writer
+    except OSError as error:  # no memory to map it: continue without
+        log.warning("this process records no events: %s", error)
+    finally:
+        os.close(fd)
+    return None

@@ -1,5 +1,4 @@
-/* Counts calls by the line that made them. `calls.py` has the same in Python, says what it is, and is what this is
- * tested against.
+/* Counts calls by the line that made them; see `_calls.pyi`.
  *
  * To walk the frames of a stack makes an object of each, which takes longer than all else here. A line calls through
  * the same functions each time, so its frame is as deep as it was: it is looked up there first, without the frames in

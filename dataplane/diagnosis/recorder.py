@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from dataplane.diagnosis.calls import Found, counting, current_frames
+from dataplane.diagnosis import _calls
 from dataplane.diagnosis.collectives import COLLECTIVE, COLLECTIVES
 from dataplane.waiting import PLACES, computed_s, processor_s
 from dataplane.wire.messages import MAX_REPORT
@@ -99,7 +99,7 @@ class PlaceRecorder:
     """The places and lines of this process."""
 
     def __init__(self) -> None:
-        self._calls = counting(_number.get, self._walk, self._gap, _GAP_NS)
+        self._calls = _calls.Calls(_number.get, self._walk, self._gap, _GAP_NS)
         self.place = self._calls.place
         """Returns the number of the place that calls the plane now; 0 if there is none."""
         self.called = self._calls.called
@@ -138,7 +138,7 @@ class PlaceRecorder:
 
     # Places
 
-    def _walk(self) -> Found:
+    def _walk(self) -> tuple[int, int, int, int]:
         """The place that calls `_calls`, which has no frame of its own."""
         frame: FrameType | None = sys._getframe(1)
         place = self._find(frame)
@@ -263,7 +263,7 @@ class PlaceRecorder:
     def _look(self, seconds: float) -> None:
         """Add the time since the last sample to the lines of the threads."""
         self._sampled_s += seconds
-        frames = current_frames()
+        frames = _calls.current_frames()
         for ident in list(self._threads):
             frame = frames.get(ident)
             if frame is None:

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dataplane.errors import Misuse
-from dataplane.history.matching import MOST, Tokens, matcher, order
+from dataplane.history import _suffix
+from dataplane.history.matching import MOST, Tokens, order
 
 FIRST, LEAST, LONGEST = 16, 4, 64
 """The limit of the first draft, the lowest limit, and the default of the highest limit, in tokens."""
@@ -99,7 +100,7 @@ class Drafter:
     ) -> None:
         counted = weights(responses)
         best = sorted(np.argsort(-counted, kind="stable")[:MOST].tolist())
-        self._matcher = matcher()
+        self._matcher = _suffix.Matcher()
         for number in best:
             each = responses[number]
             tokens = np.ascontiguousarray(each.tokens, np.int32)

@@ -16,12 +16,13 @@ a node a token and more, and the removal of a response touches all of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.errors import Misuse, SchemaMismatch
+from dataplane.errors import SchemaMismatch
+from dataplane.history import _suffix
 
 Tokens = npt.NDArray[np.int32]
 
@@ -29,55 +30,10 @@ MOST = 64
 """The largest number of responses of a matcher."""
 
 
-class Matcher(Protocol):
-    """The positions of a new response in earlier responses. It begins without either."""
-
-    def add(self, tokens: Any, order: Any, weight: float, /) -> None:
-        """Add an earlier response: its int32 tokens, their `order`, and its weight. Raises ValueError above `MOST`."""
-
-    def propose(self, most: int, threshold: float, branches: int, /) -> tuple[list[int], list[int]]:
-        """A tree of at most `most` next tokens with probabilities of at least `threshold`, the likeliest first, and at
-        most `branches` children of each: the tokens, and the position of each one's parent, -1 for first tokens."""
-
-    def accept(self, tokens: Any, /) -> int:
-        """Add int32 tokens of the new response. Returns the number of leading tokens that agree with the last
-        proposal."""
-
-    def chances(self) -> list[tuple[float, float]]:
-        """By the length of the match (0, 1, 2 to 3, 4 to 7, ...): the numbers of accepted and of proposed tokens."""
-
-    def set_chances(self, chances: list[tuple[float, float]], /) -> None:
-        """Replace the statistics by the `chances` of another matcher."""
-
-
-try:
-    from dataplane.history import _suffix
-except ImportError:  # it was not built, without a C compiler
-    _suffix = None  # type: ignore[assignment]
-
-BUILT = _suffix is not None
-"""Whether the extension was built."""
-
-
 def order(tokens: npt.ArrayLike) -> Tokens:
     """The positions of tokens, int32, sorted by at most 64 tokens before each, the nearest first. The beginning sorts
-    first, and equal positions stay in order. Raises Misuse without the extension."""
-    return np.frombuffer(_built().order(np.ascontiguousarray(tokens, np.int32)), np.int32)
-
-
-def matcher() -> Matcher:
-    """A matcher without responses. Raises Misuse without the extension."""
-    found: Matcher = _built().Matcher()
-    return found
-
-
-def _built() -> Any:
-    if _suffix is None:
-        raise Misuse(
-            "drafts need an extension that was not built when rollout-dataplane was installed: install a C compiler"
-            " (gcc), then rollout-dataplane again"
-        )
-    return _suffix
+    first, and equal positions stay in order."""
+    return np.frombuffer(_suffix.order(np.ascontiguousarray(tokens, np.int32)), np.int32)
 
 
 def tokens_of(tokens: Any, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

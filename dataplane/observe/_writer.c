@@ -1,5 +1,4 @@
-/* Writes events into a ring. `ring.py` says what stands where, has the same in Python, and is what this is tested
- * against.
+/* Writes events into a ring. `ring.py` has the format.
  *
  * What always holds: an event's number is written last; nothing outside the buffer is written; the interpreter's lock
  * is held. A thread's place is kept in the thread, so that a later thread with the same identity does not get it.

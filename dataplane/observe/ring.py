@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataplane.observe import _writer
+
 EVENTS = 1 << 15
 """The number of events of a ring: the last 10 seconds at 3,276 requests a second."""
 
@@ -139,65 +141,16 @@ class _Names:
         return place
 
 
-class PlainWriter:
-    """The extension `_writer` in Python: writes events into the memory from `offset` on. `events`: their number, a
-    power of two. `named()`: the position of the calling thread."""
-
-    __slots__ = ("_mask", "_named", "_offset", "_stopped", "count", "last", "memory")
-
-    def __init__(self, memory: mmap.mmap, offset: int, events: int, named: Callable[[], int]) -> None:
-        self.memory = memory
-        self._offset = offset
-        self._mask = events - 1
-        self._named = named
-        self._stopped = False
-        self.count = 0
-        """The number of the event that was recorded last."""
-        self.last = 0
-        """The begin of the event that was recorded last, or is being recorded. Flows refer to it."""
-
-    def record(self, code: int, began: int, value: int = 0) -> None:
-        """Record an event that ends now. `began`: nanoseconds of the monotonic clock. Raises ValueError after
-        `stop`."""
-        self.last = began
-        self._write(code, _clock(), value)
-
-    def flow(self, code: int, identity: int, count: int = 1) -> None:
-        """Record `count` consecutive identities, from `identity` on, that the `last` event sends or receives. Raises
-        ValueError after `stop`."""
-        self._write(code, identity & (1 << 64) - 1, count)
-
-    def _write(self, code: int, ended: int, value: int) -> None:
-        if self._stopped:
-            raise ValueError("the ring is closed")
-        number = self.count = self.count + 1
-        at = self._offset + ((number & self._mask) << 5)
-        _pack(self.memory, at, self.last, ended, value, code, self._named(), number & _WRAP)
-
-    def stop(self) -> None:
-        """Release the memory. Idempotent."""
-        self._stopped = True
-
-
-try:
-    from dataplane.observe._writer import Writer as _Extension
-except ImportError:  # no C compiler when it was installed
-    WRITER: type[PlainWriter] = PlainWriter
-else:
-    WRITER = _Extension
-
-
 class RingWriter:
-    """Writes a ring, one thread at a time. `writer`: the extension, or its replacement in Python, which takes six
-    times as long."""
+    """Writes a ring, one thread at a time."""
 
     __slots__ = ("_memory", "writer")
 
-    def __init__(self, fd: int | None = None, writer: type[PlainWriter] = WRITER) -> None:
+    def __init__(self, fd: int | None = None) -> None:
         """Map the memory of the descriptor, which still belongs to the caller, or else private memory. Raises
         OSError."""
         self._memory = mmap.mmap(-1 if fd is None else fd, RING_BYTES)
-        self.writer = writer(self._memory, _HEAD_BYTES, EVENTS, _Names(self._memory).place)
+        self.writer = _writer.Writer(self._memory, _HEAD_BYTES, EVENTS, _Names(self._memory).place)
 
     def record(self, code: int, began: int, value: int = 0) -> None:
         """Record an event that ends now. `began`: nanoseconds of the monotonic clock. Raises ValueError after

@@ -1,5 +1,5 @@
-/* Plays the tasks of a plan through: who computes what from when to when. `events.py` has the same in Python, says what
- * the arrays are, and is what this is tested against. A search plays thousands of plans: this takes 0.3 us a task.
+/* Simulates the tasks of a plan. `events.py` describes the rules and the arrays. A search simulates thousands of plans:
+ * this takes 0.3 us a task.
  *
  * What always holds: events are taken by time, those within TIE together, equal ones by number, so that a plan has one
  * outcome; nothing outside the buffers is read or written, whatever they hold; the interpreter's lock is not held.

@@ -1,5 +1,5 @@
-/* Elements that differ between two blocks, and their writing: what `weights.deltas` does without it, at the pace of
- * memory. See there for the encoding.
+/* Encodes the elements that differ between two blocks, and writes them, at the pace of memory. `weights.deltas`
+ * describes the encoding.
  *
  * What always holds: nothing is written outside of the block; a false body is refused before its first element out of
  * place is written; the interpreter's lock is not held while bytes are compared or written.

@@ -14,7 +14,6 @@ each block, changed or not, and the checksum over these. An invalid delta writes
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,12 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from dataplane.errors import Corrupt
-
-_sparse: Any
-try:
-    from dataplane.weights import _sparse
-except ImportError:  # not built: no C compiler
-    _sparse = None
+from dataplane.weights import _sparse
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,7 +32,6 @@ _HEADER = struct.Struct("<4sHHQQ")  # magic, width, nothing, bytes of the chunk,
 _MAGIC = b"dpw1"
 _SAME, _ALL, _SOME = 0, 1, 2
 _WIDTHS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_SKIP = 255
 _LOOK, _LOOKS = 4096, 16  # bytes of a sampled place, and the number of places
 
 
@@ -55,7 +48,7 @@ def encode(old: Bytes, new: Bytes, width: int, most: int) -> bytes | None:
         part = slice(at * BLOCK, (at + 1) * BLOCK)
         before, after = old[part], new[part]
         sums[at] = _sum(after)
-        body = _some(before, after, width, room)
+        body = _sparse.some(before, after, width, room)
         if body is None:
             kinds[at], body = _ALL, after.tobytes()
         elif body:
@@ -131,54 +124,7 @@ class _Delta:
                 raise Corrupt("a block of a delta that was cut")
             block[:] = body
         elif kind == _SOME:
-            _patch(body, block, self.width)
+            if not _sparse.patch(body, block, self.width):
+                raise Corrupt("a delta of elements that are not there")
         elif kind != _SAME:
             raise Corrupt(f"a block of kind {kind}")
-
-
-def _some_here(before: Bytes, after: Bytes, width: int, room: Bytes | None = None) -> bytes | None:
-    """Encode the elements that differ: their number, that of the gaps, the gaps, the values. b"" if none differs; None
-    if the block is not larger. `room`: work memory of the extension, twice a block and two bytes."""
-    values = after.view(_WIDTHS[width])
-    changed = np.flatnonzero(before.view(_WIDTHS[width]) != values)
-    if not len(changed):
-        return b""
-    if len(changed) * (width + 1) + 4 >= len(after):
-        return None
-    steps = np.diff(changed, prepend=-1) - 1
-    skips = steps // _SKIP
-    gaps = np.full(len(changed) + int(skips.sum()), _SKIP, np.uint8)
-    gaps[np.arange(len(changed)) + np.cumsum(skips)] = steps % _SKIP
-    size = 8 + len(gaps) + len(changed) * width
-    if size >= len(after):
-        return None
-    return b"".join([struct.pack("<II", len(changed), len(gaps)), gaps.tobytes(), values[changed].tobytes()])
-
-
-def _patch_here(body: Bytes, block: Bytes, width: int) -> None:
-    """Write the elements of a body into the block. Raises Corrupt for an invalid body."""
-    if len(body) < 8:
-        raise Corrupt("a block of a delta that was cut")
-    count, steps = struct.unpack("<II", body[:8].tobytes())
-    if len(body) != 8 + steps + count * width:
-        raise Corrupt("a block of a delta that was cut")
-    gaps = body[8 : 8 + steps]
-    element = gaps != _SKIP
-    places = np.cumsum(gaps.astype(np.int64) + element)[element] - 1
-    values = np.frombuffer(body[8 + steps :].tobytes(), _WIDTHS[width])
-    target = block.view(_WIDTHS[width])
-    if len(places) != count or (count and places[-1] >= len(target)):
-        raise Corrupt("a delta of elements that are not there")
-    target[places] = values
-
-
-def _patch_by(write: Callable[[Any, Any, int], bool]) -> Callable[[Bytes, Bytes, int], None]:
-    def patch(body: Bytes, block: Bytes, width: int) -> None:
-        if not write(body, block, width):
-            raise Corrupt("a delta of elements that are not there")
-
-    return patch
-
-
-_some: Callable[..., bytes | None] = _some_here if _sparse is None else _sparse.some
-_patch: Callable[[Bytes, Bytes, int], None] = _patch_here if _sparse is None else _patch_by(_sparse.patch)

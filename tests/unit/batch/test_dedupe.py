@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from dataplane.batch import dedupe, values
+from dataplane.batch import _memory, dedupe, values
 from dataplane.batch.put_plan import plan, values_of
 from tests.cases import each_case
 from tests.unit.batch.exact import column, same
@@ -102,18 +102,9 @@ def test_digests_of_rows_with_shared_parts_depend_on_their_values() -> None:
     assert len({*of_first, *of_other}) == 6
 
 
-# Large copies, by the extension and without it.
+# Large copies
 
 LARGE = values._STREAMED
-
-
-@pytest.fixture(params=["extension", "numpy"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "numpy":
-        monkeypatch.setattr(values, "_join", None)
-    elif values._join is None:
-        pytest.skip("the extension was not built: there was no C compiler")
-    return str(request.param)
 
 
 def some(nbytes: int, seed: int = 0) -> np.ndarray:
@@ -122,7 +113,7 @@ def some(nbytes: int, seed: int = 0) -> np.ndarray:
 
 @each_case("more", [-1, 0, 1, 63, 64, 65, 16383, 16384, 16385])
 @each_case(("to", "begin"), [(0, 0), (1, 0), (0, 1), (63, 5)])
-def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to: int, begin: int) -> None:
+def test_a_copy_writes_its_target_and_nothing_beside_it(more: int, to: int, begin: int) -> None:
     source, place = some(LARGE + 16448)[begin:][: LARGE + more], np.full(LARGE + 16600, 7, np.uint8)
     values.copy(place[64 + to : 64 + to + len(source)], source)
     assert (place[64 + to : 64 + to + len(source)] == source).all()
@@ -132,13 +123,10 @@ def test_a_copy_writes_its_target_and_nothing_beside_it(way: str, more: int, to:
 
 @given(st.lists(st.integers(0, 70_000), min_size=1, max_size=12), st.integers(0, 200), st.integers(0, 200))
 def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], before: int, begin: int) -> None:
-    join = values._join
-    if join is None:
-        pytest.skip("the extension was not built: there was no C compiler")
     data = some(sum(sizes) + begin)[begin:]
     cuts = np.cumsum([0, *sizes]).tolist()
     place = np.full(before + len(data) + 100, 9, np.uint8)
-    join(place[before : before + len(data)], tuple(data[a:b] for a, b in pairwise(cuts)))
+    _memory.join(place[before : before + len(data)], tuple(data[a:b] for a, b in pairwise(cuts)))
     assert (place[before : before + len(data)] == data).all()
     assert (place[:before] == 9).all()
     assert (place[before + len(data) :] == 9).all()
@@ -157,9 +145,6 @@ def test_the_extension_joins_buffers_of_any_size_and_place(sizes: list[int], bef
     ],
 )
 def test_the_extension_refuses_invalid_buffers_and_writes_nothing(arguments: Any, error: type[Exception]) -> None:
-    join: Any = values._join
-    if join is None:
-        pytest.skip("the extension was not built: there was no C compiler")
     with pytest.raises(error):
-        join(*arguments)
+        _memory.join(*arguments)
     assert not np.asarray(arguments[0]).any() or isinstance(arguments[0], bytes)

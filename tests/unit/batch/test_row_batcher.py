@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from dataplane.batch import row_batcher
+from dataplane.batch import _lists
 from dataplane.batch.put_plan import columns_of, values_of
 from dataplane.batch.row_batcher import RowMemory, joined, owned
 from tests.cases import each_case
@@ -34,8 +34,6 @@ def test_joined_columns_have_the_rows_of_their_parts(several: list[list[Any]]) -
         return
     assert same(column(joined(values)).to_list(), [row for rows in several for row in rows])
 
-
-needs_extension = pytest.mark.skipif(row_batcher._write is None, reason="the extension was not built: no C compiler")
 
 _INTS = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -62,7 +60,6 @@ def listed(gathered: RowMemory, start: int, stop: int) -> dict[str, list[Any]]:
 _ONE = {"ids": [[1, 2]], "logp": [[0.5]], "array": np.zeros((1, 2, 2), np.int64)}
 
 
-@needs_extension
 @given(st.lists(rows(), min_size=1, max_size=8), st.data())
 def test_batched_rows_round_trip(several: list[dict[str, Any]], data: st.DataObject) -> None:
     gathered = of(_ONE)
@@ -105,22 +102,19 @@ def test_dissimilar_rows_are_refused_and_leave_the_batcher_unchanged(other: Any)
     assert listed(gathered, 0, 2)["ids"] == [[1, 2], [1, 2]]
 
 
-@needs_extension
 @each_case(("at", "error"), [(-1, ValueError), (17, ValueError), (9, None), (8, None)])
 def test_the_extension_writes_within_the_memory_and_nowhere_else(at: int, error: type[Exception] | None) -> None:
-    assert row_batcher._write is not None
-    assert row_batcher._copy is not None
     memory = bytearray(b"\xaa" * 16)
     if error is not None:
         with pytest.raises(error):
-            row_batcher._write([[1]], memory, at, False)
+            _lists.write([[1]], memory, at, False)
         with pytest.raises(error):
-            row_batcher._copy(np.ones(1, np.int64), memory, at)
+            _lists.copy(np.ones(1, np.int64), memory, at)
     elif at == 9:  # seven bytes are left
-        assert row_batcher._write([[1]], memory, at, False) is None
+        assert _lists.write([[1]], memory, at, False) is None
         with pytest.raises(ValueError, match="not in the memory"):
-            row_batcher._copy(np.ones(1, np.int64), memory, at)
+            _lists.copy(np.ones(1, np.int64), memory, at)
     else:
-        assert row_batcher._write([[1], []], memory, at, False) == (1, 0)
+        assert _lists.write([[1], []], memory, at, False) == (1, 0)
     assert memory[:8] == b"\xaa" * 8
     assert (memory[8:] == b"\xaa" * 8) == (at != 8)

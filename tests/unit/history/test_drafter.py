@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import dataplane as dp
 from dataplane.history import matching
+from dataplane.history._suffix import Matcher
 from dataplane.history.drafter import LEAST, LONGEST, Drafter, Response, weights
 from dataplane.history.lengths import Past, predict
 from dataplane.history.sampling import HistoPipe
@@ -68,7 +69,6 @@ def test_accepted_tokens_that_are_not_integers_of_32_bits_are_refused(tokens: ob
 # Matching: proposals follow the longest match that there is; orders are sorted.
 
 texts = st.lists(st.integers(0, 3), max_size=90).map(lambda values: np.array(values, np.int32))
-native = pytest.mark.skipif(not matching.BUILT, reason="the extension is not built: no C compiler was there")
 
 
 def common(a: list[int], b: list[int]) -> int:
@@ -77,17 +77,15 @@ def common(a: list[int], b: list[int]) -> int:
     return next((count for count, (x, y) in enumerate(pairs) if x != y), min(len(a) + 1, len(b) + 1, 64))
 
 
-@native
 @given(texts)
 def test_positions_are_ordered_by_the_tokens_before_them(tokens: np.ndarray) -> None:
     listed = tokens.tolist()
     assert matching.order(tokens).tolist() == sorted(range(len(listed)), key=lambda at: listed[:at][:-65:-1])
 
 
-@native
 @given(texts, texts)
 def test_a_proposal_continues_a_longest_match(old: np.ndarray, new: np.ndarray) -> None:
-    each, response, own = matching.matcher(), old.tolist(), new.tolist()
+    each, response, own = Matcher(), old.tolist(), new.tolist()
     each.add(old, matching.order(old), 1.0)
     for done in range(0, len(own), 3):
         tokens, _ = each.propose(12, 0.0, 1)
@@ -102,22 +100,14 @@ def test_a_proposal_continues_a_longest_match(old: np.ndarray, new: np.ndarray) 
         assert each.accept(np.array(came, np.int32)) == same
 
 
-@native
 @each_case("order", [[-1, -5, 99, 1 << 30], [7, 7, 7, 7], [0, 0, 0, 0], [3, 2, 1, 0]])
 def test_an_invalid_suffix_order_causes_no_read_out_of_bounds(order: list[int]) -> None:
-    each = matching.matcher()
+    each = Matcher()
     each.add(np.array([1, 2, 3, 4], np.int32), np.array(order, np.int32), 1.0)
     for token in (1, 9, 3, 3, 2, 1):
         tokens, _ = each.propose(8, 0.0, 2)
         assert set(tokens) <= {1, 2, 3, 4}
         each.accept(np.array([token], np.int32))
-
-
-def test_drafts_without_the_extension_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matching, "_suffix", None)
-    for refused in (matching.matcher, lambda: matching.order([1])):
-        with pytest.raises(dp.Misuse, match="install a C compiler"):
-            refused()
 
 
 # Verification is lossless: whatever a draft says, the tokens are the model's own draws.

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from dataplane.observe import ring
+from dataplane.observe._writer import Writer
 from dataplane.observe.ledger import Ledger, StreamCounts, TaskCounts
-from dataplane.observe.ring import CODE, EVENTS, RING_BYTES, WRITER, PlainWriter, RingReader, RingWriter
+from dataplane.observe.ring import CODE, EVENTS, RING_BYTES, RingReader, RingWriter
 from dataplane.observe.snapshot import NAMED, OTHERS, StreamFigures
-from tests.cases import each_case
 
 
 def ring_of(count: int) -> RingWriter:
@@ -23,9 +23,8 @@ def ring_of(count: int) -> RingWriter:
     return recorder
 
 
-@each_case("writer", list(dict.fromkeys([PlainWriter, WRITER])))
-def test_the_compiled_and_the_plain_writer_write_the_same_events(writer: type[PlainWriter]) -> None:
-    recorder = RingWriter(writer=writer)
+def test_recorded_events_and_flows_are_read_as_they_were_written() -> None:
+    recorder = RingWriter()
     reader = recorder.reader()
     began = time.monotonic_ns()
     recorder.record(CODE["append"], began, (1 << 64) - 1)
@@ -43,15 +42,14 @@ def test_the_compiled_and_the_plain_writer_write_the_same_events(writer: type[Pl
     assert events["thread"].tolist() == [1, 1, 1]
 
 
-@pytest.mark.skipif(WRITER is PlainWriter, reason="the extension was not built")
-def test_the_compiled_writer_refuses_memory_of_a_wrong_size_or_alignment() -> None:
+def test_a_writer_refuses_memory_of_a_wrong_size_or_alignment() -> None:
     memory: Any = bytearray(4096)
     for offset, events in ((0, 256), (0, 100), (-8, 8), (4, 8), (4096, 1), (1 << 60, 8), (0, 1 << 61)):
         with pytest.raises(ValueError, match="fit"):
-            WRITER(memory, offset, events, int)
+            Writer(memory, offset, events, int)
     with pytest.raises(BufferError):
-        WRITER(bytes(4096), 0, 8, int)  # type: ignore[arg-type]
-    writer = WRITER(memory, 0, 128, int)
+        Writer(bytes(4096), 0, 8, int)  # type: ignore[arg-type]
+    writer = Writer(memory, 0, 128, int)
     for code in (None, "x", 1.5):
         with pytest.raises(TypeError):
             writer.record(code, 1)  # type: ignore[arg-type]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,17 +10,6 @@ from hypothesis import strategies as st
 from dataplane.errors import Corrupt
 from dataplane.weights import deltas
 from dataplane.weights.deltas import BLOCK, apply, encode
-
-WAYS = ["python", *(["extension"] if deltas._sparse is not None else [])]
-
-
-@pytest.fixture(params=WAYS, autouse=True)
-def way(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = deltas._some, deltas._patch
-    if request.param == "python":
-        deltas._some, deltas._patch = deltas._some_here, deltas._patch_here
-    yield request.param
-    deltas._some, deltas._patch = before
 
 
 def array(data: bytes) -> deltas.Bytes:
