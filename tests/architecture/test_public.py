@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 import dataplane
-from dataplane import errors, testing
+from dataplane import errors
 from dataplane.client import blocking_calls
 from tests import stubs
 from tests.architecture.test_imports import MODULES
@@ -54,19 +54,6 @@ NAMES = [
 ]
 
 
-TESTING = [
-    "Failing",
-    "LocalNode",
-    "ManualClock",
-    "NodeProcess",
-    "SamplerSuite",
-    "candidates",
-    "failing",
-    "node",
-    "plane",
-]
-
-
 def test_public_names_are_exactly_those_listed() -> None:
     assert sorted(dataplane.__all__) == sorted(NAMES + ERRORS)
 
@@ -80,11 +67,6 @@ def test_each_public_name_exists(name: str) -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no_such_name"):
         _ = dataplane.no_such_name
-
-
-def test_names_of_the_testing_module_are_exactly_those_listed() -> None:
-    assert sorted(testing.__all__) == TESTING
-    assert all(getattr(testing, name) is not None for name in TESTING)
 
 
 # A class name stands for one thing.

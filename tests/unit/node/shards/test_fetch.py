@@ -33,6 +33,7 @@ from tests.unit.store.stores import content, layout, moving
 
 ANY, OWNER = "tcp://127.0.0.1:0", b"owner..."
 NBYTES = 64
+MIB = 1 << 20
 Answer = Callable[[Any], Awaitable[Message]]
 
 
@@ -74,6 +75,19 @@ async def owning(answer: Answer | None = None) -> AsyncIterator[tuple[Owner, Pee
         await owner.peers.aclose()
 
 
+@asynccontextmanager
+async def fetching(
+    directory: Path, answer: Answer | None = None
+) -> AsyncIterator[tuple[Fetcher, Store, Owner, Members]]:
+    async with (
+        owning(answer) as (owner, mine, members),
+        moving({"memory": MIB, "spill": 0, "spill_dir": directory}) as store,
+    ):
+        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
+        yield fetcher, store, owner, members
+        await fetcher.aclose()
+
+
 async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the owner is a member; what one that has ended had is gone anyhow."""
     monkeypatch.setattr(fetch, "_CONTROL_S", 0.1)
@@ -84,17 +98,12 @@ async def test_an_unanswered_free_has_an_unknown_outcome(tmp_path: Path, monkeyp
         await asyncio.Event().wait()
         return Done(request.id)
 
-    async with (
-        owning(answer) as (_, mine, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored,
-    ):
-        fetcher = Fetcher(ME, stored, mine, members, TransportChoice(()))
+    async with fetching(tmp_path, answer) as (fetcher, _, _, members):
         with pytest.raises(OutcomeUnknown, match="free it again"):
             await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
         await heard.wait()
         members.lose(OWNER)
         await fetcher.free(OWNER, [(1, [0], (0, 1, b""))])
-        await fetcher.aclose()
 
 
 @each_case("how", ["cancelled", "not answered in time"])
@@ -115,11 +124,7 @@ async def test_a_retain_that_fails_has_retained_nothing(
         await go.wait()
         return pm.Linked(request.id, [7])
 
-    async with (
-        owning(answer) as (_, mine, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as stored,
-    ):
-        fetcher = Fetcher(ME, stored, mine, members, TransportChoice(()))
+    async with fetching(tmp_path, answer) as (fetcher, _, _, _):
         retaining = asyncio.create_task(fetcher.retain(OWNER, [(1, [([0], (0, 1, b""))])]))
         await heard.wait()
         if how == "cancelled":
@@ -128,23 +133,11 @@ async def test_a_retain_that_fails_has_retained_nothing(
             await retaining
         go.set()
         await until(lambda: freed == [7])
-        await fetcher.aclose()
 
 
 # Copies that are forgotten or freed while others are described.
 
 ROW: list[Want] = [((0,), RowIndices.range(0, 1), [])]
-
-
-@pytest.fixture
-async def fetching(tmp_path: Path) -> AsyncIterator[tuple[Fetcher, Store, Owner]]:
-    async with (
-        owning() as (owner, peers, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
-        fetcher = Fetcher(ME, store, peers, members, TransportChoice(()))
-        yield fetcher, store, owner
-        await fetcher.aclose()
 
 
 async def find(fetcher: Fetcher, *shards: int) -> list[int]:
@@ -160,39 +153,37 @@ def read(store: Store, numbers: list[int]) -> list[bytes]:
 
 
 async def test_copies_named_by_a_request_are_not_evicted_for_its_other_copies(
-    fetching: tuple[Fetcher, Store, Owner], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest copies are, and become the newest by being asked for."""
-    fetcher, store, owner = fetching
     monkeypatch.setattr(fetch, "MAX_COPIES", 3)
-    await find(fetcher, 1, 2, 3)
-    numbers = await find(fetcher, 2, 1, 4)
-    assert read(store, numbers) == [content(shard, NBYTES) for shard in (2, 1, 4)]
-    assert fetcher.copies == 3
-    assert owner.asked == [1, 2, 3, 4]
+    async with fetching(tmp_path) as (fetcher, store, owner, _):
+        await find(fetcher, 1, 2, 3)
+        numbers = await find(fetcher, 2, 1, 4)
+        assert read(store, numbers) == [content(shard, NBYTES) for shard in (2, 1, 4)]
+        assert fetcher.copies == 3
+        assert owner.asked == [1, 2, 3, 4]
 
 
-async def test_shards_pinned_for_fetches_have_a_readable_holder_name(fetching: tuple[Fetcher, Store, Owner]) -> None:
-    fetcher, store, _ = fetching
-    numbers = await find(fetcher, 1)
-    assert store.pin_now(fetcher, numbers)
-    (held,) = store.statistics().holders
-    assert (held["holder"], held["how"]) == ("reads of other nodes' shards", "pinned")
-    store.unpin(fetcher, numbers)
+async def test_shards_pinned_for_fetches_have_a_readable_holder_name(tmp_path: Path) -> None:
+    async with fetching(tmp_path) as (fetcher, store, _, _):
+        numbers = await find(fetcher, 1)
+        assert store.pin_now(fetcher, numbers)
+        (held,) = store.statistics().holders
+        assert (held["holder"], held["how"]) == ("reads of other nodes' shards", "pinned")
+        store.unpin(fetcher, numbers)
 
 
-async def test_a_copy_freed_by_another_client_during_a_fetch_raises_freed(
-    fetching: tuple[Fetcher, Store, Owner],
-) -> None:
-    fetcher, _, owner = fetching
-    await find(fetcher, 1)
-    owner.go.clear()
-    finding = asyncio.create_task(find(fetcher, 1, 2))
-    await until(lambda: owner.asked == [1, 2])
-    await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
-    owner.go.set()
-    with pytest.raises(Freed, match="shard 1 was freed"):
-        await finding
+async def test_a_copy_freed_by_another_client_during_a_fetch_raises_freed(tmp_path: Path) -> None:
+    async with fetching(tmp_path) as (fetcher, _, owner, _):
+        await find(fetcher, 1)
+        owner.go.clear()
+        finding = asyncio.create_task(find(fetcher, 1, 2))
+        await until(lambda: owner.asked == [1, 2])
+        await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
+        owner.go.set()
+        with pytest.raises(Freed, match="shard 1 was freed"):
+            await finding
 
 
 # Shards from before a restart.
@@ -205,11 +196,8 @@ async def test_frees_of_many_shards_from_before_a_restart_are_one_message_to_eac
         heard.append(request)
         return Done(request.id)
 
-    async with (
-        owning(answer) as (_, mine, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
-        fetcher, needed = Fetcher(ME, store, mine, members, TransportChoice(())), NeededShards(ME, store)
+    async with fetching(tmp_path, answer) as (fetcher, store, _, _):
+        needed = NeededShards(ME, store)
         needed.free_lost = fetcher.free_lost
         recovered = [store.put_now("c", content(1, 64), layout(64), scope="", holder="c") for _ in range(3)]
         store.first = 100
@@ -218,26 +206,20 @@ async def test_frees_of_many_shards_from_before_a_restart_are_one_message_to_eac
         needed.free_parts([(number, (0,), RowIndices.range(0, 1)) for number in (50, 51)])
         await until(lambda: len(heard) >= 2)
         assert [{number for number, *_ in each.parts} for each in heard] == [{*recovered}, {50, 51}]
-        await fetcher.aclose()
 
 
 @each_case("why", ["this node has not joined", "the owner is away"])
 async def test_a_free_that_reaches_no_owner_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
     monkeypatch.setattr(fetch, "_CONTROL_S", 0.1)
-    async with (
-        owning() as (_, mine, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
+    async with fetching(tmp_path) as (fetcher, _, _, members):
         there = members.members[OWNER]
         members.lose(OWNER)
         if why == "the owner is away":
             members._missing[OWNER.hex()] = there, members._clock()
         else:
             members._seen.clear()
-        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
         with pytest.raises(OutcomeUnknown, match="may come back; its own copy is not freed: free it again"):
             await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
-        await fetcher.aclose()
 
 
 async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: Path) -> None:
@@ -249,14 +231,10 @@ async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: P
             return pm.PartsFreed(request.id, [])
         return Done(request.id)
 
-    async with (
-        owning(answer) as (_, mine, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
+    async with fetching(tmp_path, answer) as (fetcher, _, _, members):
         there = members.members[OWNER]
         members.lose(OWNER)
         members._seen.clear()
-        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
         fetcher.free_lost([(50, (0,), RowIndices.range(0, 1))])
         freeing = asyncio.create_task(fetcher.free(OWNER, [(60, [0], RowIndices.range(0, 1).encode())]))
         await asyncio.sleep(0)
@@ -265,7 +243,6 @@ async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: P
         await freeing
         await until(lambda: len(heard) >= 2)
         assert {(type(each), each.parts[0][0]) for each in heard} == {(pm.FreeReplicas, 50), (pm.FreeParts, 60)}
-        await fetcher.aclose()
 
 
 async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_are_bounded_copies(
@@ -279,14 +256,10 @@ async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_a
         described = [(NBYTES, 1, 1, layout(NBYTES), [], content(number, NBYTES)) for number in request.shards]
         return pm.Described(request.id, described)
 
-    async with (
-        owning(answer) as (_, mine, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
+    async with fetching(tmp_path, answer) as (fetcher, _, _, members):
         there = members.members[OWNER]
         members.lose(OWNER)
         members._seen.clear()
-        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
         regaining = asyncio.create_task(fetcher.regain([1], Deadline.after(WAIT_S)))
         await asyncio.sleep(0)
         members._say({OWNER: there})
@@ -295,12 +268,9 @@ async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_a
         for shard in (2, 3):
             assert list(await fetcher.regain([shard], Deadline.after(WAIT_S))) == [shard]
         assert fetcher.copies == 2
-        await fetcher.aclose()
 
 
 # Replicas that their owner frees while they are being stored.
-
-MIB = 1 << 20
 
 
 @each_case("times", [1, 2])
