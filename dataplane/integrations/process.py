@@ -255,6 +255,6 @@ def _free() -> None:
         if isinstance(noted, threading.Event):
             noted.set()
             continue
-        with suppress(DataplaneError):  # its node has gone with it, or is away and keeps it
+        with suppress(DataplaneError):  # its node has gone with it, or is away and is told later
             plane().free(noted)
         del noted

@@ -32,7 +32,8 @@ from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.offers import Offers
-from dataplane.node.shards.shard_replicas import Part, links_of
+from dataplane.node.shards.pending_frees import Part
+from dataplane.node.shards.shard_replicas import links_of
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.store import Store
 from dataplane.transport.channels import Transport

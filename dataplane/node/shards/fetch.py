@@ -23,9 +23,10 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
+from dataplane.node.shards.pending_frees import Part
 from dataplane.node.shards.reading import ShardReads, absent, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
-from dataplane.node.shards.shard_replicas import Part, ShardReplicas
+from dataplane.node.shards.shard_replicas import ShardReplicas
 from dataplane.store.store import Store
 from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
@@ -211,8 +212,8 @@ class Fetcher:
 
     async def free(self, owner: bytes, parts: list[Part]) -> None:
         """Free parts of the owner's shards, of their local copies and, if the owner is no member, of their replicas.
-        Raises OutcomeUnknown if the owner may be alive but is no member, or does not answer; ProtocolMismatch for
-        invalid parts."""
+        Raises OutcomeUnknown if the owner may be alive but is no member, or does not answer: then this node repeats it;
+        ProtocolMismatch for invalid parts."""
         away = not await self._joined(Deadline.after(_CONTROL_S)) or owner.hex() in self._membership.missing
         member = self._membership.members.get(owner)
         if member is not None:
@@ -223,10 +224,12 @@ class Fetcher:
                 return
             except PeerUnavailable as error:
                 if owner in self._membership.members or owner.hex() in self._membership.missing:
+                    self.replicas.frees.send(owner, owner, parts)
                     raise OutcomeUnknown(f"{error}; whether this is freed is not known: free it again") from error
         self._free_here(owner, parts, frozenset())
         self.replicas.free_all(owner, parts)
         if away:
+            self.replicas.frees.send(owner, owner, parts)
             raise OutcomeUnknown(f"{absent(self._membership, owner)}; its own copy is not freed: free it again")
 
     def free_lost(self, lost: Sequence[tuple[int, Sequence[int], RowIndices]]) -> None:

@@ -24,6 +24,7 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.placement import winner
 from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
+from dataplane.node.shards.pending_frees import Part, PendingFrees
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
 from dataplane.store.links import Selected
 from dataplane.store.store import Store
@@ -34,8 +35,6 @@ from dataplane.wire.shard_messages import MAX_RETAINED, Selection
 
 _CONTROL_S = 4.0  # as in `fetch`
 _SILENT_S = 10.0  # seconds for which a node that did not answer is chosen last
-
-Part = tuple[int, list[int], tuple[int, int, bytes]]
 
 
 class ShardReplicas:
@@ -51,6 +50,7 @@ class ShardReplicas:
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
         self._background = BackgroundTasks()
+        self.frees = PendingFrees(peers, membership)
         self._pending_frees: list[Part] = []  # parts of shards from before the restart, not sent to all members yet
         self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
         self._taking: Counter[ShardKey] = Counter()  # requests that store each now; removed when its owner frees it
@@ -165,9 +165,7 @@ class ShardReplicas:
         if unknown:  # since the restart
             self.freed_lost(parts)
         for node in nodes or ():
-            member = self._membership.members.get(node)
-            if member is not None:
-                self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), self._node, parts), Done)
+            self.frees.send(node, self._node, parts)
 
     def freed_lost(self, parts: Sequence[Part]) -> None:
         """Free replicas of parts of this node's shards from before the restart, wherever they are."""
@@ -184,6 +182,7 @@ class ShardReplicas:
 
     async def aclose(self) -> None:
         await self._background.aclose()
+        await self.frees.aclose()
 
     # of others' shards
 
@@ -332,9 +331,9 @@ class ShardReplicas:
     def free_all(self, owner: bytes, parts: Sequence[Part]) -> None:
         """Free parts of the replicas of a node that is gone, or has lost the originals, on all nodes."""
         self.free(owner, parts)
-        for node, member in list(self._membership.members.items()):
-            if node != self._node:
-                self._peers.tell(member, pm.FreeReplicas(self._peers.next_id(), owner, list(parts)), Done)
+        missing = map(bytes.fromhex, self._membership.missing)
+        for node in {*self._membership.members, *missing} - {self._node, owner}:
+            self.frees.send(node, owner, parts)
 
 
 # Decodes and encodes the parts of shards to retain, for messages.

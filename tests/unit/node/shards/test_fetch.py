@@ -14,7 +14,7 @@ from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member
 from dataplane.errors import Freed, OutcomeUnknown, PeerUnavailable
-from dataplane.node.shards import fetch
+from dataplane.node.shards import fetch, pending_frees
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.reading import ShardReads
@@ -220,6 +220,41 @@ async def test_a_free_that_reaches_no_owner_raises(tmp_path: Path, monkeypatch: 
             members._seen.clear()
         with pytest.raises(OutcomeUnknown, match="may come back; its own copy is not freed: free it again"):
             await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
+
+
+@each_case("what", ["a shard of the node", "a replica there"])
+async def test_a_node_that_returns_is_told_what_was_freed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(pending_frees, "_AGAIN_S", 0.01)
+    freed: list[tuple[type[Any], int]] = []
+
+    async def answer(request: Any) -> Message:
+        if isinstance(request, pm.FreeParts | pm.FreeReplicas):
+            freed.append((type(request), request.parts[0][0]))
+        return pm.PartsFreed(request.id, []) if isinstance(request, pm.FreeParts) else Done(request.id)
+
+    async with (
+        owning(answer) as (_, mine, members),
+        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        there = members.members[OWNER]
+        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
+        number = store.put_now("c", content(1, 64), layout(64), scope="", holder="c")
+        assert number is not None
+        await fetcher.replicas.copy(pm.CopyShards(1, [number], OWNER, WAIT_S))
+        members.lose(OWNER)
+        members._missing[OWNER.hex()] = there, members._clock()
+        if what == "a replica there":
+            store.free([number])
+        else:
+            with pytest.raises(OutcomeUnknown):
+                await fetcher.free(OWNER, [(number, [0], RowIndices.range(0, 1).encode())])
+        await asyncio.sleep(0)
+        members._say({OWNER: there})
+        await until(lambda: freed)
+        assert freed == [(pm.FreeReplicas if what == "a replica there" else pm.FreeParts, number)]
+        await fetcher.aclose()
 
 
 async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: Path) -> None:
