@@ -226,7 +226,7 @@ async def _restore_columns(to: _Restoring, rows: Index, task: int, tables: Seque
             raise to.file.corrupt(f"has rows that its tables have not: {error}") from None
     if whole is None:
         raise to.file.corrupt("has columns without a table")
-    spares = [] if to.replicas == 1 else await to.writer.replicate(whole, to.replicas, to.timeout)
+    spares = [] if to.replicas == 1 else await to.writer.replicate(whole, to.replicas, to.timeout, staged=True)
     request = rm.RestoreColumns(
         to.connection.next_id(), to.stream, to.staging, whole.encode(), rows.tobytes(), task, spares
     )

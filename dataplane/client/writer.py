@@ -161,10 +161,11 @@ class ShardWriter:
             unstage(self._connection, scope)
             raise
 
-    async def replicate(self, ref: BatchRef, replicas: int, timeout: float) -> list[bytes]:
-        """Store each shard of the reference on `replicas` hosts. Returns the nodes that then have all shards. Raises
-        LimitExceeded if this node is in no cluster, Backpressure, Freed, OwnerDied, PeerUnavailable."""
-        asked = sm.ReplicateShards(self._connection.next_id(), list(ref.shards()), replicas, timeout)
+    async def replicate(self, ref: BatchRef, replicas: int, timeout: float, *, staged: bool = False) -> list[bytes]:
+        """Store each shard of the reference on `replicas` hosts. `staged`: a stream is to take it, and it is named
+        nowhere else. Returns the nodes that then have all shards. Raises LimitExceeded if this node is in no cluster,
+        Backpressure, Freed, OwnerDied, PeerUnavailable."""
+        asked = sm.ReplicateShards(self._connection.next_id(), list(ref.shards()), replicas, timeout, staged)
         return (await self._connection.request(asked, sm.ShardsReplicated, timeout)).nodes
 
     def _reference(self, planned: PutPlan, placed: list[tuple[PlannedColumn, int, int]]) -> BatchRef:

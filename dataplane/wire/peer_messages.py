@@ -130,19 +130,23 @@ class LedTables(NumberedMessage, frozen=True, tag="led-tables"):
 
 
 class CopyShards(NumberedMessage, frozen=True, tag="copy-shards"):
-    """Store replicas of these shards of yours, and of links to their parts, on the node `node`. Answered by `Done`."""
+    """Store replicas of these shards of yours, and of links to their parts, on the node `node`. `staged`: as in
+    `TakeReplicas`. Answered by `Done`."""
 
     shards: list[int]
     node: Identity
     timeout_s: float
+    staged: bool = False
 
 
 class TakeReplicas(NumberedMessage, frozen=True, tag="take-replicas"):
-    """Replicate these shards of the node `node`. Answered by `Done`, once they are stored."""
+    """Replicate these shards of the node `node`. `staged`: a stream is to take them; free the replicas if the node ends
+    before. Answered by `Done`, once they are stored."""
 
     node: Identity
     shards: list[int]
     timeout_s: float
+    staged: bool = False
 
 
 class RetainReplicas(NumberedMessage, frozen=True, tag="retain-replicas"):

@@ -145,12 +145,13 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
 
 
 class ReplicateShards(Request, frozen=True, tag="replicate"):
-    """Copy shards, given by node and number, until the loss of any `replicas` - 1 nodes loses none. Answered by
-    `ShardsReplicated` once that is so."""
+    """Copy shards, given by node and number, until the loss of any `replicas` - 1 nodes loses none. `staged`: a stream
+    is to take them, so nobody else has references. Answered by `ShardsReplicated` once that is so."""
 
     shards: list[tuple[bytes, int]]
     replicas: int
     timeout_s: float
+    staged: bool = False
 
 
 class UnpinShards(FromClient, frozen=True, tag="unpin"):

@@ -342,7 +342,8 @@ class ShardRequests:
                 limit=1,
             )
         replicas = self._hosts.fetcher.replicas
-        nodes = await replicas.replicate(request.shards, request.replicas, deadline_of(request.timeout_s))
+        deadline = deadline_of(request.timeout_s)
+        nodes = await replicas.replicate(request.shards, request.replicas, deadline, staged=request.staged)
         self._channel.send(sm.ShardsReplicated(request.id, nodes))
 
     async def _free_elsewhere(self, request: sm.Free) -> None:

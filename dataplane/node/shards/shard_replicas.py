@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from dataplane.background_tasks import BackgroundTasks
@@ -49,6 +49,7 @@ class ShardReplicas:
         self._here: dict[ShardKey, int] = {}
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
+        self._staged: defaultdict[bytes, set[int]] = defaultdict(set)  # by node: shards that a stream is to take
         self._background = BackgroundTasks()
         self.frees = PendingFrees(peers, membership)
         self._pending_frees: list[Part] = []  # parts of shards from before the restart, not sent to all members yet
@@ -66,7 +67,9 @@ class ShardReplicas:
 
     # of this node's shards
 
-    async def replicate(self, shards: Sequence[ShardKey], replicas: int, deadline: Deadline) -> list[bytes]:
+    async def replicate(
+        self, shards: Sequence[ShardKey], replicas: int, deadline: Deadline, *, staged: bool = False
+    ) -> list[bytes]:
         """Store these shards, of this node and of others, such that any `replicas` - 1 nodes may be lost. Returns
         `replicas` - 1 nodes that have all shards and own none; if there are too few and the shards have several owners,
         `replicas` nodes, of which some own shards. Raises PeerUnavailable if the cluster has too few nodes or too few
@@ -98,7 +101,8 @@ class ShardReplicas:
                 async with self._reading.needing(node):
                     for owner, numbers in of.items():
                         if owner != node:
-                            await self._copy(owner, numbers, node, deadline)
+                            asked = pm.CopyShards(self._peers.next_id(), numbers, node, deadline.remaining_s, staged)
+                            await self._copy(owner, asked)
             except (OwnerDied, PeerUnavailable, TimeoutError) as error:
                 self._silent[node] = time.monotonic() + _SILENT_S
                 if len(left) < count - len(chosen):  # too few are left
@@ -109,9 +113,8 @@ class ShardReplicas:
                 chosen.append(node)
         return chosen
 
-    async def _copy(self, owner: bytes, numbers: Sequence[int], node: bytes, deadline: Deadline) -> None:
-        """Have the owner of these shards store replicas of them on a node."""
-        asked = pm.CopyShards(self._peers.next_id(), list(numbers), node, deadline.remaining_s)
+    async def _copy(self, owner: bytes, asked: pm.CopyShards) -> None:
+        """Have the owner of shards store replicas of them on a node."""
         if owner == self._node:
             await self.copy(asked)
         else:
@@ -128,7 +131,7 @@ class ShardReplicas:
             holders = self._elsewhere.setdefault(shard, [])
             if request.node not in holders:
                 holders.append(request.node)
-        take = pm.TakeReplicas(self._peers.next_id(), self._node, shards, request.timeout_s)
+        take = pm.TakeReplicas(self._peers.next_id(), self._node, shards, request.timeout_s, request.staged)
         await self._peers.request(member, take, Done, request.timeout_s + _CONTROL_S)
         links = [(number, selection_of(self._store.owners.selected(number))) for number in request.shards]
         links = [(number, selection) for number, selection in links if link_of(number) and selection]
@@ -152,6 +155,7 @@ class ShardReplicas:
         if shard_of(number) in self._keys and shard_of(number) not in self._store.shards:
             key = self._keys.pop(shard_of(number))
             del self._here[key]
+            self._unstaged([key])
             self.forgotten(key)
             return
         nodes = self._elsewhere.get(shard_of(number))
@@ -187,8 +191,9 @@ class ShardReplicas:
     # of others' shards
 
     def gone(self, node: bytes) -> None:
-        """Forget the replicas on a node whose process has ended."""
+        """Forget the replicas on a node whose process has ended. Free those here of its shards that no stream took."""
         self._silent.pop(node, None)
+        self.free(node, [(shard, [], (0, 0, b"")) for shard in self._staged.pop(node, ())])
         for shard, nodes in list(self._elsewhere.items()):
             if node in nodes:
                 self._elsewhere[shard] = [other for other in nodes if other != node]
@@ -212,12 +217,23 @@ class ShardReplicas:
             raise ProtocolMismatch(f"{len(request.shards)} replicas in {request.timeout_s} s")
         keys = [(request.node, shard) for shard in request.shards]
         self._taking.update(keys)
+        if request.staged:
+            self._staged[request.node].update(request.shards)
         try:
             await self._take(request, Deadline.after(request.timeout_s))
         finally:
             self._taking.subtract(keys)
             self._taking = +self._taking
+            self._unstaged(key for key in keys if key not in self._here)
         return Done(request.id)
+
+    def _unstaged(self, keys: Iterable[ShardKey]) -> None:
+        """Forget that a stream is to take these shards."""
+        for node, shard in keys:
+            if node in self._staged:
+                self._staged[node].discard(shard)
+                if not self._staged[node]:
+                    del self._staged[node]
 
     async def _take(self, request: pm.TakeReplicas, deadline: Deadline) -> None:
         owner = member_of(self._membership, request.node)

@@ -328,3 +328,22 @@ async def test_a_replica_that_is_freed_while_it_waits_for_memory_does_not_stay(t
         assert replicas.here((OWNER, 1)) is None
         assert list(store.shards) == [replicas.here((OWNER, 2))]
         assert not replicas._taking
+
+
+async def test_replicas_that_no_stream_has_taken_are_freed_when_their_owner_ends(tmp_path: Path) -> None:
+    """Nobody has references to them: the append ended with the owner. Those of a put stay."""
+    async with (
+        owning() as (_, peers, members),
+        moving({"memory": MIB, "spill": 0, "spill_dir": tmp_path}) as store,
+    ):
+        replicas = ShardReplicas(ME, store, peers, members, ShardReads(ME, peers, members, TransportChoice(())))
+        needed = NeededShards(ME, store)
+        needed.replica, replicas.freeing = replicas.here, needed.free_replica
+        await replicas.take(pm.TakeReplicas(1, OWNER, [1, 2], WAIT_S, staged=True))
+        await replicas.take(pm.TakeReplicas(2, OWNER, [3], WAIT_S))
+        needed._needed[OWNER, 2] += 1  # a stream has taken it
+        replicas.gone(OWNER)
+        assert [replicas.here((OWNER, shard)) is not None for shard in (1, 2, 3)] == [False, True, True]
+        needed.unneed([(OWNER, 2)])
+        assert list(store.shards) == [replicas.here((OWNER, 3))]
+        assert not replicas._staged
