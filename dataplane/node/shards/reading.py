@@ -55,8 +55,8 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
     name = node.hex()
     if not membership.may_return(name):
         return OwnerDied(
-            f"node {name} is not in the cluster: it has died, or never existed; its data are lost: put them again;"
-            " stream.lost() returns the keys of a stream's lost rows",
+            f"node {name} is not in the cluster: it has died, or never existed. Rows without a replica are lost, and"
+            " stream.lost() returns their keys; rows with one can be read, but not retained or appended: put them again",
             node=name,
         )
     return PeerUnavailable(f"node {name} is away from the cluster, and may come back")
