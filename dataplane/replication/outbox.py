@@ -138,7 +138,9 @@ class LostNodes:
         """Raises OwnerDied if one of these shards, given as (node, number), was lost."""
         for node, shard in shards:
             if not self.there(node, shard):
-                raise OwnerDied(f"node {node.hex()} was lost: get what has a replica, and put it again", node=node.hex())
+                raise OwnerDied(
+                    f"node {node.hex()} was lost: get what has a replica, and put it again", node=node.hex()
+                )
 
     def before(self, node: bytes) -> int:
         """The number below which all shards of the node are lost."""
