@@ -184,7 +184,7 @@ def _trace(chosen: argparse.Namespace) -> int:
     with chosen.out.open("w") as file:
         spans = trace.write(file)
     for node, why in trace.missing.items():
-        sys.stderr.write(f"node {node} is missing: {why}\n")
+        print(f"node {node} is missing: {why}", file=sys.stderr)
     what = f"{spans} events of {len(trace.processes)} processes"
-    sys.stdout.write(f"{chosen.out}: {what}; open it at https://ui.perfetto.dev\n")
+    print(f"{chosen.out}: {what}; open it at https://ui.perfetto.dev")
     return 0

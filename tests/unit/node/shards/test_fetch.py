@@ -17,9 +17,7 @@ from dataplane.errors import Freed, OutcomeUnknown, PeerUnavailable
 from dataplane.node.shards import fetch, pending_frees
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.needed_shards import NeededShards
-from dataplane.node.shards.reading import ShardReads
 from dataplane.node.shards.remote import Want
-from dataplane.node.shards.shard_replicas import ShardReplicas
 from dataplane.store.store import Store
 from dataplane.transport.choice import TransportChoice
 from dataplane.wire import peer_messages as pm
@@ -234,12 +232,8 @@ async def test_a_node_that_returns_is_told_what_was_freed_meanwhile(
             freed.append((type(request), request.parts[0][0]))
         return pm.PartsFreed(request.id, []) if isinstance(request, pm.FreeParts) else Done(request.id)
 
-    async with (
-        owning(answer) as (_, mine, members),
-        moving({"memory": 1 << 20, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
+    async with fetching(tmp_path, answer) as (fetcher, store, _, members):
         there = members.members[OWNER]
-        fetcher = Fetcher(ME, store, mine, members, TransportChoice(()))
         number = store.put_now("c", content(1, 64), layout(64), scope="", holder="c")
         assert number is not None
         await fetcher.replicas.copy(pm.CopyShards(1, [number], OWNER, WAIT_S))
@@ -254,7 +248,6 @@ async def test_a_node_that_returns_is_told_what_was_freed_meanwhile(
         members._say({OWNER: there})
         await until(lambda: freed)
         assert freed == [(pm.FreeReplicas if what == "a replica there" else pm.FreeParts, number)]
-        await fetcher.aclose()
 
 
 async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: Path) -> None:
@@ -310,12 +303,8 @@ async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_a
 
 @each_case("times", [1, 2])
 async def test_a_replica_that_is_freed_while_it_waits_for_memory_does_not_stay(tmp_path: Path, times: int) -> None:
-    async with (
-        owning() as (_, peers, members),
-        moving({"memory": MIB, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
-        reading = ShardReads(ME, peers, members, TransportChoice(()))
-        replicas = ShardReplicas(ME, store, peers, members, reading)
+    async with fetching(tmp_path) as (fetcher, store, _, _):
+        replicas = fetcher.replicas
         (held,) = await store.reservations.reserve("client", [MIB], Deadline.after(WAIT_S))
         taking = [
             asyncio.create_task(replicas.take(pm.TakeReplicas(number, OWNER, [1, 2], WAIT_S)))
@@ -332,12 +321,8 @@ async def test_a_replica_that_is_freed_while_it_waits_for_memory_does_not_stay(t
 
 async def test_replicas_that_no_stream_has_taken_are_freed_when_their_owner_ends(tmp_path: Path) -> None:
     """Nobody has references to them: the append ended with the owner. Those of a put stay."""
-    async with (
-        owning() as (_, peers, members),
-        moving({"memory": MIB, "spill": 0, "spill_dir": tmp_path}) as store,
-    ):
-        replicas = ShardReplicas(ME, store, peers, members, ShardReads(ME, peers, members, TransportChoice(())))
-        needed = NeededShards(ME, store)
+    async with fetching(tmp_path) as (fetcher, store, _, _):
+        replicas, needed = fetcher.replicas, NeededShards(ME, store)
         needed.replica, replicas.freeing = replicas.here, needed.free_replica
         await replicas.take(pm.TakeReplicas(1, OWNER, [1, 2], WAIT_S, staged=True))
         await replicas.take(pm.TakeReplicas(2, OWNER, [3], WAIT_S))
