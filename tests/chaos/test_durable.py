@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,7 +23,7 @@ import xxhash
 
 import dataplane as dp
 from tests.mounts import mounted
-from tests.processes import WAIT_S, Command, StandingNode
+from tests.processes import WAIT_S, Command, StandingNode, eventually
 
 KILLS = int(os.environ.get("KILLS", "3"))
 MIB = 1 << 20
@@ -230,6 +232,28 @@ def test_a_durable_stream_that_filled_its_disk_goes_on_by_acks(tmp_path: Path) -
             stream = plane.stream("s")
             assert stream.stats()["rows"] == appended - 10_000
             stream.append({"x": np.zeros((20, 16))}, timeout=WAIT_S)
+
+
+def test_calls_on_a_stream_whose_disk_has_failed_raise_its_error(tmp_path: Path) -> None:
+    """Also a consumer that waits, and all calls after the disk works again: nobody knows what is on it."""
+    with living(tmp_path) as (process, plane), ThreadPoolExecutor(1) as pool:
+        stream = plane.stream("s", ["t"], durable=True)
+        stream.append({"x": [1, 2]}, keys=["a", "b"])
+        delivery = stream.consume("t", rows=1, columns=["x"])
+        waiting = pool.submit(stream.consume, "t", rows=2, min_rows=2, columns=["x"], timeout=WAIT_S)
+        eventually(lambda: stream.stats()["task"]["t"]["waiting"], "it waits")
+        limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+        with pytest.raises(dp.OutcomeUnknown, match="start the node again"):
+            delivery.ack()
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
+        with pytest.raises(dp.OutcomeUnknown, match="start the node again"):
+            waiting.result()
+        for call in (stream.stats, delivery.ack, lambda: stream.append({"x": [3]})):
+            with pytest.raises(dp.DirectoryUnusable, match="start the node again"):
+                call()
+    with living(tmp_path) as (_, plane):
+        assert plane.stream("s").stats()["rows"] in (1, 2)
 
 
 def test_streams_and_tables_that_are_not_durable_end_with_the_process(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from dataplane.coordinator.base import Unavailable
 from dataplane.errors import (
     Backpressure,
     DataplaneError,
+    DirectoryUnusable,
     NotReady,
     OutcomeUnknown,
     PeerUnavailable,
@@ -283,6 +284,8 @@ class PartitionSession:
                 return _outcome(result, None, self._decode)
             except (OutcomeUnknown, PeerUnavailable, Unavailable) as error:
                 log.debug("the outcome of a request of %s to %s is not known yet: %s", self.client, key, error)
+            except DirectoryUnusable as error:  # an earlier attempt may be on the disk that has failed
+                return OutcomeUnknown(str(error))
             except DataplaneError as error:
                 if not isinstance(error, Backpressure) or not error.spill_error:
                     return error

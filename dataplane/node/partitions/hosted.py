@@ -264,6 +264,8 @@ class HostedReplica:
             self._stored(ticket)
         else:
             log.error("replica %s of %s stops: writing its log failed: %s", self.me, self.partition, error)
+            if self._owner.alone and isinstance(error, DataplaneError):  # no other replica takes over
+                self._owner.stopped[self.partition] = error
             self._owner.end(self)
 
     def _stored(self, ticket: int) -> None:

@@ -90,6 +90,8 @@ class Replicas:
         self.retained: Callable[[str], int] = lambda partition: 0
         """Returns the number of rows of a partition that producers here appended and whose columns this node
         retains."""
+        self.stopped: dict[str, DataplaneError] = {}
+        """On a node that is `alone`: by partition, the error of its disk with which its replica has ended."""
         self.directories: dict[str, Directory] = {}
         """The records of partitions, by their kind (`record.kind_of`)."""
         self._members = members

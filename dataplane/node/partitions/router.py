@@ -76,13 +76,15 @@ class Router:
         the leader, and for how long. After a failover it waits at the next leader. `late` is called with each answer
         that arrives too late to be returned. `patient`: repeat a request without a queue until the deadline while a
         limit of the partition refuses it. Raises the error with which the partition refuses; Lost if certainly no
-        replica is left; without an answer PeerUnavailable or, if the request may have been executed, OutcomeUnknown."""
+        replica is left, or the error of the disk that has ended the only one; without an answer PeerUnavailable or, if
+        the request may have been executed, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable("no leader was found")
         pause_s = _SHORT_S
         silent: set[str] = set()
         how: dict[str, Any] = {"partition": partition, "request": request, "queue": queue, "gives": late is not None}
         while True:
+            self._check_stopped(partition, unknown)
             node = ""
             try:
                 node = await self._leader(partition, silent)
@@ -117,6 +119,14 @@ class Router:
                 raise self.unanswered(partition, unknown, kept) from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
+
+    def _check_stopped(self, partition: str, unknown: DataplaneError | None) -> None:
+        """Raises the error of the disk that has ended the partition's only replica, if it has ended; OutcomeUnknown
+        with its text if an attempt may have been executed, with the error `unknown`."""
+        stopped = self._replicas.stopped.get(partition)
+        if stopped is not None:
+            text = f"{called(partition)} has stopped: {stopped}"
+            raise type(stopped)(text, **stopped.fields) if unknown is None else OutcomeUnknown(text)
 
     def unanswered(
         self, partition: str, unknown: DataplaneError | None, kept: DataplaneError | None = None
