@@ -60,23 +60,17 @@ def room_of(workers: list[list[int]], queues: int, hosts: list[int] | None = Non
     )
 
 
-class TestPlay:
-    def test_a_chain_over_two_workers_costs_hops(self) -> None:
-        tasks = tasks_of([1, 2, 3], [(0, 1, 0), (1, 2, 0)])
-        outcome = play(tasks, room_of([[0, 2], [1]], 3, hop_s=0.5))
-        assert outcome.end.tolist() == [1, 3.5, 7]
-        assert outcome.makespan == 7
+def test_a_chain_over_two_workers_costs_hops() -> None:
+    tasks = tasks_of([1, 2, 3], [(0, 1, 0), (1, 2, 0)])
+    outcome = play(tasks, room_of([[0, 2], [1]], 3, hop_s=0.5))
+    assert outcome.end.tolist() == [1, 3.5, 7]
+    assert outcome.makespan == 7
 
-    def test_memory_is_counted_until_the_last_that_needs_it_has_ended(self) -> None:
-        tasks = tasks_of([1, 1, 1], [(0, 2, 0), (1, 2, 0)], out=[10, 20, 5], alloc=[1, 2, 0], release=[0, 0, 3])
-        outcome = play(tasks, room_of([[0, 1, 2]], 3))
-        assert outcome.host_peak.tolist() == [35]
-        assert outcome.peak.tolist() == [3]
 
-    def test_an_impossible_order_ends_with_unfinished_tasks(self) -> None:
-        tasks = tasks_of([1, 1], [(0, 1, 0)])
-        outcome = play(tasks, room_of([[0, 1]], 2), [np.array([1, 0], np.int32)])
-        assert (outcome.done, outcome.makespan) == (0, float("inf"))
+def test_an_impossible_order_ends_with_unfinished_tasks() -> None:
+    tasks = tasks_of([1, 1], [(0, 1, 0)])
+    outcome = play(tasks, room_of([[0, 1]], 2), [np.array([1, 0], np.int32)])
+    assert (outcome.done, outcome.makespan) == (0, float("inf"))
 
 
 @given(st.integers(0, 2**32))
