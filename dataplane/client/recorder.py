@@ -102,6 +102,7 @@ class Recording(Background):
         self._rows = self._skipped = self._repeated = 0
         self._busy_s = 0.0
         self._passed: DataplaneError | None = None
+        self._singly = 0  # the number of rows to request one at a time, since one of them cannot be read
 
     @property
     def path(self) -> Path:
@@ -200,7 +201,12 @@ class Recording(Background):
         how = self._how
         try:
             return await self._stream.consume(
-                how.task, rows=how.rows, min_rows=1, columns=self._columns, lease=_LEASE_S, timeout=timeout
+                how.task,
+                rows=1 if self._singly else how.rows,
+                min_rows=1,
+                columns=self._columns,
+                lease=_LEASE_S,
+                timeout=timeout,
             )
         except Closed as error:
             if error.drained:
@@ -215,6 +221,7 @@ class Recording(Background):
     async def _record(self, delivery: Delivery) -> bool:
         """Write the rows that are not recorded yet, and ack the delivery. Returns false if the recorder was closed
         while the rows could not be read or the disk was full."""
+        self._singly = max(0, self._singly - 1)
         names = _names(self._stream, delivery)
         seen = self._writer.seen(names.rows)
         fresh = [row for row, there in enumerate(seen) if not there]
@@ -230,7 +237,8 @@ class Recording(Background):
         if not written:
             full = self._how.waits and isinstance(self._passed, LimitExceeded) and self._ends.is_set()
             with suppress(LeaseExpired):
-                await (delivery.unseen() if full else delivery.nack())
+                await (delivery.unseen() if full or len(delivery) > 1 else delivery.nack())
+            self._singly = len(delivery) + 1 if len(delivery) > 1 else self._singly
             return not full
         await self._ack(delivery, names)
         if self._writer.due:

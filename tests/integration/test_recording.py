@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,21 @@ def test_a_recorder_waits_while_rows_cannot_be_read_back(
         recording.wait(WAIT_S)
     found = [materialise(plan(each.columns))["x"].numpy() for each in Reader(tmp_path / "r").rows()]
     assert [int(row[0]) for rows in found for row in rows] == [*range(6)]
+
+
+def test_rows_delivered_together_with_an_unreadable_one_are_recorded(tmp_path: Path) -> None:
+    config = dp.NodeConfig(memory="8MiB", spill="32MiB", spill_dir=tmp_path / "spill", prewarm=0)
+    with dp.connect(config=config) as plane:
+        stream = plane.stream("rollouts", ["record"], max_deliveries=2)
+        for seed in range(12):
+            stream.append({"x": [np.full(MIB, seed, np.uint8)]})
+        files = (tmp_path / "spill").rglob("*")
+        os.truncate(next(file for file in files if file.is_file() and file.stat().st_size >= MIB), 0)
+        recording: Recording = stream.record(tmp_path / "r", ["x"], rows=4)
+        stream.close()
+        recording.wait(WAIT_S)
+        assert recording.statistics().rows == 11
+        assert len(stream.dead_letters("record")) == 1
 
 
 @each_case("on_full", ["skip", "wait"])
