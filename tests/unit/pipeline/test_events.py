@@ -67,6 +67,11 @@ def test_a_chain_over_two_workers_costs_hops() -> None:
     assert outcome.makespan == 7
 
 
+def test_an_order_has_a_task_without_duration_before_its_dependent() -> None:
+    tasks, room = tasks_of([3, 0], [(1, 0, 0)], queue=[0, 0]), room_of([[0]], 1)
+    assert [order.tolist() for order in play(tasks, room).order()] == [[1, 0]]
+
+
 def test_an_impossible_order_ends_with_unfinished_tasks() -> None:
     tasks = tasks_of([1, 1], [(0, 1, 0)])
     outcome = play(tasks, room_of([[0, 1]], 2), [np.array([1, 0], np.int32)])
