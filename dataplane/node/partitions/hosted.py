@@ -18,7 +18,8 @@ import msgspec
 
 from dataplane.clock import monotonic
 from dataplane.coordinator.base import DELETED, Unavailable
-from dataplane.errors import Backpressure, Corrupt, DataplaneError, NotReady, OutcomeUnknown
+from dataplane.errors import Backpressure, Corrupt, DataplaneError, DirectoryUnusable, NotReady, OutcomeUnknown
+from dataplane.node.partitions.record import called
 from dataplane.node.partitions.waiters import NOTHING, Done, Waiters, WaitingRequest
 from dataplane.replication.configuration import Configuration, ReplicaId, decode, encode
 from dataplane.replication.effects import Effect, Refuse, Send, SendAnswer, StoreOperation, Swap
@@ -264,8 +265,11 @@ class HostedReplica:
             self._stored(ticket)
         else:
             log.error("replica %s of %s stops: writing its log failed: %s", self.me, self.partition, error)
-            if self._owner.alone and isinstance(error, DataplaneError):  # no other replica takes over
-                self._owner.stopped[self.partition] = error
+            if isinstance(error, DataplaneError) and not self.configuration.followers:  # no other replica takes over
+                fields = {"path": "", "reason": "failed"} | error.fields
+                self._owner.stopped[self.partition] = DirectoryUnusable(
+                    f"{called(self.partition)} has stopped: {error}", path=fields["path"], reason=fields["reason"]
+                )
             self._owner.end(self)
 
     def _stored(self, ticket: int) -> None:

@@ -19,7 +19,7 @@ from dataplane.background_tasks import BackgroundTasks
 from dataplane.clock import monotonic
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import DELETED, Coordinator, Unavailable
-from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import DataplaneError, DirectoryUnusable, LimitExceeded, Misuse, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.hosted import EARLY_S, HostedReplica
 from dataplane.node.partitions.record import called, is_durable, kind_of, name_of
@@ -90,8 +90,8 @@ class Replicas:
         self.retained: Callable[[str], int] = lambda partition: 0
         """Returns the number of rows of a partition that producers here appended and whose columns this node
         retains."""
-        self.stopped: dict[str, DataplaneError] = {}
-        """On a node that is `alone`: by partition, the error of its disk with which its replica has ended."""
+        self.stopped: dict[str, DirectoryUnusable] = {}
+        """By partition whose only replica has ended with an error of the disk: the error of all later requests."""
         self.directories: dict[str, Directory] = {}
         """The records of partitions, by their kind (`record.kind_of`)."""
         self._members = members
@@ -223,10 +223,11 @@ class Replicas:
         self, partition: str, request: bytes, done: Done, waiting: WaitingRequest | None = None
     ) -> HostedReplica | None:
         """Pass a request to the replica of this node. `waiting`: the request, if it may wait in a queue. `done` is
-        called once with the outcome. Returns the replica; None, after `done(NotLeader)`, if there is none."""
+        called once with the outcome. Returns the replica; None if there is none, after `done` with NotLeader or the
+        error that stopped it."""
         hosted = self._hosted.get(partition)
         if hosted is None:
-            done(NotLeader(f"node {self.me} has no replica of {partition}"))
+            done(self.stopped.get(partition) or NotLeader(f"node {self.me} has no replica of {partition}"))
         elif waiting is None:
             hosted.request(request, done)
         else:
@@ -244,7 +245,8 @@ class Replicas:
     ) -> bytes:
         """Return the answer of this node's replica to a request. `queue`, `wait_s`: the queue in which the request may
         wait, and for how long. `late` is called with a result that arrives after a timeout or a cancellation. Raises
-        the error of the replica, NotLeader if there is none here, and PeerUnavailable after `timeout_s`."""
+        the error of the replica, NotLeader or DirectoryUnusable if there is none here, and PeerUnavailable after
+        `timeout_s`."""
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         returned = False
 

@@ -18,7 +18,7 @@ from typing import Any
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.coordinator.base import Coordinator, Unavailable
-from dataplane.errors import Backpressure, DataplaneError, Lost, OutcomeUnknown, PeerUnavailable
+from dataplane.errors import Backpressure, DataplaneError, DirectoryUnusable, Lost, OutcomeUnknown, PeerUnavailable
 from dataplane.node.partitions.channel import Late, PartitionChannel
 from dataplane.node.partitions.record import called, is_durable, kind_of
 from dataplane.node.partitions.replicas import Replicas
@@ -76,15 +76,14 @@ class Router:
         the leader, and for how long. After a failover it waits at the next leader. `late` is called with each answer
         that arrives too late to be returned. `patient`: repeat a request without a queue until the deadline while a
         limit of the partition refuses it. Raises the error with which the partition refuses; Lost if certainly no
-        replica is left, or the error of the disk that has ended the only one; without an answer PeerUnavailable or, if
-        the request may have been executed, OutcomeUnknown."""
+        replica is left, DirectoryUnusable if the disk of the only one has failed; without an answer PeerUnavailable
+        or, if the request may have been executed, OutcomeUnknown."""
         unknown: DataplaneError | None = None
         kept: DataplaneError = PeerUnavailable("no leader was found")
         pause_s = _SHORT_S
         silent: set[str] = set()
         how: dict[str, Any] = {"partition": partition, "request": request, "queue": queue, "gives": late is not None}
         while True:
-            self._check_stopped(partition, unknown)
             node = ""
             try:
                 node = await self._leader(partition, silent)
@@ -109,6 +108,8 @@ class Router:
                     error if isinstance(error, DataplaneError) else PeerUnavailable(f"node {node} does not answer")
                 )
                 kept = unknown
+            except DirectoryUnusable as error:  # an earlier attempt may be on the disk that has failed
+                raise error if unknown is None else OutcomeUnknown(str(error)) from error
             except (Unavailable, Backpressure) as error:
                 if isinstance(error, Backpressure) and (queue or not (patient or error.spill_error)):
                     raise
@@ -119,14 +120,6 @@ class Router:
                 raise self.unanswered(partition, unknown, kept) from kept
             await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _LONG_S)
-
-    def _check_stopped(self, partition: str, unknown: DataplaneError | None) -> None:
-        """Raises the error of the disk that has ended the partition's only replica, if it has ended; OutcomeUnknown
-        with its text if an attempt may have been executed, with the error `unknown`."""
-        stopped = self._replicas.stopped.get(partition)
-        if stopped is not None:
-            text = f"{called(partition)} has stopped: {stopped}"
-            raise type(stopped)(text, **stopped.fields) if unknown is None else OutcomeUnknown(text)
 
     def unanswered(
         self, partition: str, unknown: DataplaneError | None, kept: DataplaneError | None = None

@@ -12,7 +12,8 @@ from typing import Any, cast
 
 import pytest
 
-from dataplane.errors import DirectoryUnusable
+from dataplane.coordinator.base import Coordinator
+from dataplane.errors import DirectoryUnusable, OutcomeUnknown
 from dataplane.node.clustered.durable import PartitionStorage
 from dataplane.node.partitions.era import KEY, Era
 from dataplane.node.partitions.record import DURABLE
@@ -22,7 +23,7 @@ from dataplane.store.durable.database import Database, Journal, Notes
 from dataplane.store.durable.directory import DataDirectory
 from dataplane.store.durable.shards import DurableShards
 from tests.coordinator import ProcessCoordinator
-from tests.unit.node.partitions.bench import Bench, until
+from tests.unit.node.partitions.bench import WAIT_S, Bench, benches, until
 
 
 @asynccontextmanager
@@ -76,10 +77,10 @@ PARTITION = f"s/0{DURABLE}"
 
 
 @asynccontextmanager
-async def node(directory: Path) -> AsyncIterator[tuple[Bench, DurableShards]]:
+async def node(directory: Path, coordinator: Coordinator | None = None) -> AsyncIterator[tuple[Bench, DurableShards]]:
     durable = DurableShards(DataDirectory(directory))
     keeping = PartitionStorage(cast(Any, SimpleNamespace(durable=durable)))
-    bench = Bench("a", ProcessCoordinator(), keeps=True, logs=keeping.log)
+    bench = Bench("n9", coordinator or ProcessCoordinator(), keeps=True, logs=keeping.log)
     try:
         yield bench, durable
     finally:
@@ -100,6 +101,29 @@ async def test_a_hanging_disk_blocks_only_durable_partitions(tmp_path: Path) -> 
         first, second = await asyncio.gather(*waiting)
         assert first is second, "one log is opened once"
         await hung
+
+
+async def test_other_nodes_get_the_error_of_the_disk_that_ended_the_only_replica(tmp_path: Path) -> None:
+    """Also a request that waits; and requests that were sent before have an unknown outcome."""
+    coordinator = ProcessCoordinator()
+    async with (
+        node(tmp_path, coordinator) as (bench, durable),
+        benches(1, coordinator) as (other,),
+    ):
+        await bench.join()
+        await bench.replicas.create(PARTITION, "n9")
+        await other.append(PARTITION, "x")
+        assert (await other.lease(PARTITION, "t", 1)).rows
+        waiting = asyncio.ensure_future(other.lease(PARTITION, "t", 1, timeout_s=WAIT_S))
+        await until(lambda: len(bench.replicas.find(PARTITION).waiters) == 1)  # type: ignore[union-attr]
+        durable.directory.database.close()
+        with pytest.raises(OutcomeUnknown, match="has stopped"):
+            await other.append(PARTITION, "y")
+        with pytest.raises(OutcomeUnknown, match="has stopped"):
+            await waiting
+        for asking in (bench, other):
+            with pytest.raises(DirectoryUnusable, match="has stopped"):
+                await asking.append(PARTITION, "z")
 
 
 async def test_a_partition_hosted_again_after_its_log_was_deleted_starts_empty(tmp_path: Path) -> None:
