@@ -162,6 +162,11 @@ def _forget(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
+def is_running(connection: Connection) -> bool:
+    """Whether work that the plane of this connection has started is in progress."""
+    return any(each.running for each in _begun.get(connection, []))
+
+
 async def end_all(connection: Connection) -> None:
     """Before a plane is closed, append the rows that its appenders have accepted, within `_FLUSH_S`, and end the
     background work that it started. Raises no DataplaneError."""

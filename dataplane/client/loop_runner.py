@@ -356,9 +356,13 @@ class LoopRunner:
             coroutine.close()
             raise Closed("the plane is closed")
 
-    def close(self) -> None:
-        """End the background thread and the loop once all coroutines that were handed over have ended. The caller must
-        ensure that they end. Idempotent."""
+    def end(self) -> None:
+        """Let the background thread and the loop end once all coroutines that were handed over have ended. May be
+        called from any thread, and from a finalizer. Idempotent."""
         self._open = False
         self._calls.put(None)
+
+    def close(self) -> None:
+        """`end`, and wait for the end. The caller must ensure that the coroutines end."""
+        self.end()
         self._thread.join()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from dataplane.batch.batch import Batch
 from dataplane.batch.put_options import Narrow
 from dataplane.batch.ref import BatchRef
-from dataplane.client import appender, blocking, delivery, device_get, draft
+from dataplane.client import appender, background, blocking, delivery, device_get, draft
 from dataplane.client.appender import AsyncAppender
 from dataplane.client.blocking import BlockingCall, Context, of_inner
 from dataplane.client.blocking_calls import (
@@ -45,7 +45,7 @@ from dataplane.client.weights import AsyncWeights
 from dataplane.config import NodeConfig
 from dataplane.device.memory import device_of
 from dataplane.device.ordering import called, streams
-from dataplane.errors import DataplaneError, Freed, Misuse
+from dataplane.errors import Closed, DataplaneError, Freed, Misuse
 from dataplane.stream.settings import StreamSettings
 
 if TYPE_CHECKING:
@@ -235,6 +235,7 @@ class Plane(PlaneCalls):
         self._turns = turns
         self._open = True
         _unclosed.add(self)
+        weakref.finalize(self, _abandon, plane, turns).atexit = False
 
     def _wait(self, coroutine: Coroutine[Any, Any, T]) -> T:  # type: ignore[override]  # others have this one
         try:
@@ -378,6 +379,15 @@ def connect(
     except BaseException:
         turns.close()
         raise
+
+
+def _abandon(plane: AsyncPlane, turns: LoopRunner) -> None:
+    """Close a plane that nothing refers to any more, without waiting. A plane that has started a node or background
+    work stays open, because both would end with it."""
+    if not (plane.connection.in_child or plane._node or background.is_running(plane.connection)):
+        with suppress(Closed):
+            turns.begin(plane.aclose())
+        turns.end()
 
 
 _unclosed: weakref.WeakSet[Plane] = weakref.WeakSet()

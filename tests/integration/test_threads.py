@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -176,3 +177,22 @@ def test_an_interrupted_call_is_cancelled_and_the_plane_stays_usable(tmp_path: P
             assert process.stdout.readline() == "interrupted\n"
             assert process.stdout.readline() == "7 1\n"
         assert process.returncode == 0
+
+
+def test_a_dropped_plane_is_closed_once_nothing_of_it_is_used(tmp_path: Path) -> None:
+    """Rows that its appenders have accepted are appended, and views stay valid."""
+    with StandingNode(tmp_path, memory=16 * MIB) as node, dp.connect(node.address) as plane:
+        rows = plane.stream("s", ["t"])
+        before, batches = threading.active_count(), []
+        for number in range(3):
+            dropped = dp.connect(node.address)
+            batches.append(dropped.get(dropped.put({"x": [number]})))
+            stream = dropped.stream("s")
+            del dropped
+            gc.collect()
+            stream.appender(max_rows=100, max_delay=WAIT_S).send({"x": [number]})
+            del stream
+            gc.collect()
+        eventually(lambda: threading.active_count() == before, "their threads have ended")
+        eventually(lambda: rows.stats()["rows"] == 3, "their rows are appended")
+        assert [batch["x"].to_list() for batch in batches] == [[0], [1], [2]]
