@@ -403,6 +403,18 @@ class Connection:
         if dropped:
             self._channel.send(sm.UnpinShards(dropped))
 
+    def abandoned(self, shard: int) -> None:
+        """Give back a reservation whose memory this process can write no more. May be called from any thread."""
+
+        def give_back() -> None:
+            if not self._detached:
+                self._channel.send(sm.Abort([shard]))
+                self.heartbeat.due(-1)
+
+        if not self.in_child:
+            with suppress(RuntimeError):  # as in `_flush_soon`
+                self._soon(give_back)
+
     # Warm pages
 
     def prewarm(self) -> None:

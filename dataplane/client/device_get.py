@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,14 +96,28 @@ def jobs_into(batch: Batch, out: Mapping[str, Any]) -> list[Job]:
     thread that calls their job.
 
     Raises SchemaMismatch if a column is missing or has another dtype or shape, Misuse if a destination cannot be
-    written.
+    written or shares memory with another.
     """
     if not isinstance(out, Mapping):
         raise Misuse(f"out is a mapping of columns' names to tensors, not {type(out).__name__}")
     found: list[Job] = []
     for name, target in out.items():
         found += _jobs(batch[name], target)
+    _require_apart(out)
     return found
+
+
+def _require_apart(out: Mapping[str, Any]) -> None:
+    """Raises Misuse if two contiguous destinations share memory."""
+    spans = []
+    for name, target in out.items():
+        if not tensors.is_tensor(target):
+            spans.append((target.ctypes.data, target.nbytes, name))
+        elif target.is_contiguous():
+            spans.append((target.data_ptr(), target.nbytes, name))
+    for (start, size, name), (following, _, other) in pairwise(sorted(span for span in spans if span[1])):
+        if following < start + size:
+            raise Misuse(f"the columns {name!r} and {other!r}: out takes memory of its own for each column")
 
 
 def _jobs(column: Column, target: Any) -> list[Job]:
@@ -112,6 +127,8 @@ def _jobs(column: Column, target: Any) -> list[Job]:
     if column.is_narrow and str(getattr(target, "dtype", "")).removeprefix("torch.") == column.narrow().dtype:
         column = column.narrow()
     if tensors.is_tensor(target) and target.device.type != "cpu":
+        if target.is_meta:
+            raise Misuse(f"column {name!r}: a meta tensor has no memory to be filled")
         _check(column, str(target.dtype)[6:], tuple(target.shape))
         source = column.torch(device="cpu") if field.kind == "dense" else column.packed()[0]
         return [lambda: fill(target, source)]

@@ -4,13 +4,15 @@ A draft is one shard, in a separate memory mapping.
 
 Invariants: no other process sees a draft before it is sealed. Sealing makes the mapping private and copy-on-write, at
 the same addresses. Existing arrays can still be read, writes to them are private, and they keep the shard pinned, as
-the result of a get does. A draft that is dropped, or whose block is left by an exception, releases its memory.
+the result of a get does. A draft that is dropped, or whose block is left by an exception, releases its memory. So does
+the garbage collection of an unsealed draft, once its last array is collected too.
 """
 
 from __future__ import annotations
 
 import operator
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,6 +128,8 @@ class Draft:
         self._keeps: list[Any] = []  # objects that the arrays keep alive; `seal` adds the pin
         self._open = True
         self._write_offsets()
+        self._abandoned = weakref.finalize(self._mapping, connection.abandoned, self._shard)
+        self._abandoned.atexit = False
 
     @classmethod
     async def open(cls, connection: Connection, specs: Mapping[str, Spec], scope: str, timeout: float) -> Draft:
@@ -232,6 +236,7 @@ class Draft:
 
     def _unshare(self, mapping: MemoryMapping) -> None:
         self._segment.unshare(mapping, self._offset)
+        self._abandoned.detach()
         self._connection.unsealed.pop(mapping, None)
 
     @property

@@ -28,6 +28,8 @@ from tests.unit.batch.exact import local_batch, of_pieces
 DENSE = np.arange(12, dtype=np.float32).reshape(4, 3)
 RAGGED = [np.arange(2 * n, dtype=np.int64).reshape(n, 2) for n in (3, 0, 2, 1)]
 
+SHARED = np.zeros(18, np.float32)
+
 
 @pytest.fixture
 def batch() -> Batch:
@@ -63,6 +65,8 @@ def test_columns_are_copied_into_given_tensors_and_arrays(batch: Batch) -> None:
         ({"dense": torch._neg_view(torch.zeros(4, 3))}, Misuse, "contiguous"),
         ({"complex": torch.zeros(4, dtype=torch.complex64).conj()}, Misuse, "contiguous"),
         ({"dense": torch.zeros(4, 3, requires_grad=True)}, Misuse, "detach"),
+        ({"dense": torch.zeros(4, 3, device="meta")}, Misuse, "meta"),
+        ({"dense": SHARED[:12].reshape(4, 3), "complex": torch.from_numpy(SHARED[10:].view("c8"))}, Misuse, "own"),
         ({"dense": [0.0] * 12}, Misuse, "list"),
         ([torch.zeros(4, 3)], Misuse, "mapping"),
     ],

@@ -107,6 +107,17 @@ async def test_a_dropped_draft_returns_its_reservation_and_is_closed(plane: Asyn
     await plane.free(ref)
 
 
+@pytest.mark.filterwarnings("ignore:a draft was neither sealed:ResourceWarning")
+async def test_the_last_array_of_a_forgotten_draft_returns_its_reservation(plane: AsyncPlane) -> None:
+    array = (await plane.draft({"x": dense((1, MIB), "uint8")}))["x"]
+    array[:] = 1
+    assert (await plane.stats()).reserved_bytes
+    del array
+    await asyncio.sleep(0)
+    assert (await plane.stats()).reserved_bytes == 0
+    assert not plane.connection.heartbeat.beats
+
+
 async def test_a_draft_stays_open_while_its_memory_cannot_be_made_private(
     plane: AsyncPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
