@@ -37,7 +37,7 @@ class Adaptive:
 
     gain: the share by which a step must become shorter for a switch. drift: the additional share above the lower bound,
     since the plan was made, from which another one is searched. window: the number of steps whose measurements count.
-    seconds: the time of a search. `checks`: the number of searches. Raises ValueError for a pipeline with a lag.
+    seconds: the time of a search. Raises ValueError for a pipeline with a lag.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class Adaptive:
         self.executor, self.pipeline = executor, pipeline
         self.cluster = executor.plan.cluster
         self.switches: list[Switch] = []
-        self.checks = 0
         self._gain, self._drift, self._seconds = gain, drift, seconds
         self._steps: deque[tuple[Plan, Rows, Result]] = deque(maxlen=window)
         self._gap: float | None = None
@@ -104,7 +103,6 @@ class Adaptive:
         return of.on(self.cluster).predict(self.pipeline, rows).step_s
 
     def _planned(self, rows: Rows, given: Plan | None = None) -> Plan:
-        self.checks += 1
         return plan(self.pipeline, rows, self.cluster, seconds=self._seconds, given=given)
 
     def _again(self, current: Plan, rows: Rows) -> Plan:
