@@ -48,11 +48,12 @@ class RowIndices:
         array = np.array(index, dtype=np.int64, copy=True).reshape(-1)
         if not len(array):
             return cls(0, 0)
+        first, last = int(array[0]), int(array[-1])
+        if first >= 0 and last - first == len(array) - 1 and bool((array[1:] - array[:-1] == 1).all()):
+            return cls(first, last + 1)
         low, high = int(array.min()), int(array.max())
         if low < 0:
             raise ValueError(f"row {low} is negative")
-        if high - low == len(array) - 1 and (len(array) == 1 or bool((np.diff(array) == 1).all())):
-            return cls(low, high + 1)
         array.setflags(write=False)
         return cls(low, high + 1, array)
 

@@ -16,7 +16,7 @@ from dataplane.batch import locations
 from dataplane.batch.ref import BatchRef
 from dataplane.replication.outbox import ALL
 from dataplane.stream.lease import Leases
-from dataplane.stream.page import Flags, Index
+from dataplane.stream.page import Flags, Index, counted
 
 Hold: TypeAlias = int | Index
 There: TypeAlias = Callable[[bytes, int], bool]
@@ -100,8 +100,7 @@ class ColumnBatches(dict[int, ColumnBatch]):
         """Decrement the number of rows that need each of these column batches (-1: none). Returns those that no row
         needs any more."""
         done = []
-        found, counts = np.unique(numbers, return_counts=True)
-        for number, count in zip(found.tolist(), counts.tolist(), strict=True):
+        for number, count in counted(numbers).items():
             if number >= 0:
                 self[number].left -= count
                 if not self[number].left:

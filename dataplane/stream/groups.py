@@ -103,6 +103,8 @@ class GroupCounts:
 
     def done(self, task: int, numbers: Index) -> None:
         """Count a row of each group as acked by the task, or expired for it. The rows are not dropped."""
+        if not self._names:
+            return
         numbers = numbers[numbers >= 0]
         np.add.at(self._done[task], numbers, 1)
         self._pass(task, numbers)
@@ -132,6 +134,8 @@ class GroupCounts:
 
     def gone(self, numbers: Index, dropped: Flags) -> None:
         """Count a row of each group as removed: it was dropped, or done by all tasks."""
+        if not self._names:
+            return
         dropped, numbers = dropped[numbers >= 0], numbers[numbers >= 0]
         finished = numbers[~dropped]
         np.add.at(self._members, finished, -1)
@@ -199,6 +203,8 @@ class GroupCounts:
 
     def names(self, numbers: Index) -> list[Any]:
         """The names of these groups; None for a row without one."""
+        if not self._names:
+            return [None] * len(numbers)
         return list(map(self._names.get, numbers.tolist()))
 
     def copy(self) -> GroupCounts:

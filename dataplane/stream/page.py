@@ -21,7 +21,8 @@ Flags = npt.NDArray[np.bool_]
 Objects = npt.NDArray[np.object_]
 A = TypeVar("A", bound=np.generic)
 
-PAGE = 4096
+PAGE_BITS = 12
+PAGE = 1 << PAGE_BITS
 NONE: Index = np.empty(0, np.int64)
 _LEAST = 16  # rows for which the first page has room at first
 
@@ -31,6 +32,13 @@ def grown(array: npt.NDArray[A], room: int, fill: Any = 0) -> npt.NDArray[A]:
     larger = np.full((*array.shape[:-1], room), fill, array.dtype)
     larger[..., : array.shape[-1]] = array
     return larger
+
+
+def counted(values: Index) -> dict[int, int]:
+    """How often each value occurs."""
+    if len(values) and (values == values[0]).all():  # the usual case for versions and column batches
+        return {int(values[0]): len(values)}
+    return dict(zip(*(found.tolist() for found in np.unique(values, return_counts=True)), strict=True))
 
 
 class PageColumns:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dataplane.stream.page import NONE, Flags, Index, Page
+from dataplane.stream.page import NONE, Flags, Index, Page, counted
 from dataplane.stream.rows import Places, StreamRows
 
 PENDING, LEASED, ACKED, EXPIRED, DEAD = range(5)
@@ -47,7 +47,7 @@ class StreamProgress:
 
     def enter(self, versions: Index) -> None:
         """Add new rows of these versions, pending for each task."""
-        arrived = {versions.item(): 1} if len(versions) == 1 else _by_value(versions)
+        arrived = {versions.item(): 1} if len(versions) == 1 else counted(versions)
         for left in self.left:
             _more(left, arrived)
 
@@ -182,7 +182,7 @@ class StreamProgress:
         for page, inside, _ in places:
             page.state[task, inside], page.tries[task, inside] = PENDING, 0
             page.changes += 1
-        _more(self.left[task], _by_value(versions))
+        _more(self.left[task], counted(versions))
 
     def settle(self, task: int, places: Places, versions: Index, state: int) -> tuple[Flags, Flags]:
         """Set the state of rows of these versions to ACKED or EXPIRED for the task. Returns two flags for each row:
@@ -286,7 +286,7 @@ class StreamProgress:
             page.state[:, inside], page.tries[:, inside] = states[:, chosen], tries[:, chosen]
             page.dead = page.dead or bool((states[:, chosen] == DEAD).any())
         for left, of in zip(self.left, states, strict=True):
-            _more(left, _by_value(versions[of == PENDING]))
+            _more(left, counted(versions[of == PENDING]))
 
     def mark_dropped(self, places: Places, flags: Flags) -> None:
         """Mark the rows whose flag is set as dropped."""
@@ -301,19 +301,13 @@ class StreamProgress:
         return copied
 
 
-def _by_value(values: Index) -> dict[int, int]:
-    if len(values) and (values == values[0]).all():  # the usual case for the versions of one append
-        return {int(values[0]): len(values)}
-    return dict(zip(*(found.tolist() for found in np.unique(values, return_counts=True)), strict=True))
-
-
 def _more(left: dict[int, int], arrived: dict[int, int]) -> None:
     for version, count in arrived.items():
         left[version] = left.get(version, 0) + count
 
 
 def _less(left: dict[int, int], versions: Index) -> None:
-    for version, count in _by_value(versions).items():
+    for version, count in counted(versions).items():
         left[version] -= count
         if not left[version]:
             del left[version]

@@ -20,7 +20,7 @@ from dataplane.batch.field import Field, merge_fields
 from dataplane.batch.ref import BatchRef
 from dataplane.errors import LimitExceeded, Misuse
 from dataplane.stream.column_batch import ColumnBatch, ColumnBatches, Hold, There
-from dataplane.stream.page import NONE, PAGE, Flags, Index, Page
+from dataplane.stream.page import NONE, PAGE, PAGE_BITS, Flags, Index, Page
 
 _RUNS = 32  # runs of one column batch; if there are more, rows are sorted by column batch first
 
@@ -169,9 +169,9 @@ class StreamRows:
 
     def places(self, rows: Index) -> Places:
         """Existing rows by page."""
-        numbers, order = rows // PAGE, None
+        numbers, inside, order = rows >> PAGE_BITS, rows & (PAGE - 1), None
         if len(rows) and (numbers == numbers[0]).all():  # the usual case
-            return [(self.pages[int(numbers[0])], rows % PAGE, np.arange(len(rows)))]
+            return [(self.pages[int(numbers[0])], inside, np.arange(len(rows)))]
         edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
         if len(edges) and (numbers[1:] < numbers[:-1]).any():
             order = np.argsort(numbers, kind="stable")
@@ -181,21 +181,21 @@ class StreamRows:
         for start, stop in pairwise([0, *edges.tolist(), len(rows)]):
             if start < stop:
                 chosen = np.arange(start, stop) if order is None else order[start:stop]
-                found.append((self.pages[int(numbers[start])], rows[chosen] % PAGE, chosen))
+                found.append((self.pages[int(numbers[start])], inside[chosen], chosen))
         return found
 
     def there(self, rows: Index) -> Flags:
         flags = np.zeros(len(rows), np.bool_)
-        numbers = rows // PAGE
+        numbers = rows >> PAGE_BITS
         if len(rows) and numbers[0] == numbers[-1] and (numbers == numbers[0]).all():  # the usual case
             page = self.pages.get(int(numbers[0]))
-            inside = rows % PAGE
+            inside = rows & (PAGE - 1)
             return flags if page is None else (inside < page.count) & ~page.gone.take(inside, mode="clip")
         for number in np.unique(numbers).tolist():
             page = self.pages.get(number)
             if page is not None:
                 chosen = numbers == number
-                inside = rows[chosen] % PAGE
+                inside = rows[chosen] & (PAGE - 1)
                 flags[chosen] = (inside < page.count) & ~page.gone.take(inside, mode="clip")
         return flags
 
@@ -336,7 +336,7 @@ class StreamRows:
 def assembled(of: Callable[[int], BatchRef], batch: Index, index: Index, names: Sequence[str]) -> BatchRef:
     """A reference with these columns: its row i is row `index[i]` of the reference `of(batch[i])`."""
     order = None
-    steps = np.diff(batch)
+    steps = batch[1:] - batch[:-1]
     edges = np.flatnonzero(steps) + 1
     if len(edges) > _RUNS and (steps < 0).any():
         order = np.argsort(batch, kind="stable")

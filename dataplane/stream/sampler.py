@@ -77,7 +77,8 @@ class Choice:
 
     - `rows`: the rows to deliver, in this order, each once;
     - `expired`: the rows that expire: they are never delivered to this task;
-    - `full`: whether no more rows fit: then `rows` are delivered even if they are fewer than the requested minimum.
+    - `full`: True if the sampler could add no further row to this delivery, so that it is sent even below the requested
+      minimum.
     """
 
     rows: Index
@@ -232,9 +233,9 @@ class Weighted(_BuiltIn, frozen=True, tag="weighted"):
     """Rows with values of a tag in proportion to `weights`, evenly mixed; of one value, the oldest first.
 
     Each value's share of `want` is rounded up or down, so that it is right on average over many deliveries, also for a
-    value whose share is less than a row (systematic sampling, Madow 1949; drawn from `seed` and the candidates). If a
-    value has too few rows, the others fill its share by their weights. Rows whose value has no weight, or 0, stay
-    pending.
+    value whose share is less than a row (systematic sampling, Madow 1949). Equal candidates and `seed` give equal
+    choices. If a value has too few rows, the others fill its share by their weights. Rows whose value has no weight, or
+    0, stay pending.
 
     Raises Misuse if no candidate has the tag.
     """

@@ -189,4 +189,4 @@ class Stream:
         self.run(r.Nack(client=client, grant=grant.number, seen=seen))
 
     def drop(self, *rows: int) -> None:
-        self.run(r.Drop(rows=np.array(rows)))
+        self.run(r.Drop(rows=np.array(rows, np.int64)))
