@@ -142,7 +142,8 @@ class Pool(Executor):
 
 def together(pool: Executor, work: Callable[[T], R], items: Iterable[T], *, helpers: int = _HELPERS) -> list[R]:
     """As `list(map(work, items))`, by this thread and at most `helpers` idle threads of `pool`: it does not wait for
-    busy threads, so it may run in the pool itself. No work is running any more when this returns or raises."""
+    busy threads, so it may also be called from a thread of `pool`. No work is running any more when this returns or
+    raises."""
     left = deque(enumerate(items))
     found: dict[int, R] = {}
 

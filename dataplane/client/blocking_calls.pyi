@@ -282,13 +282,13 @@ class StreamCalls(Blocking):
         objects: as for `plane.put`.
 
         Repeating an append with the same keys and content while its rows are in the stream changes nothing. Concurrent
-        small appends without keys are merged (`client.appender`). A cancelled append may still be done, unless it was
-        waiting for room.
+        small appends without keys are merged (`client.appender`). A cancelled append may still take effect, unless it
+        was waiting for room.
 
         Raises Backpressure (the stream is full; the error names the task that is behind), LimitExceeded (the rows can
-        never fit), Closed, SchemaMismatch, KeyExists (and this append is no repetition), Misuse (a group would
-        exceed `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be
-        appended now or later).
+        never fit), Closed, SchemaMismatch, KeyExists (a key is in the stream, with other content), Misuse (a group
+        would exceed `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may
+        be appended now or later).
         """
 
     def appender(
@@ -316,7 +316,7 @@ class StreamCalls(Blocking):
         rows: the reference of a delivery, rows selected from it, or keys.
         columns, narrow, objects: as for `append`, with one row for each of `rows`.
         replace: whether to replace columns that a row has. If false, an existing column is refused, unless `rows` is of
-            a delivery, and an earlier delivery to the same task added the column and was not acked.
+            a delivery, and the column was added under an earlier, unacked delivery of these rows to the same task.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
@@ -345,7 +345,7 @@ class StreamCalls(Blocking):
             sampler that is not built in runs in this process.
         member, replica, replicas: ranks that must see the same rows give the same `member` and `replicas`, and each
             another `replica`, 0 to replicas - 1. Each rank gets each delivery once, in the same order. A restarted
-            rank gets its deliveries without an ack again.
+            rank receives again the deliveries that it has not acked.
         lease: seconds after which rows without an ack are delivered again, unless the lease is renewed.
         timeout: seconds to wait; 600 if None. After 10 s, the log has the reason of the wait.
 
@@ -632,7 +632,8 @@ class TableCalls(Blocking):
         keys. In existing rows, columns of the same name are replaced, and the old ones freed.
 
         columns: as for `plane.put`, or a reference to rows that were put, which the table then owns. In a mapping, a
-            value may be a reference to one column of a table; the column stays until no row needs it. None: no columns.
+            value may be a reference to one column of a table; its memory is kept until no row refers to it. None: only
+            tags are written.
         tags: a mapping for each row, of values that MessagePack holds. A tag replaces the row's tag of the same name.
         dedupe: names of columns whose equal rows are stored once.
         stored: a function that is called with a reference to the columns once the table owns them.

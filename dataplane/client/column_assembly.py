@@ -81,7 +81,7 @@ def _once(
 
 
 def _column(laid: CheckedLayout, ordinal: int) -> ColumnHeader:
-    """A column of shards with this layout. Raises Misuse if they do not have it."""
+    """The header of column `ordinal` in shards with this layout. Raises Misuse if there is no such column."""
     columns = laid.outline.columns
     if ordinal >= len(columns):
         raise Misuse(f"the reference means column {ordinal} of a shard that has {len(columns)}")

@@ -85,8 +85,8 @@ class Mapping:
         return result == 0
 
     def make_private(self, fd: int, offset: int) -> None:
-        """Map the same file from `offset` at the same addresses, copy-on-write. Other processes then do not see writes
-        to existing arrays."""
+        """Map the same file from `offset` at the same addresses, copy-on-write. Afterwards, this process's writes to
+        arrays that it already has are not visible to other processes."""
         protection, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
         _mapped(self.address, self.size, protection, flags, fd, offset)
         self.shared = False

@@ -121,13 +121,13 @@ class AsyncStream:
         objects: as for `plane.put`.
 
         Repeating an append with the same keys and content while its rows are in the stream changes nothing. Concurrent
-        small appends without keys are merged (`client.appender`). A cancelled append may still be done, unless it was
-        waiting for room.
+        small appends without keys are merged (`client.appender`). A cancelled append may still take effect, unless it
+        was waiting for room.
 
         Raises Backpressure (the stream is full; the error names the task that is behind), LimitExceeded (the rows can
-        never fit), Closed, SchemaMismatch, KeyExists (and this append is no repetition), Misuse (a group would
-        exceed `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may be
-        appended now or later).
+        never fit), Closed, SchemaMismatch, KeyExists (a key is in the stream, with other content), Misuse (a group
+        would exceed `group_size`), Freed (the reference is to freed rows), OutcomeUnknown (no answer came: the rows may
+        be appended now or later).
         """
         columns = await self._writer.optioned(columns, False, objects)
         # A call with a shorter timeout must not wait for others.
@@ -182,7 +182,7 @@ class AsyncStream:
         rows: the reference of a delivery, rows selected from it, or keys.
         columns, narrow, objects: as for `append`, with one row for each of `rows`.
         replace: whether to replace columns that a row has. If false, an existing column is refused, unless `rows` is of
-            a delivery, and an earlier delivery to the same task added the column and was not acked.
+            a delivery, and the column was added under an earlier, unacked delivery of these rows to the same task.
         timeout: seconds to wait for room in the node; 60 if None.
 
         Raises Misuse (a row does not exist or is named twice, or a column exists), LeaseExpired (the lease of the rows
@@ -221,7 +221,7 @@ class AsyncStream:
             sampler that is not built in runs in this process.
         member, replica, replicas: ranks that must see the same rows give the same `member` and `replicas`, and each
             another `replica`, 0 to replicas - 1. Each rank gets each delivery once, in the same order. A restarted
-            rank gets its deliveries without an ack again.
+            rank receives again the deliveries that it has not acked.
         lease: seconds after which rows without an ack are delivered again, unless the lease is renewed.
         timeout: seconds to wait; 600 if None. After 10 s, the log has the reason of the wait.
 

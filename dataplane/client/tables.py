@@ -80,7 +80,8 @@ class AsyncTable:
         keys. In existing rows, columns of the same name are replaced, and the old ones freed.
 
         columns: as for `plane.put`, or a reference to rows that were put, which the table then owns. In a mapping, a
-            value may be a reference to one column of a table; the column stays until no row needs it. None: no columns.
+            value may be a reference to one column of a table; its memory is kept until no row refers to it. None: only
+            tags are written.
         tags: a mapping for each row, of values that MessagePack holds. A tag replaces the row's tag of the same name.
         dedupe: names of columns whose equal rows are stored once.
         stored: a function that is called with a reference to the columns once the table owns them.

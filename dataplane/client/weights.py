@@ -403,7 +403,8 @@ class CompletePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KnownVersions:
-    """The content of the register. `complete`: the parts of each complete version, by rank. `last`: the key of the part
+    """The rows of the register table of these weights. A mark is a random text that distinguishes publications of one
+    part. `complete`: the parts of each complete version, by rank. `last`: the key of the part
     that completed it; later parts do not count. `replaced`: the marks of parts that the same rank published again
     before their version was complete. `news`: the number of the last announcement."""
 

@@ -46,8 +46,8 @@ LEASE_S = 20.0
 LOST_S = 120.0
 """Seconds after which the data of a node that is away counts as lost."""
 KEPT_S = 24 * 3600.0
-"""Seconds after which the data in durable partitions of a node that is away counts as lost. They are more, since a
-restart may take long."""
+"""Seconds after which the data in durable partitions of a node that is away counts as lost. Longer than
+`LOST_S`, because a restart may take long."""
 
 _RENEWALS = 4  # renewals in the time of a lease
 _PAUSE_S, _MAX_PAUSE_S = 0.1, 2.0

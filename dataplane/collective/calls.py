@@ -249,8 +249,8 @@ def _meant(refs: Sequence[BatchRef]) -> dict[tuple[ShardKey, int], list[tuple[in
 
 
 def read_once(get: Callable[[BatchRef], Batch], refs: Sequence[BatchRef]) -> list[Batch]:
-    """The rows of each reference. Columns of one name in several references are read together, each stored row once.
-    Raises as `get`."""
+    """The rows of each reference. A column that several references have (with the same name and type) is read in one
+    request, and a row that several references name is read once. Raises as `get`."""
     if len(refs) == 1:
         return [get(refs[0])]
     who: dict[tuple[str, Field], list[int]] = {}

@@ -114,8 +114,8 @@ class RankLink:
             self._turn.release()
 
     def connect(self) -> None:
-        """Connect to all ranks; again if the others have closed their connections, by a call that this rank did not
-        take part in. Raises PeerUnavailable if some do not come before the deadline."""
+        """Connect to all ranks, or connect again if other ranks closed the connections after a failed call in which
+        this rank took no part. Raises PeerUnavailable if some do not come before the deadline."""
         if self.size == 1:
             return
         if self._peers is not None:
@@ -372,8 +372,8 @@ class RankLink:
         return None if found is None else revive(*msgspec.msgpack.decode(bytes.fromhex(found), type=Described))
 
     def _bounded(self, work: Callable[[], T], timeout_s: float) -> T:
-        """The result of a call of the store. Raises TimeoutError after this long, which leaves the call in its
-        thread, or if there is no thread for it."""
+        """The result of a call of the store. Raises TimeoutError if the call takes longer (it then continues in its
+        thread), or if no thread can be started."""
         try:
             return self._threads.submit(work).result(timeout_s)
         except OSError as error:

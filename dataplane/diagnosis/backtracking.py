@@ -1,10 +1,13 @@
-"""Backtracking from the waits of the last role along the edges of the performance graph, to causes that nothing delays.
+"""Backtracking from waits to their causes, along the edges of the performance graph.
+
+It starts at the waits of the last role (the last stage of the job), follows each wait to the process that ended it, and
+ends at activities that wait for nothing.
 
 A wait for rows leads to the process whose append or extend ended it. Its seconds are distributed over this process's
 activities. A path ends at lines of its own code, and continues at its waits. A wait for room (a limit of the stream, or
 memory) leads to the process whose ack ended it. If this process has a role that the path came through, the two roles
-wait for each other. Then the limit is the cause of the whole wait: without it, they would work in parallel. A wait for
-memory that the node ended was for the disk.
+wait for each other. Then the limit is the cause of the whole wait: without it, they would work in parallel. If the
+node itself ended a wait for memory, the cause is the disk: the node spilled to free the memory.
 
 Pure functions of a `graph.GraphRun`.
 """

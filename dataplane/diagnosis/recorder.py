@@ -356,8 +356,8 @@ class PlaceRecorder:
                     reporter.report(graph)
 
     def graph(self) -> bytes:
-        """All sums: `told`, encoded in MessagePack. If they exceed the size of a report, the lines with the least time
-        are left out."""
+        """The result of `told`, encoded in MessagePack. If they exceed the size of a report, the lines with the least
+        time are left out."""
         told = self.told()
         lines = sorted(told["lines"], key=lambda line: -line[5])
         while len(encoded := msgspec.msgpack.encode(told)) > MAX_REPORT and lines:

@@ -40,7 +40,8 @@ _FORKED = (
     " ray.init() in it"
 )
 _INHERITED = "DATAPLANE_PARENT_ADDRESS"
-"""The environment variable with the address of the parent's node, if that is one of its Ray job."""
+"""The environment variable with the address of the node that the parent uses. It is set only if that node belongs to
+the parent's Ray job."""
 
 _lock = threading.Lock()
 _plane: Plane | None = None
@@ -255,6 +256,6 @@ def _free() -> None:
         if isinstance(noted, threading.Event):
             noted.set()
             continue
-        with suppress(DataplaneError):  # its node has gone with it, or is away and is told later
+        with suppress(DataplaneError):  # its node has gone with it, or is away and gets the free later
             plane().free(noted)
         del noted

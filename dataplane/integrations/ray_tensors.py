@@ -157,7 +157,7 @@ class PlaneTransport(TensorTransportManager):  # type: ignore[misc]
         with self._lock:
             self._put.pop(obj_id, None)
         if tensor_transport_meta.ref is not None:
-            with suppress(DataplaneError):  # their node has gone with them, or is away and is told later
+            with suppress(DataplaneError):  # their node has gone with them, or is away and gets the free later
                 process.plane().free(tensor_transport_meta.ref)
 
     def abort_transport(self, obj_id: str, communicator_metadata: Any) -> None:

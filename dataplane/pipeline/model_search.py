@@ -34,11 +34,11 @@ PATIENCE = 300  # changes without a better plan
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The elements of a plan."""
+    """The choices that define a plan of a model."""
 
-    bounds: Ints
-    worker_of: Ints
-    caps: Ints
+    bounds: Ints  # of the chunks, in layers
+    worker_of: Ints  # of each chunk
+    caps: Ints  # micro-batches that each chunk may hold
     group: int  # micro-batches that go through a chunk before another chunk of its worker has its turn
     split: bool = True
 

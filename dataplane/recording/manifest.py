@@ -37,9 +37,9 @@ class File(msgspec.Struct):
 
 class Manifest(msgspec.Struct):
     """The content of `manifest.json`. `media`: for each column, by path, whether its values are media. `parts`: the
-    first part in no file. `pending`: recorded rows whose ack is not confirmed. `skipped`: the number of rows left out
-    because of a full disk or another error. `complete`: whether the last recorder came to the end of the stream and
-    skipped no row. `seed`: of the hashes of media, random for each recording."""
+    number of the first part that is not yet in a file. `pending`: recorded rows whose ack is not confirmed. `skipped`:
+    the number of rows left out because of a full disk or another error. `complete`: whether the last recorder came to
+    the end of the stream and skipped no row. `seed`: of the hashes of media, random for each recording."""
 
     stream: str
     tasks: list[str]

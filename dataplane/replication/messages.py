@@ -81,8 +81,8 @@ class Outdated(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Installing(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """The follower has the first `received` bytes of the snapshot at `index`, after the part that was sent at
-    `sent_s`."""
+    """After receiving the part sent at `sent_s`, the follower has the first `received` bytes of the snapshot at
+    `index`."""
 
     epoch: int
     sent_s: float

@@ -62,8 +62,8 @@ def _parsed(given: dict[str, Any], rows: int, parser: Parser) -> dict[str, Value
 
 
 def one_row(fields: Any, parser: Parser | None = None) -> dict[str, Values]:
-    """The fields of one row, from a TensorDict of one row or a dict of its values, after `parser` if there is one.
-    Raises SchemaMismatch, ValueError."""
+    """The fields of one row, from a TensorDict of one row or a dict of its values. `parser` is applied to them
+    first. Raises SchemaMismatch, ValueError."""
     if not isinstance(fields, Mapping) or tensordicts.is_tensordict(fields):
         if not tensordicts.is_tensordict(fields) or rows_of(fields) != 1:
             raise ValueError("the fields of one key are a dict of its values, or a TensorDict of one row")

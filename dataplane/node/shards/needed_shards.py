@@ -92,8 +92,8 @@ class NeededShards:
             self._store.free_part(number, columns, rows)
 
     def relink(self, ref: BatchRef) -> None:
-        """After a restart, recreate the links by which `ref` names local shards. Each ends with its last need. Raises
-        Freed, Corrupt."""
+        """After a restart, recreate the links by which `ref` names local shards. Each link is
+        removed when nothing needs it any more. Raises Freed, Corrupt."""
         for key in ref.shards():
             number = self.number(key)
             if number is not None and link_of(number):

@@ -219,10 +219,10 @@ class Sources:
     If many hosts want one shard, each place serves few readers at a time. The others wait until further hosts have read
     the shard, and read it there. The number of places doubles with each round.
 
-    Invariants: a reader waits a bounded time. If no read ends for as long as a slow read takes, the reader is sent to
-    the place with the fewest readers. A node is named as a place only while it is a member, and not again after a
-    reader found no copy there. A copy only provides bytes. This node is asked first, and decides whether a shard exists
-    and what was freed.
+    Invariants: a reader waits a bounded time. If no read ends within the time of a slow read (`patience_s` of
+    `choose`), the reader is sent to the place with the fewest readers. A node is named as a place only while it is a
+    member, and not again after a reader found no copy there. A copy only provides bytes. This node is asked first, and
+    decides whether a shard exists and what was freed.
 
     Rejected: all hosts read here at once, since the sixth waits as long as six reads take. Rejected: hosts forward
     pieces as they arrive. This may be faster, but each host of the chain may stall or die in the middle.

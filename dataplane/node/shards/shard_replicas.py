@@ -1,8 +1,8 @@
 """Replicas of shards: those of other nodes' shards here, and the places of the replicas of this node's shards.
 
 A replica is a local shard with its own number, spilled and bounded like any other. If the owner is gone, a reader asks
-the other nodes for the replica. A part that is freed of the original is freed of the replica. Replicas are made right
-after the shards. The replicas of one put are on the same hosts, so that its rows stay together.
+the other nodes for the replica. When a part of the original is freed, the same part of each replica is freed. Replicas
+are made right after the shards. The replicas of one put are on the same hosts, so that its rows stay together.
 
 Invariants: a put with replicas returns when the replicas exist. A replica is complete, and has the bytes that were
 written.
@@ -52,7 +52,7 @@ class ShardReplicas:
         self._staged: defaultdict[bytes, set[int]] = defaultdict(set)  # by node: shards that a stream is to take
         self._background = BackgroundTasks()
         self.frees = PendingFrees(peers, membership)
-        self._pending_frees: list[Part] = []  # parts of shards from before the restart, not sent to all members yet
+        self._lost_parts: list[Part] = []  # parts of shards from before the restart whose frees are not sent yet
         self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
         self._taking: Counter[ShardKey] = Counter()  # requests that store each now; removed when its owner frees it
         self.freeing: Callable[[ShardKey, tuple[int, ...], RowIndices | None], None] = lambda key, columns, rows: None
@@ -173,14 +173,14 @@ class ShardReplicas:
 
     def freed_lost(self, parts: Sequence[Part]) -> None:
         """Free replicas of parts of this node's shards from before the restart, wherever they are."""
-        if not self._pending_frees:
+        if not self._lost_parts:
             self._background.spawn(self._send_frees())
-        self._pending_frees += parts
+        self._lost_parts += parts
 
     async def _send_frees(self) -> None:
         """Send the pending frees to all members, in few messages."""
         await self._membership.joined()  # before, this node does not know the others
-        parts, self._pending_frees = self._pending_frees, []
+        parts, self._lost_parts = self._lost_parts, []
         for first in range(0, len(parts), pm.MAX_SHARDS):
             self.free_all(self._node, parts[first : first + pm.MAX_SHARDS])
 

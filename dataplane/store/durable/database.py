@@ -144,7 +144,7 @@ def check_header(path: Path) -> None:
 
 
 def check_format(path: Path, application: int, version: int) -> None:
-    """Raises DirectoryUnusable for a file that is another program's, or another version's."""
+    """Raises DirectoryUnusable for a file that belongs to another program, or has the format of another version."""
     if application != APPLICATION:
         raise DirectoryUnusable(
             f"{path} is another program's; choose another directory", path=str(path), reason="another program's"

@@ -221,7 +221,7 @@ async def test_a_free_that_reaches_no_owner_raises(tmp_path: Path, monkeypatch: 
 
 
 @each_case("what", ["a shard of the node", "a replica there"])
-async def test_a_node_that_returns_is_told_what_was_freed_meanwhile(
+async def test_frees_for_an_absent_node_are_sent_when_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(pending_frees, "_AGAIN_S", 0.01)
