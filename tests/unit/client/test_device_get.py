@@ -27,7 +27,6 @@ from tests.unit.batch.exact import local_batch, of_pieces
 
 DENSE = np.arange(12, dtype=np.float32).reshape(4, 3)
 RAGGED = [np.arange(2 * n, dtype=np.int64).reshape(n, 2) for n in (3, 0, 2, 1)]
-
 SHARED = np.zeros(18, np.float32)
 
 

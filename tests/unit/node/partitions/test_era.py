@@ -106,10 +106,7 @@ async def test_a_hanging_disk_blocks_only_durable_partitions(tmp_path: Path) -> 
 async def test_other_nodes_get_the_error_of_the_disk_that_ended_the_only_replica(tmp_path: Path) -> None:
     """Also a request that waits; and requests that were sent before have an unknown outcome."""
     coordinator = ProcessCoordinator()
-    async with (
-        node(tmp_path, coordinator) as (bench, durable),
-        benches(1, coordinator) as (other,),
-    ):
+    async with node(tmp_path, coordinator) as (bench, durable), benches(1, coordinator) as (other,):
         await bench.join()
         await bench.replicas.create(PARTITION, "n9")
         await other.append(PARTITION, "x")

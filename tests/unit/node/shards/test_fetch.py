@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -220,19 +221,20 @@ async def test_a_free_that_reaches_no_owner_raises(tmp_path: Path, monkeypatch: 
             await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
 
 
+async def note_frees(freed: list[tuple[type[Any], int]], request: Any) -> Message:
+    """Answer as an owner that frees what it is asked to."""
+    if isinstance(request, pm.FreeParts | pm.FreeReplicas):
+        freed.append((type(request), request.parts[0][0]))
+    return pm.PartsFreed(request.id, []) if isinstance(request, pm.FreeParts) else Done(request.id)
+
+
 @each_case("what", ["a shard of the node", "a replica there"])
 async def test_frees_for_an_absent_node_are_sent_when_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(pending_frees, "_AGAIN_S", 0.01)
     freed: list[tuple[type[Any], int]] = []
-
-    async def answer(request: Any) -> Message:
-        if isinstance(request, pm.FreeParts | pm.FreeReplicas):
-            freed.append((type(request), request.parts[0][0]))
-        return pm.PartsFreed(request.id, []) if isinstance(request, pm.FreeParts) else Done(request.id)
-
-    async with fetching(tmp_path, answer) as (fetcher, store, _, members):
+    async with fetching(tmp_path, partial(note_frees, freed)) as (fetcher, store, _, members):
         there = members.members[OWNER]
         number = store.put_now("c", content(1, 64), layout(64), scope="", holder="c")
         assert number is not None
@@ -250,16 +252,9 @@ async def test_frees_for_an_absent_node_are_sent_when_it_returns(
         assert freed == [(pm.FreeReplicas if what == "a replica there" else pm.FreeParts, number)]
 
 
-async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: Path) -> None:
-    heard: list[Any] = []
-
-    async def answer(request: Any) -> Message:
-        heard.append(request)
-        if isinstance(request, pm.FreeParts):
-            return pm.PartsFreed(request.id, [])
-        return Done(request.id)
-
-    async with fetching(tmp_path, answer) as (fetcher, _, _, members):
+async def test_frees_before_the_node_has_joined_are_sent_once_it_has(tmp_path: Path) -> None:
+    freed: list[tuple[type[Any], int]] = []
+    async with fetching(tmp_path, partial(note_frees, freed)) as (fetcher, _, _, members):
         there = members.members[OWNER]
         members.lose(OWNER)
         members._seen.clear()
@@ -269,8 +264,8 @@ async def test_frees_before_the_node_has_joined_are_told_once_it_has(tmp_path: P
         members._say({OWNER: there})
         members._seen.set()
         await freeing
-        await until(lambda: len(heard) >= 2)
-        assert {(type(each), each.parts[0][0]) for each in heard} == {(pm.FreeReplicas, 50), (pm.FreeParts, 60)}
+        await until(lambda: len(freed) >= 2)
+        assert set(freed) == {(pm.FreeReplicas, 50), (pm.FreeParts, 60)}
 
 
 async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_are_bounded_copies(
