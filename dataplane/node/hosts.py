@@ -32,7 +32,7 @@ from dataplane.node.partitions.replicas import in_memory
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.offers import Offers
-from dataplane.node.shards.pending_frees import Part
+from dataplane.node.shards.pending_changes import Part
 from dataplane.node.shards.shard_replicas import links_of
 from dataplane.node.telemetry import Telemetry
 from dataplane.store.store import Store

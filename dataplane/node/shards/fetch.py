@@ -23,7 +23,7 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Membership
 from dataplane.errors import DataplaneError, Freed, LimitExceeded, OutcomeUnknown, PeerUnavailable, ProtocolMismatch
 from dataplane.node.shards.patching import Patching
-from dataplane.node.shards.pending_frees import Part
+from dataplane.node.shards.pending_changes import Part
 from dataplane.node.shards.reading import ShardReads, absent, member_of
 from dataplane.node.shards.remote import Patch, Remote, Want
 from dataplane.node.shards.shard_replicas import ShardReplicas
@@ -224,12 +224,12 @@ class Fetcher:
                 return
             except PeerUnavailable as error:
                 if owner in self._membership.members or owner.hex() in self._membership.missing:
-                    self.replicas.frees.send(owner, owner, parts)
+                    self.replicas.changes.free(owner, owner, parts)
                     raise OutcomeUnknown(f"{error}; whether this is freed is not known: free it again") from error
         self._free_here(owner, parts, frozenset())
         self.replicas.free_all(owner, parts)
         if away:
-            self.replicas.frees.send(owner, owner, parts)
+            self.replicas.changes.free(owner, owner, parts)
             raise OutcomeUnknown(f"{absent(self._membership, owner)}; its own copy is not freed: free it again")
 
     def free_lost(self, lost: Sequence[tuple[int, Sequence[int], RowIndices]]) -> None:

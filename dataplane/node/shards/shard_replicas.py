@@ -24,7 +24,7 @@ from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member, Membership
 from dataplane.cluster.placement import winner
 from dataplane.errors import DataplaneError, OwnerDied, PeerUnavailable, ProtocolMismatch
-from dataplane.node.shards.pending_frees import Part, PendingFrees
+from dataplane.node.shards.pending_changes import Part, PendingChanges
 from dataplane.node.shards.reading import ShardReads, WantedRanges, absent, member_of
 from dataplane.store.links import Selected
 from dataplane.store.store import Store
@@ -51,7 +51,7 @@ class ShardReplicas:
         self._elsewhere: dict[int, list[bytes]] = {}
         self._staged: defaultdict[bytes, set[int]] = defaultdict(set)  # by node: shards that a stream is to take
         self._background = BackgroundTasks()
-        self.frees = PendingFrees(peers, membership)
+        self.changes = PendingChanges(peers, membership)
         self._lost_parts: list[Part] = []  # parts of shards from before the restart whose frees are not sent yet
         self._silent: dict[bytes, float] = {}  # nodes that did not answer, and until when others are chosen first
         self._taking: Counter[ShardKey] = Counter()  # requests that store each now; removed when its owner frees it
@@ -143,11 +143,8 @@ class ShardReplicas:
 
     def _retained(self, link: int, selected: Selected) -> None:
         """Tell the holders of replicas that a link to a part of a local shard was made."""
-        told = [(link, selection_of(selected))]
         for node in self._elsewhere.get(shard_of(link), ()):
-            member = self._membership.members.get(node)
-            if member is not None:
-                self._peers.tell(member, pm.RetainReplicas(self._peers.next_id(), self._node, told), Done)
+            self.changes.retain(node, self._node, [(link, selection_of(selected))])
 
     def _freed(self, number: int, columns: Sequence[int], rows: RowIndices | None) -> None:
         """Tell the holders of replicas that a part of a local shard, or of a link to one, was freed. `rows` is None if
@@ -169,7 +166,7 @@ class ShardReplicas:
         if unknown:  # since the restart
             self.freed_lost(parts)
         for node in nodes or ():
-            self.frees.send(node, self._node, parts)
+            self.changes.free(node, self._node, parts)
 
     def freed_lost(self, parts: Sequence[Part]) -> None:
         """Free replicas of parts of this node's shards from before the restart, wherever they are."""
@@ -186,7 +183,7 @@ class ShardReplicas:
 
     async def aclose(self) -> None:
         await self._background.aclose()
-        await self.frees.aclose()
+        await self.changes.aclose()
 
     # of others' shards
 
@@ -349,7 +346,7 @@ class ShardReplicas:
         self.free(owner, parts)
         missing = map(bytes.fromhex, self._membership.missing)
         for node in {*self._membership.members, *missing} - {self._node, owner}:
-            self.frees.send(node, owner, parts)
+            self.changes.free(node, owner, parts)
 
 
 # Decodes and encodes the parts of shards to retain, for messages.

@@ -15,7 +15,7 @@ from dataplane.batch.rows import RowIndices
 from dataplane.clock import Deadline
 from dataplane.cluster.membership import Member
 from dataplane.errors import Freed, OutcomeUnknown, PeerUnavailable
-from dataplane.node.shards import fetch, pending_frees
+from dataplane.node.shards import fetch, pending_changes
 from dataplane.node.shards.fetch import Fetcher
 from dataplane.node.shards.needed_shards import NeededShards
 from dataplane.node.shards.remote import Want
@@ -221,40 +221,45 @@ async def test_a_free_that_reaches_no_owner_raises(tmp_path: Path, monkeypatch: 
             await fetcher.free(OWNER, [(1, [0], RowIndices.range(0, 1).encode())])
 
 
-async def note_frees(freed: list[tuple[type[Any], int]], request: Any) -> Message:
-    """Answer as an owner that frees what it is asked to."""
-    if isinstance(request, pm.FreeParts | pm.FreeReplicas):
-        freed.append((type(request), request.parts[0][0]))
+async def note_changes(changes: list[tuple[type[Any], int]], request: Any) -> Message:
+    """Answer as an owner that does what it is asked to."""
+    if isinstance(request, pm.RetainReplicas):
+        changes.append((type(request), request.links[0][0]))
+    elif isinstance(request, pm.FreeParts | pm.FreeReplicas):
+        changes.append((type(request), request.parts[0][0]))
     return pm.PartsFreed(request.id, []) if isinstance(request, pm.FreeParts) else Done(request.id)
 
 
 @each_case("what", ["a shard of the node", "a replica there"])
-async def test_frees_for_an_absent_node_are_sent_when_it_returns(
+async def test_changes_for_an_absent_node_are_sent_in_order_when_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(pending_frees, "_AGAIN_S", 0.01)
-    freed: list[tuple[type[Any], int]] = []
-    async with fetching(tmp_path, partial(note_frees, freed)) as (fetcher, store, _, members):
+    monkeypatch.setattr(pending_changes, "_AGAIN_S", 0.01)
+    changes: list[tuple[type[Any], int]] = []
+    async with fetching(tmp_path, partial(note_changes, changes)) as (fetcher, store, _, members):
         there = members.members[OWNER]
         number = store.put_now("c", content(1, 64), layout(64), scope="", holder="c")
         assert number is not None
         await fetcher.replicas.copy(pm.CopyShards(1, [number], OWNER, WAIT_S))
         members.lose(OWNER)
         members._missing[OWNER.hex()] = there, members._clock()
+        expected: list[tuple[type[Any], int]] = [(pm.FreeParts, number)]
         if what == "a replica there":
+            (link,) = store.owners.retain([(number, [((0,), RowIndices.range(0, 1))])], holder="c")
             store.free([number])
+            expected = [(pm.RetainReplicas, link), (pm.FreeReplicas, number)]
         else:
             with pytest.raises(OutcomeUnknown):
                 await fetcher.free(OWNER, [(number, [0], RowIndices.range(0, 1).encode())])
         await asyncio.sleep(0)
         members._say({OWNER: there})
-        await until(lambda: freed)
-        assert freed == [(pm.FreeReplicas if what == "a replica there" else pm.FreeParts, number)]
+        await until(lambda: len(changes) >= len(expected))
+        assert changes == expected
 
 
 async def test_frees_before_the_node_has_joined_are_sent_once_it_has(tmp_path: Path) -> None:
-    freed: list[tuple[type[Any], int]] = []
-    async with fetching(tmp_path, partial(note_frees, freed)) as (fetcher, _, _, members):
+    changes: list[tuple[type[Any], int]] = []
+    async with fetching(tmp_path, partial(note_changes, changes)) as (fetcher, _, _, members):
         there = members.members[OWNER]
         members.lose(OWNER)
         members._seen.clear()
@@ -264,8 +269,8 @@ async def test_frees_before_the_node_has_joined_are_sent_once_it_has(tmp_path: P
         members._say({OWNER: there})
         members._seen.set()
         await freeing
-        await until(lambda: len(freed) >= 2)
-        assert set(freed) == {(pm.FreeReplicas, 50), (pm.FreeParts, 60)}
+        await until(lambda: len(changes) >= 2)
+        assert set(changes) == {(pm.FreeReplicas, 50), (pm.FreeParts, 60)}
 
 
 async def test_shards_lost_by_a_restart_are_found_once_the_node_has_joined_and_are_bounded_copies(
