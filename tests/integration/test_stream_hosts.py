@@ -98,6 +98,7 @@ def test_rows_appended_by_reference_or_restored_are_on_two_hosts(
     streams["written"].append(ids(4))
     streams["written"].checkpoint(tmp_path / "stream")
     c.restore(tmp_path / "stream", name="restored")
+    later = a.stream("later", tasks=["actor"], replicas=2)
     hosts[2].kill()
     eventually(lambda: len(a.members()["members"]) == 2, "it has died")
     for name, found in {
@@ -109,6 +110,9 @@ def test_rows_appended_by_reference_or_restored_are_on_two_hosts(
         stream = b.stream(name)
         assert stream.lost() == []
         with stream.consume("actor", rows=8, columns=["id"]) as delivery:
+            assert delivery.get()["id"].to_list() == found
+            later.append(delivery.ref)
+        with later.consume("actor", rows=8, min_rows=len(found), columns=["id"]) as delivery:
             assert delivery.get()["id"].to_list() == found
 
 
@@ -125,7 +129,10 @@ def test_columns_that_are_copied_twice_are_freed_everywhere(planes: list[Any]) -
     with stream.consume("actor", rows=28, min_rows=28, columns=["id", "x"]):
         pass
     planes[2].free(mine)
-    stream.drop()
+    for plane in planes[:2] * 3:  # also from a node that has a replica of some of these
+        plane.stream("rollouts").append(dp.concat([planes[2].put(ids(4), replicas=2) for _ in range(4)]))
+    with stream.consume("actor", rows=96, min_rows=96, columns=["id"]):
+        pass
     eventually(lambda: all(plane.stats().shards == plane.stats().copies for plane in planes), "all are freed")
 
 

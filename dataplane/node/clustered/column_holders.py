@@ -86,8 +86,11 @@ class ColumnHolders:
         not reported its needs since this node's restart. Raises Freed, Corrupt, LimitExceeded, OwnerDied,
         PeerUnavailable, and for a durable holder Backpressure, Misuse, DirectoryUnusable. After an error nothing is
         retained."""
-        nodes = [node for node in dict.fromkeys((*(node for node, _ in ref.shards()), *copies)) if node != self._me]
-        need = self.retained.retain(holder, ref, rows)
+        nodes = [*dict.fromkeys((*(node for node, _ in ref.shards()), *copies))]
+        need = Need(holder, ref, (), rows)
+        if self._me in nodes:  # else the holder will not release a replica that happens to be here
+            nodes.remove(self._me)
+            need = self.retained.retain(holder, ref, rows)
         claim = RetainedClaim(self, need, nodes, next(self._numbers))
         try:
             if is_durable(holder):

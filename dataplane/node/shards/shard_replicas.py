@@ -91,11 +91,13 @@ class ShardReplicas:
             there = len(self._membership.members)
             raise PeerUnavailable(f"replicas={replicas}, and the cluster has {there} nodes now: start another")
         chosen: list[bytes] = []
+        # The same from any node: rows that are appended again most often have replicas there.
+        placed = min((owner.hex(), shard_of(number)) for owner, number in shards)
         while len(chosen) < count:
             own = [shard_of(number) for number in of.get(self._node, ())]
             awake = [node for node in left if self._silent.get(node, 0.0) < time.monotonic()] or left
             held = [node for node in awake if own and all(node in self._elsewhere.get(each, ()) for each in own)]
-            node = winner(held or awake, self._node.hex(), min(number for _, number in shards))
+            node = winner(held or awake, *placed)
             left.remove(node)
             try:
                 async with self._reading.needing(node):
