@@ -56,7 +56,7 @@ def absent(membership: Membership, node: bytes) -> DataplaneError:
     if not membership.may_return(name):
         return OwnerDied(
             f"node {name} is not in the cluster: it has died, or never existed. Rows without a replica are lost, and"
-            " stream.lost() returns their keys. Rows with one are read, but not retained or appended: put them again",
+            " stream.lost() returns their keys. Others can be read and appended, but not retained: put them again",
             node=name,
         )
     return PeerUnavailable(f"node {name} is away from the cluster, and may come back")
