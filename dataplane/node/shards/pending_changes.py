@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 MAX_PENDING = 1 << 14
 """The most changes that are kept for a node."""
 
+_TOGETHER = 256  # parts of several frees in one message; the node frees them in one step
 _AGAIN_S = 1.0
 _CONTROL_S = 4.0  # as in `fetch`
 
@@ -101,7 +102,7 @@ def _first(pending: Sequence[_Change]) -> list[_Change]:
     some, count = [pending[0]], len(parts)
     for each in islice(pending, 1, None):
         count += len(each[2])
-        if kind is pm.RetainReplicas or each[:2] != (kind, owner) or count > pm.MAX_SHARDS:
+        if kind is pm.RetainReplicas or each[:2] != (kind, owner) or count > _TOGETHER:
             break
         some.append(each)
     return some
