@@ -1,7 +1,7 @@
 """Retains columns for partitions, on this node and on all other nodes that store the columns or have copies of them.
 
 Invariant: if a partition did not take the columns of a claim, the claim is released on all nodes. If the claiming node
-ends before that, the other nodes keep the columns until the partition releases them or no longer exists.
+ends before that, the other nodes ask the partition which columns it took.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import random
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 
@@ -20,6 +21,8 @@ from dataplane.cluster.membership import Member, Membership
 from dataplane.errors import DataplaneError, LimitExceeded, Misuse, OwnerDied, PeerUnavailable
 from dataplane.node.clustered.retained_shards import Need, RetainedShards
 from dataplane.node.partitions.record import is_durable
+from dataplane.node.partitions.router import Router
+from dataplane.stream import requests as r
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.messages import Done
 from dataplane.wire.peer import Peers
@@ -29,9 +32,30 @@ Keep = Callable[[str, Sequence[ShardKey], Deadline], Awaitable[None]]
 _ASK_S = 5.0
 _KEEP_S = 10.0
 _AGAIN_S = (0.25, 5.0)  # the first and the longest pause between attempts to send a message to another node
+_ENDED_S = 10.0  # after the end of a node, until a leader has decided all of its requests, or leads no more
+_RELEASES_S = 1.0  # until releases that a leader has decided have arrived
+
+_HELD_S = 10.0
 
 MAX_CLAIMS = 1 << 16
 """The most claims of other nodes whose outcome is not known here yet."""
+
+
+async def held_columns(router: Router, node: bytes, partition: str) -> tuple[list[bytes], int]:
+    """The encoded references whose columns of a node the partition needs, and the number of the last entry of this
+    node's outbox as of the first answer. Later entries of the outbox name the references that the partition has
+    released meanwhile. Raises as `Router.ask`."""
+    refs: list[bytes] = []
+    last, after, pieces = None, -1, 0
+    while True:
+        asked = r.encode_request(r.ListHeldColumns(node=node, after=after, pieces=pieces))
+        found = r.decode_result(await router.ask(partition, asked, Deadline.after(_HELD_S)))
+        assert isinstance(found, r.HeldRows), f"{type(found)} is no answer to this"
+        refs += found.refs
+        last = found.last if last is None else last
+        if found.next < 0:
+            return refs, last
+        after, pieces = found.next, found.pieces
 
 
 class RetainedClaim:
@@ -65,9 +89,16 @@ class ColumnHolders:
     `DurableColumns.keep`; None without a data directory."""
 
     def __init__(
-        self, me: bytes, retained: RetainedShards, members: Membership, peers: Peers, keep: Keep | None = None
+        self,
+        me: bytes,
+        retained: RetainedShards,
+        members: Membership,
+        peers: Peers,
+        router: Router,
+        keep: Keep | None = None,
     ) -> None:
         self.retained = retained
+        self._router = router
         self._keep = keep
         self._me = me
         self._members = members
@@ -146,8 +177,7 @@ class ColumnHolders:
         if self._members.away(request.node.hex()):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if len(self._claimed) >= MAX_CLAIMS:
-            for node in {node for node, _ in self._claimed if self._members.gone(node.hex())}:
-                self.gone(node)
+            self.sweep()
         if len(self._claimed) >= MAX_CLAIMS:
             what = "claims of other nodes"
             raise LimitExceeded(f"{MAX_CLAIMS} {what}", what=what, asked=MAX_CLAIMS + 1, limit=MAX_CLAIMS)
@@ -166,10 +196,31 @@ class ColumnHolders:
             if not request.taken:
                 self.retained.release(need)
 
-    def gone(self, node: bytes) -> None:
-        """Forget the claims of a node that has ended. Their columns stay until the partition releases them."""
-        for key in [key for key in self._claimed if key[0] == node]:
-            del self._claimed[key]
+    def sweep(self) -> None:
+        """End the claims of nodes that have ended, in the background."""
+        ended = {node for node, _ in self._claimed if self._members.gone(node.hex())}
+        needs: defaultdict[str, list[Need]] = defaultdict(list)
+        for key in [key for key in self._claimed if key[0] in ended]:
+            for need in self._claimed.pop(key):
+                needs[need.holder].append(need)
+        for holder, some in needs.items():
+            self._background.spawn(self._release_untaken(holder, some))
+
+    async def _release_untaken(self, holder: str, needs: Sequence[Need]) -> None:
+        """Release those of these needs whose columns the holder has not taken. Needs of a shard of which it has other
+        columns stay, until it releases these or no longer exists."""
+        await asyncio.sleep(_ENDED_S)
+        while holder in self.retained.holders:
+            with suppress(DataplaneError):  # it has no leader now
+                refs, last = await held_columns(self._router, self._me, holder)
+                await asyncio.sleep(_RELEASES_S)
+                if self.retained.executed(holder) >= last:
+                    taken = {shard for ref in refs for shard in BatchRef.decode(ref).shards()}
+                    for need in needs:
+                        if taken.isdisjoint(need.shards):
+                            self.retained.release(need)
+                    return
+            await asyncio.sleep(_AGAIN_S[1])
 
     async def aclose(self) -> None:
         await self._background.aclose()

@@ -23,6 +23,7 @@ from dataplane.batch.locations import shard_of
 from dataplane.batch.ref import ShardKey
 from dataplane.clock import Deadline
 from dataplane.errors import DataplaneError, Freed, Lost, PeerUnavailable
+from dataplane.node.clustered.column_holders import held_columns
 from dataplane.node.clustered.retained_shards import RetainedShards
 from dataplane.node.partitions.partitions import Partitions
 from dataplane.node.partitions.record import called, is_durable
@@ -33,12 +34,10 @@ from dataplane.replication.log import StoredLog
 from dataplane.store.durable.database import Notes
 from dataplane.store.durable.log import JournaledLog, names
 from dataplane.store.persistence import Persistence
-from dataplane.stream import requests as r
 
 log = logging.getLogger(__name__)
 
 _PERSIST_S = 5.0  # timeout for writing columns to disk: less than the time that a client waits for an answer
-_ASK_S = 10.0
 _AGAIN_S = 0.5
 
 
@@ -156,7 +155,7 @@ class DurableColumns:
         """Ask a partition for its needs until it answers or is lost, and retain the columns that it needs."""
         while True:
             try:
-                refs, last = await self._held(partition)
+                refs, last = await held_columns(self.partitions.router, self._me, partition)
             except DataplaneError as error:
                 if not isinstance(error, Lost):
                     log.debug("%s has not reported yet which columns it needs here: %s", partition, error)
@@ -176,22 +175,6 @@ class DurableColumns:
         for last, entries in self._early.pop(partition, ()):
             self._retained.settled(partition, last, entries)
         pending.set()
-
-    async def _held(self, partition: str) -> tuple[list[bytes], int]:
-        """The encoded references whose columns of this node the partition needs, and the number of the last entry of
-        this node's outbox as of the first answer. Later entries of the outbox name the references that the partition
-        has released meanwhile."""
-        refs: list[bytes] = []
-        last, after, pieces = None, -1, 0
-        while True:
-            asked = r.encode_request(r.ListHeldColumns(node=self._me, after=after, pieces=pieces))
-            found = r.decode_result(await self.partitions.router.ask(partition, asked, Deadline.after(_ASK_S)))
-            assert isinstance(found, r.HeldRows), f"{type(found)} is no answer to this"
-            refs += found.refs
-            last = found.last if last is None else last
-            if found.next < 0:
-                return refs, last
-            after, pieces = found.next, found.pieces
 
     async def aclose(self) -> None:
         await self._background.aclose()

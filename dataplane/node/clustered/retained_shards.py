@@ -105,6 +105,10 @@ class RetainedShards:
     def holders(self) -> list[str]:
         return list(self._needs)
 
+    def executed(self, partition: str) -> int:
+        """The number of the last entry of the partition's outbox that was executed; 0 if none was."""
+        return self._told.get(partition, 0)
+
     def rows(self, holder: str) -> int:
         """Number of rows that producers here appended for this holder and whose columns are retained."""
         return sum(need.rows for needs in self._needs.get(holder, {}).values() for need in needs)

@@ -71,7 +71,7 @@ class ClusteredStreams:
         self.partitions = partitions
         self.streams = OpenStreams(partitions.directory)
         self.find, self.named = self.streams.find, self.streams.named
-        self.holders = ColumnHolders(node, retained, partitions.members, peers, keep)
+        self.holders = ColumnHolders(node, retained, partitions.members, peers, partitions.router, keep)
         self.claim = self.holders.claim
         self._retained = retained
         self._peers = peers
@@ -82,8 +82,6 @@ class ClusteredStreams:
         partitions.replicas.retained = retained.rows
         partitions.directory.records.changed = self._over
         partitions.directory.records.dropped = self._dropped
-        partitions.members.watch(self._members_changed)
-        self._known = frozenset(partitions.members.current)
         self._owners: dict[str, object] = {}  # by the name of the session
 
     def session(self, owner: object) -> PartitionSession:
@@ -251,12 +249,6 @@ class ClusteredStreams:
     async def _persisted(self, request: pm.RetainColumns, waits: Awaitable[None]) -> Message:
         await waits
         return Done(request.id)
-
-    def _members_changed(self) -> None:
-        known, self._known = self._known, frozenset(self.partitions.members.current)
-        for node in known - self._known:
-            if self.partitions.members.gone(node):
-                self.holders.gone(bytes.fromhex(node))
 
     async def aclose(self) -> None:
         await self.holders.aclose()

@@ -148,8 +148,9 @@ class ClusteredTables:
                 log.info("checking the columns that tables need here failed, and is tried again: %s", error)
 
     async def sweep(self) -> None:
-        """Release the columns of this node for partitions that no longer exist. Raises Unavailable, Corrupt,
-        OutcomeUnknown."""
+        """Release the columns of this node for partitions that no longer exist, and for nodes that have ended. Raises
+        Unavailable, Corrupt, OutcomeUnknown."""
+        self.holders.sweep()
         unknown, self._unknown = self._unknown, {}
         directories = {kinds.TABLES: self.directory, kinds.STREAMS: self.partitions.directory}
         for key in self.holders.retained.holders:

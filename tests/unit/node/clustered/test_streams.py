@@ -20,6 +20,7 @@ from dataplane.errors import (
     OutcomeUnknown,
     PeerUnavailable,
 )
+from dataplane.node.clustered import column_holders
 from dataplane.node.clustered import session as sessions
 from dataplane.node.partitions import router, unconfirmed_grants
 from dataplane.replication.configuration import encode
@@ -318,6 +319,24 @@ async def test_a_column_claim_and_its_release_in_one_read_leave_no_holder() -> N
         answers = [node.service.answer(each) for each in (claim, pm.ReleaseColumns(2, leader.id, 7, False))]
         assert answers == [Done(1), Done(2)]
         assert node.retained.holders == before
+
+
+async def test_untaken_columns_that_a_dead_node_had_claimed_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of an append stay, though its node died before it said that they were taken."""
+    monkeypatch.setattr(column_holders, "_ENDED_S", 0.05)
+    monkeypatch.setattr(column_holders, "_RELEASES_S", 0.05)
+    async with streaming(3) as (_, (node, dying)):
+        keeping, kept = clients([node])[0], clients([node])[0].put(1)
+        claim = pm.RetainColumns(1, dying.id, 7, keeping.partition, [keeping.put(1).encode()])
+        assert node.service.answer(claim) == Done(1)
+        answer = node.service.answer
+        node.service.answer = lambda asked: Done(0) if isinstance(asked, pm.ReleaseColumns) else answer(asked)  # type: ignore[method-assign]
+        await clients([dying])[0].append([0], ref=kept)
+        assert len(node.service.holders._claimed) == 2
+        await dying.aclose()
+        needs = node.retained._needs[keeping.partition]
+        await until(lambda: node.service.holders.sweep() or len(needs) == 1)
+        assert [*needs] == [frozenset(kept.shards())]
 
 
 async def test_a_snapshot_whose_answer_arrives_too_late_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
