@@ -35,12 +35,7 @@ def killed(seed: int, seconds: float, directory: Path) -> Mapping[str, object]:
     return {"kills": found.kills, "rows appended": found.appended, "acked": found.acked}
 
 
-ATTACKS: dict[str, Attack] = {
-    "frames": frames.attack,
-    "peers": peers.attack,
-    "faults": failing_calls,
-    "kills": killed,
-}
+ATTACKS: dict[str, Attack] = {"frames": frames.attack, "peers": peers.attack, "faults": failing_calls, "kills": killed}
 
 
 def main() -> int:

@@ -146,8 +146,4 @@ class Unharmed:
         grown = self._node.memory() - self._warm if self._warm else 0
         assert grown <= _FLAT, f"its memory grew by {grown >> 20} MiB"
         assert not self._node.about_others(), self._node.about_others()[:5]
-        return {
-            "right answers of a neighbour": answers,
-            "s the slowest": round(slowest, 2),
-            "MiB grown": grown >> 20,
-        }
+        return {"right answers of a neighbour": answers, "s the slowest": round(slowest, 2), "MiB grown": grown >> 20}

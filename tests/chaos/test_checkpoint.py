@@ -186,10 +186,7 @@ async def test_a_cancelled_checkpoint_or_restore_leaves_nothing(
         stream = await plane.stream("s", ["a"])
         await stream.append({"x": np.arange(16), "big": pattern(1, MIB, 16)})
         before = await plane.stats()
-        before_requests(
-            plane.connection,
-            lambda request: task.cancel() if isinstance(request, step) else None,
-        )
+        before_requests(plane.connection, lambda request: task.cancel() if isinstance(request, step) else None)
         other = file.with_name("other")
         work = stream.checkpoint(other) if what == "checkpoint" else plane.restore(file, name="t")
         task = asyncio.create_task(work)

@@ -186,11 +186,7 @@ def test_a_loader_resumes_after_a_kill_of_all_processes(tmp_path: Path) -> None:
             assert next(step)["id"].tolist() == [4 * life + 2, 4 * life + 3]
             batches.ack()
             state = batches.state_dict()
-            assert (state["steps"], state["rows"], state["version"]) == (
-                2 * life + 2,
-                4 * life + 4,
-                2 * life + 1,
-            )
+            assert (state["steps"], state["rows"], state["version"]) == (2 * life + 2, 4 * life + 4, 2 * life + 1)
             process.kill()
             step.close()  # type: ignore[attr-defined]
 

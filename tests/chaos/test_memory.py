@@ -32,11 +32,7 @@ def holder(pipe: Any, address: str) -> None:
 
 
 def test_backpressure_with_all_memory_pinned_names_the_holders(tmp_path: Path) -> None:
-    with (
-        StandingNode(tmp_path) as node,
-        dp.connect(node.address) as plane,
-        Worker(holder, node.address) as worker,
-    ):
+    with StandingNode(tmp_path) as node, dp.connect(node.address) as plane, Worker(holder, node.address) as worker:
         mine = plane.put({"x": pattern(1, 6 * MIB)})
         theirs = [plane.put({"x": pattern(seed, 3 * MIB)}) for seed in (2, 3, 4)]
         view = plane.get(mine)["x"].numpy()

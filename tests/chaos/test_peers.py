@@ -150,11 +150,7 @@ def test_strangers_without_the_cluster_key_are_not_answered(nodes: Nodes, key: P
     (_, shard) = ref.shards()[0]
     with voices() as voice:
         host = nodes[0][0]
-        strangers = [
-            voice(host, None, plain=True),
-            voice(host, other),
-            voice(host, right, own=other),
-        ]
+        strangers = [voice(host, None, plain=True), voice(host, other), voice(host, right, own=other)]
         for stranger in strangers:
             for number in range(50):
                 stranger.say(encode(pm.Offer(number, b"stranger", shard, "tcp", 5.0)))

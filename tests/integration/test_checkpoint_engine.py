@@ -22,16 +22,8 @@ torch = pytest.importorskip("torch", reason="weights are tensors of PyTorch")
 NEMO_RL = {
     "get_target_weight_layout": ((), (), "value"),
     "prepare": ((), (), "value"),
-    "init_policy_process_group": (
-        (),
-        ("worker_rank", "train_world_size", "rollout_world_size", "metadata"),
-        "value",
-    ),
-    "init_rollout_process_group": (
-        (),
-        ("rollout_rank", "train_world_size", "rollout_world_size", "metadata"),
-        "value",
-    ),
+    "init_policy_process_group": ((), ("worker_rank", "train_world_size", "rollout_world_size", "metadata"), "value"),
+    "init_rollout_process_group": ((), ("rollout_rank", "train_world_size", "rollout_world_size", "metadata"), "value"),
     "finalize": ((), (), "value"),
     "send_weights": (("weights",), (), "coroutine"),
     "receive_weight_batches": ((), (), "generator"),

@@ -89,10 +89,7 @@ async def test_a_close_waits_for_kept_columns_that_are_moving_to_the_arena(node:
 
 
 async def test_a_kept_shard_is_asked_for_again_after_its_move_was_given_up(node: StandingNode) -> None:
-    async with (
-        dp.aio.connect(node.address, gpu_budget="10MiB") as keeping,
-        dp.aio.connect(node.address) as plane,
-    ):
+    async with dp.aio.connect(node.address, gpu_budget="10MiB") as keeping, dp.aio.connect(node.address) as plane:
         ref = await keeping.put({"x": columns()["x"]}, device="keep")
         kept, told = keeping._kept_columns, list[sm.Keeping]()
         (shard,) = kept._kept

@@ -141,10 +141,7 @@ sys.stdin.readline()
 exec(sys.argv[2])
 """
 
-ENDS = {
-    "without closing": ("", 0),
-    "by SIGKILL": ("os.kill(os.getpid(), 9)", -9),
-}
+ENDS = {"without closing": ("", 0), "by SIGKILL": ("os.kill(os.getpid(), 9)", -9)}
 
 
 @each_case("how", ENDS)

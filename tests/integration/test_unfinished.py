@@ -144,10 +144,7 @@ async def test_a_piece_without_a_version_has_the_version_of_the_piece_before(nod
     async with dp.aio.connect(node.address) as plane:
         stream = await plane.stream("rollouts", tasks=["actor"])
         row = await stream.begin("r", version=1)
-        await asyncio.gather(
-            row.append({"response_ids": [[1]]}, version=5),
-            row.append({"response_ids": [[2]]}),
-        )
+        await asyncio.gather(row.append({"response_ids": [[1]]}, version=5), row.append({"response_ids": [[2]]}))
         assert row.version == 5
         assert [token.spans for token in await stream.unfinished()] == [[(5, 2)]]
         await row.abandon()

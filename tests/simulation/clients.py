@@ -7,17 +7,7 @@ from typing import Any
 
 from dataplane.errors import DataplaneError, LeaseExpired, Rejected
 from dataplane.replication.replica import NotLeader
-from tests.simulation.machine import (
-    TASKS,
-    Append,
-    Appended,
-    Lease,
-    Leased,
-    Result,
-    Settle,
-    decode_result,
-    encode,
-)
+from tests.simulation.machine import TASKS, Append, Appended, Lease, Leased, Result, Settle, decode_result, encode
 from tests.simulation.world import World
 
 ROW_LEASE_S = 0.5

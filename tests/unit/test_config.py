@@ -8,13 +8,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.config import (
-    ClusterConfig,
-    NodeConfig,
-    _cgroup_limits,
-    environment,
-    parse_size,
-)
+from dataplane.config import ClusterConfig, NodeConfig, _cgroup_limits, environment, parse_size
 from dataplane.errors import Rejected
 from tests.cases import each_case
 

@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dataplane.batch.concat import concat
-from dataplane.errors import (
-    Closed,
-    DataplaneError,
-    Lost,
-    Misuse,
-    NotReady,
-    Rejected,
-)
+from dataplane.errors import Closed, DataplaneError, Lost, Misuse, NotReady, Rejected
 from dataplane.errors import LeaseExpired as Expired
 from dataplane.stream import requests as r
 from dataplane.stream.sampler import CompleteGroups, Fifo, Freshest
@@ -74,13 +67,7 @@ class StoringClient(Client):
     """A client that stores columns of rows of a partition."""
 
     def __init__(
-        self,
-        world: World,
-        name: str,
-        nodes: int,
-        ask: Callable[[int, Call], None],
-        stored: Columns,
-        partition: int,
+        self, world: World, name: str, nodes: int, ask: Callable[[int, Call], None], stored: Columns, partition: int
     ) -> None:
         super().__init__(world, name, nodes, ask)
         self._stored = stored

@@ -12,19 +12,7 @@ from tests.simulation.stream.machine import LABEL, MAX_DELIVERIES, TASKS
 class Row:
     """A row that is there. `holders`: by column, the nodes' lives that have it; `shards`: where it is stored."""
 
-    __slots__ = (
-        "done",
-        "dropped",
-        "group",
-        "holders",
-        "key",
-        "label",
-        "nacks",
-        "pieces",
-        "reward",
-        "shards",
-        "token",
-    )
+    __slots__ = ("done", "dropped", "group", "holders", "key", "label", "nacks", "pieces", "reward", "shards", "token")
 
     def __init__(
         self, label: str, group: str | int | None, key: str, holders: frozenset[bytes], shard: tuple[bytes, int]

@@ -11,16 +11,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.client.checkpointfile import (
-    BLOCK,
-    COLUMNS,
-    END,
-    HEAD,
-    MAGIC,
-    TABLE,
-    CheckpointReader,
-    CheckpointWriter,
-)
+from dataplane.client.checkpointfile import BLOCK, COLUMNS, END, HEAD, MAGIC, TABLE, CheckpointReader, CheckpointWriter
 from dataplane.errors import Corrupt, LimitExceeded
 from tests.processes import MIB, Worker
 

@@ -66,9 +66,7 @@ def test_only_a_fresh_replica_follows_before_it_has_read_the_configuration(fresh
     assert replica.configuration.epoch == fresh
 
 
-def test_the_least_recently_used_producer_sessions_are_evicted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_least_recently_used_producer_sessions_are_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(producers, "MAX_SESSIONS", 3)
     sessions = Sessions()
     for producer in ("a", "b", "c", "a", "d", "e"):

@@ -43,10 +43,7 @@ def test_directories_of_dead_processes_are_swept_and_live_ones_are_not(tmp_path:
     with (
         holding(tmp_path) as (living, _),
         holding(tmp_path) as (dead, process),
-        holding(tmp_path, "other") as (
-            foreign,
-            other,
-        ),
+        holding(tmp_path, "other") as (foreign, other),
     ):
         assert len({living, dead, foreign}) == 3
         for victim in (process, other):

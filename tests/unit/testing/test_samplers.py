@@ -161,10 +161,7 @@ def test_only_the_selected_calls_fail(of_class: bool) -> None:
 
 def test_a_failing_call_may_take_effect() -> None:
     shop = Shop()
-    with (
-        testing.failing(shop, "sell", OutcomeUnknown("no answer"), done=True),
-        pytest.raises(OutcomeUnknown),
-    ):
+    with testing.failing(shop, "sell", OutcomeUnknown("no answer"), done=True), pytest.raises(OutcomeUnknown):
         shop.sell("one")
     assert shop.sold == ["one"]
 

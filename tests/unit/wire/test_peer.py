@@ -11,12 +11,7 @@ import pytest
 import zmq
 
 from dataplane.cluster.membership import Member
-from dataplane.errors import (
-    Backpressure,
-    DataplaneError,
-    PeerUnavailable,
-    Rejected,
-)
+from dataplane.errors import Backpressure, DataplaneError, PeerUnavailable, Rejected
 from dataplane.wire import peer_messages as pm
 from dataplane.wire.auth import Key
 from dataplane.wire.messages import MAX_FRAME, Done, Message

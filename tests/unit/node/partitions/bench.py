@@ -116,14 +116,7 @@ class Bench(Partitions):
         self._detector = Detector(self.peers, membership)
         self._running: list[asyncio.Task[None]] = []
         super().__init__(
-            membership,
-            coordinator,
-            self.peers,
-            machines,
-            opening,
-            settled=self._settled,
-            settings=settings,
-            logs=logs,
+            membership, coordinator, self.peers, machines, opening, settled=self._settled, settings=settings, logs=logs
         )
         self._sequence = 0
 
