@@ -181,7 +181,7 @@ class StreamWrites:
                     ticket=ticket,
                     staged=staged,
                     ref=ref.encode(),
-                    spares=await self._spares(ref, deadline, staged),
+                    spares=await self._spares(ref, deadline),
                     admitted=admit.id if admit.handing else 0,
                 )
                 reply = await connection.request(request, rm.RowsAppended, deadline.remaining_s)
@@ -254,7 +254,7 @@ class StreamWrites:
                 piece=made,
                 staged=staged,
                 ref=ref.encode(),
-                spares=await self._spares(ref, deadline, staged),
+                spares=await self._spares(ref, deadline),
             )
             await self._connection.request(request, m.Done, 0.0)
         return lengths
@@ -319,11 +319,11 @@ class StreamWrites:
         """The columns in the form of a message; None if they must be put first."""
         return None if planned is None or self._settings.replicas > 1 else self._writer.inline(planned)
 
-    async def _spares(self, ref: BatchRef, deadline: Deadline, scope: str) -> list[bytes]:
+    async def _spares(self, ref: BatchRef, deadline: Deadline) -> list[bytes]:
         """Replicate the columns if the stream has replicas. Returns the nodes that have all of them."""
         if self._settings.replicas == 1:
             return []
-        return await self._writer.replicate(ref, self._settings.replicas, deadline.remaining_s, staged=bool(scope))
+        return await self._writer.replicate(ref, self._settings.replicas, deadline.remaining_s, staged=True)
 
     async def _digest(self, columns: PutPlan | BatchRef, said: list[Any]) -> bytes:
         """The digest that identifies repetitions of an append: xxh3-128 of its metadata and columns."""

@@ -162,9 +162,9 @@ class ShardWriter:
             raise
 
     async def replicate(self, ref: BatchRef, replicas: int, timeout: float, *, staged: bool = False) -> list[bytes]:
-        """Store each shard of the reference on `replicas` hosts. `staged`: a stream is to take it, and it is named
-        nowhere else. Returns the nodes that then have all shards. Raises LimitExceeded if this node is in no cluster,
-        Backpressure, Freed, OwnerDied, PeerUnavailable."""
+        """Store each shard of the reference on `replicas` hosts. `staged`: for a stream that is to take it. Returns
+        the nodes that then have all shards. Raises LimitExceeded if this node is in no cluster, Backpressure, Freed,
+        OwnerDied, PeerUnavailable."""
         asked = sm.ReplicateShards(self._connection.next_id(), list(ref.shards()), replicas, timeout, staged)
         return (await self._connection.request(asked, sm.ShardsReplicated, timeout)).nodes
 

@@ -140,8 +140,8 @@ class CopyShards(NumberedMessage, frozen=True, tag="copy-shards"):
 
 
 class TakeReplicas(NumberedMessage, frozen=True, tag="take-replicas"):
-    """Replicate these shards of the node `node`. `staged`: a stream is to take them; free the replicas if the node ends
-    before. Answered by `Done`, once they are stored."""
+    """Replicate these shards of the node `node`. `staged`: they are for a stream; if the node ends, free those that no
+    stream needs. Answered by `Done`, once they are stored."""
 
     node: Identity
     shards: list[int]

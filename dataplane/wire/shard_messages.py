@@ -145,8 +145,8 @@ class Prefetch(Request, frozen=True, tag="prefetch"):
 
 
 class ReplicateShards(Request, frozen=True, tag="replicate"):
-    """Copy shards, given by node and number, until the loss of any `replicas` - 1 nodes loses none. `staged`: a stream
-    is to take them, so nobody else has references. Answered by `ShardsReplicated` once that is so."""
+    """Copy shards, given by node and number, until the loss of any `replicas` - 1 nodes loses none. `staged`: the
+    copies are for a stream that is to take the shards. Answered by `ShardsReplicated` once that is so."""
 
     shards: list[tuple[bytes, int]]
     replicas: int

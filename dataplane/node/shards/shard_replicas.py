@@ -49,7 +49,7 @@ class ShardReplicas:
         self._here: dict[ShardKey, int] = {}
         self._keys: dict[int, ShardKey] = {}  # of the replicas here, by local number
         self._elsewhere: dict[int, list[bytes]] = {}
-        self._staged: defaultdict[bytes, set[int]] = defaultdict(set)  # by node: shards that a stream is to take
+        self._staged: defaultdict[bytes, set[int]] = defaultdict(set)  # by node: shards whose replica is for a stream
         self._background = BackgroundTasks()
         self.changes = PendingChanges(peers, membership)
         self._lost_parts: list[Part] = []  # parts of shards from before the restart whose frees are not sent yet
@@ -190,7 +190,8 @@ class ShardReplicas:
     # of others' shards
 
     def gone(self, node: bytes) -> None:
-        """Forget the replicas on a node whose process has ended. Free those here of its shards that no stream took."""
+        """Forget the replicas on a node whose process has ended. Free those here of its
+        shards that were for a stream and that no stream needs."""
         self._silent.pop(node, None)
         self.free(node, [(shard, [], (0, 0, b"")) for shard in self._staged.pop(node, ())])
         for shard, nodes in list(self._elsewhere.items()):
@@ -217,7 +218,7 @@ class ShardReplicas:
         keys = [(request.node, shard) for shard in request.shards]
         self._taking.update(keys)
         if request.staged:
-            self._staged[request.node].update(request.shards)
+            self._staged[request.node].update(shard for owner, shard in keys if (owner, shard) not in self._here)
         try:
             await self._take(request, Deadline.after(request.timeout_s))
         finally:
@@ -227,7 +228,7 @@ class ShardReplicas:
         return Done(request.id)
 
     def _unstaged(self, keys: Iterable[ShardKey]) -> None:
-        """Forget that a stream is to take these shards."""
+        """Forget that these replicas are for a stream."""
         for node, shard in keys:
             if node in self._staged:
                 self._staged[node].discard(shard)
