@@ -26,7 +26,7 @@ from dataplane.client import arguments, events
 from dataplane.client.appender import TIMEOUT_S
 from dataplane.client.connection import Exchange
 from dataplane.clock import Deadline
-from dataplane.errors import DataplaneError, Misuse, OwnerDied, SchemaMismatch
+from dataplane.errors import DataplaneError, Misuse, OwnerDied, PeerUnavailable, SchemaMismatch
 from dataplane.observe.ring import CODE
 from dataplane.store.budget import Purpose
 from dataplane.stream.keys import unnamed
@@ -150,10 +150,10 @@ class StreamWrites:
         )
         try:
             return await self._append_admitted(admit, columns, planned, said, deadline, began)
-        except OwnerDied:
+        except (OwnerDied, PeerUnavailable):
             if planned is not None:
                 raise
-        # Only the node that stores rows can share them: of a dead one, write what a replica has.
+        # Only the node that stores rows can share them: while it is away, write what a replica has.
         planned = await self._writer.plan(await self._getter.get(columns, deadline.remaining_s), ())
         admit = msgspec.structs.replace(admit, id=self._connection.next_id(), handing=[])
         return await self._append_admitted(admit, columns, planned, said, deadline, began)

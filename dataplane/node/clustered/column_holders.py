@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-import secrets
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
@@ -36,6 +35,9 @@ _ENDED_S = 10.0  # after the end of a node, until a leader has decided all of it
 _RELEASES_S = 1.0  # until releases that a leader has decided have arrived
 
 _HELD_S = 10.0
+
+# The number of a claim begins with bits of its process's incarnation: a node with a data directory may be restarted.
+_LIFE, _NUMBER_BITS = (1 << 31) - 1, 32
 
 MAX_CLAIMS = 1 << 16
 """The most claims of other nodes whose outcome is not known here yet."""
@@ -95,15 +97,17 @@ class ColumnHolders:
         members: Membership,
         peers: Peers,
         router: Router,
+        life: int,
         keep: Keep | None = None,
     ) -> None:
+        """`life`: the incarnation of this process."""
         self.retained = retained
         self._router = router
         self._keep = keep
         self._me = me
         self._members = members
         self._peers = peers
-        self._numbers = itertools.count(secrets.randbits(48))
+        self._numbers = itertools.count((life & _LIFE) << _NUMBER_BITS)
         self._background = BackgroundTasks()
         self._claimed: dict[tuple[bytes, int], list[Need]] = {}
 
@@ -197,14 +201,20 @@ class ColumnHolders:
                 self.retained.release(need)
 
     def sweep(self) -> None:
-        """End the claims of nodes that have ended, in the background."""
-        ended = {node for node, _ in self._claimed if self._members.gone(node.hex())}
+        """End the claims of processes that have ended, in the background."""
         needs: defaultdict[str, list[Need]] = defaultdict(list)
-        for key in [key for key in self._claimed if key[0] in ended]:
+        for key in [key for key in self._claimed if self._has_ended(*key)]:
             for need in self._claimed.pop(key):
                 needs[need.holder].append(need)
         for holder, some in needs.items():
             self._background.spawn(self._release_untaken(holder, some))
+
+    def _has_ended(self, node: bytes, number: int) -> bool:
+        """Whether the process of the node that made the claim with this number has ended."""
+        member = self._members.members.get(node)
+        if member is None:
+            return self._members.gone(node.hex())
+        return number >> _NUMBER_BITS != member.life & _LIFE
 
     async def _release_untaken(self, holder: str, needs: Sequence[Need]) -> None:
         """Release those of these needs whose columns the holder has not taken. Needs of a shard of which it has other

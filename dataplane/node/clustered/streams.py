@@ -71,7 +71,7 @@ class ClusteredStreams:
         self.partitions = partitions
         self.streams = OpenStreams(partitions.directory)
         self.find, self.named = self.streams.find, self.streams.named
-        self.holders = ColumnHolders(node, retained, partitions.members, peers, partitions.router, keep)
+        self.holders = ColumnHolders(node, retained, partitions.members, peers, partitions.router, life, keep)
         self.claim = self.holders.claim
         self._retained = retained
         self._peers = peers

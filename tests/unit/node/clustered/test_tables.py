@@ -38,7 +38,9 @@ class TableBench(StoringBench):
 
     def __init__(self, name: str, coordinator: Coordinator, *, idle_s: float = 60.0, **options: Any) -> None:
         super().__init__(name, coordinator, machines=machine, **options)
-        self.holders = ColumnHolders(self.id, self.retained, self.members, self.peers, self.router)
+        self.holders = ColumnHolders(
+            self.id, self.retained, self.members, self.peers, self.router, life=self.members.current[self.name].life
+        )
         self.tables = ClusteredTables(
             self, coordinator, self.peers, self.holders, life=1, idle_s=idle_s, care_s=0.05, sweep_s=0.05
         )
