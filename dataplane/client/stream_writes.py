@@ -151,7 +151,7 @@ class StreamWrites:
         try:
             return await self._append_admitted(admit, columns, planned, said, deadline, began)
         except (OwnerDied, PeerUnavailable):
-            if planned is not None:
+            if planned is not None or not deadline.remaining_s:
                 raise
         # Only the node that stores rows can share them: while it is away, write what a replica has.
         planned = await self._writer.plan(await self._getter.get(columns, deadline.remaining_s), ())

@@ -110,6 +110,7 @@ class ColumnHolders:
         self._numbers = itertools.count((life & _LIFE) << _NUMBER_BITS)
         self._background = BackgroundTasks()
         self._claimed: dict[tuple[bytes, int], list[Need]] = {}
+        self._ending: set[tuple[bytes, int]] = set()  # claims whose process seems to have ended
 
     # of this node
 
@@ -181,8 +182,6 @@ class ColumnHolders:
         if self._members.away(request.node.hex()):
             raise PeerUnavailable(f"node {request.node.hex()} is no member here, yet")
         if len(self._claimed) >= MAX_CLAIMS:
-            self.sweep()
-        if len(self._claimed) >= MAX_CLAIMS:
             what = "claims of other nodes"
             raise LimitExceeded(f"{MAX_CLAIMS} {what}", what=what, asked=MAX_CLAIMS + 1, limit=MAX_CLAIMS)
         needs = self._claimed.setdefault((request.node, request.number), [])
@@ -202,12 +201,20 @@ class ColumnHolders:
 
     def sweep(self) -> None:
         """End the claims of processes that have ended, in the background."""
+        ended = {key for key in self._claimed if self._has_ended(*key)} - self._ending
+        if ended:
+            self._ending |= ended
+            self._background.spawn(self._end(ended))
+
+    async def _end(self, claims: set[tuple[bytes, int]]) -> None:
+        await asyncio.sleep(_ENDED_S)
+        self._ending -= claims
         needs: defaultdict[str, list[Need]] = defaultdict(list)
-        for key in [key for key in self._claimed if self._has_ended(*key)]:
-            for need in self._claimed.pop(key):
-                needs[need.holder].append(need)
-        for holder, some in needs.items():
-            self._background.spawn(self._release_untaken(holder, some))
+        for key in claims:
+            if self._has_ended(*key):  # else the claim came before the news of its process
+                for need in self._claimed.pop(key, ()):
+                    needs[need.holder].append(need)
+        await asyncio.gather(*(self._release_untaken(holder, some) for holder, some in needs.items()))
 
     def _has_ended(self, node: bytes, number: int) -> bool:
         """Whether the process of the node that made the claim with this number has ended."""
@@ -219,7 +226,6 @@ class ColumnHolders:
     async def _release_untaken(self, holder: str, needs: Sequence[Need]) -> None:
         """Release those of these needs whose columns the holder has not taken. Needs of a shard of which it has other
         columns stay, until it releases these or no longer exists."""
-        await asyncio.sleep(_ENDED_S)
         while holder in self.retained.holders:
             with suppress(DataplaneError):  # it has no leader now
                 refs, last = await held_columns(self._router, self._me, holder)
