@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dataplane.batch import locations
 from dataplane.batch.concat import concat
-from dataplane.batch.ref import ShardKey
+from dataplane.batch.ref import BatchRef, ShardKey
 from dataplane.client import arguments
 from dataplane.client.column_assembly import PinnedShard
+from dataplane.client.ownership import free
 from dataplane.client.publishing import Older, Publication
 from dataplane.client.tables import TIMEOUT_S, AsyncTable
 from dataplane.client.weight_map import Place, ReadPlan, Tensors, planned, ranges_of
@@ -58,6 +59,7 @@ class AsyncWeights:
             raise Misuse(f"at least one version is kept, not {keep}")
         self.replicas = arguments.replicas(replicas)
         self._connection, self._writer, self._getter = plane.connection, plane.writer, plane._getter
+        self._members = plane.members
         self._register, self._chunks = register, chunks
         self._plans: list[tuple[Any, ReadPlan]] = []  # recent requests with their plans, the latest first
 
@@ -167,14 +169,39 @@ class AsyncWeights:
             ended = newest is not None and int(number) <= newest
             return more[1] not in kept.get(int(number), ()) if ended else more[1] in seen.replaced
 
-        for table, keys in ((self._register, seen.keys), (self._chunks, (await self._chunks.look(tags=False)).keys)):
-            gone = [key for key in keys if old(key)]
-            if gone:
-                await table.clear(gone)
+        if gone := [key for key in seen.keys if old(key)]:
+            await self._register.clear(gone)
+        keys = (await self._chunks.look(tags=False)).keys
+        if gone := [key for key in keys if old(key)]:
+            await self._clear(gone, [key for key in keys if not old(key)])
+
+    async def _clear(self, gone: Sequence[str], left: Sequence[str]) -> None:
+        """Remove rows of chunks, of which those of `left` stay. Shards are freed by the table at their nodes; if a node
+        has died, their replicas are freed here."""
+        unneeded: list[BatchRef] = []
+        if self.replicas > 1:
+            with suppress(_VersionGone):  # another publisher removes these rows
+                there = {bytes.fromhex(node) for node in (await self._members()).get("members", ())}
+                needed = {shard for row in await self._rows(left) for shard in locations.unlinked(row).shards()}
+                for row in await self._rows(gone):
+                    shards = locations.unlinked(row).shards()
+                    if needed.isdisjoint(shards) and not any(node in there for node, _ in shards):
+                        unneeded += row, locations.unlinked(row)
+        await self._chunks.clear(list(gone))
+        if unneeded:
+            with suppress(OutcomeUnknown):  # a node is away, and frees them later
+                await free(self._connection, concat(unneeded), "")
+
+    async def _rows(self, keys: Sequence[str]) -> list[BatchRef]:
+        """A reference for each of these rows that has bytes. Raises _VersionGone."""
+        named = [key for key in keys if key[:1] in "cd"]
+        return [*await self._read(named, COLUMN)] if named else []
 
     async def drop(self) -> None:
         """Remove all versions. A process that has mapped one keeps it."""
         await self._register.drop()
+        if keys := (await self._chunks.look(tags=False)).keys:
+            await self._clear(keys, [])
         await self._chunks.drop()
 
     # reading

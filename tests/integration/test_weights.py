@@ -224,6 +224,8 @@ def test_replicated_versions_survive_the_death_of_the_publishing_host(tmp_path: 
             c.weights("other").get(timeout=30)
         c.weights("actor").publish(2, {"w": tensors["w"] + 1})
         assert b.weights("actor").get(">= 2", timeout=30).version == 2
+        c.weights("actor", replicas=2).drop()
+        eventually(lambda: all(each.stats().shards == each.stats().copies for each in (b, c)), "no replica is left")
 
 
 class Lazy(Mapping[str, Any]):
